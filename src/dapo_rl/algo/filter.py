@@ -1,0 +1,19 @@
+"""Dynamic sampling's test: does a group carry a learning signal?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def dynamic_sampling_filter(values: Tensor, eps: float = 1e-6) -> Tensor:
+    """`[B, G] → bool [B]`, True keeps the group.
+
+    On booleans (correctness): `0 < correct < G` (Eq. 11). On numbers: a spread above `eps`. Give it correctness or
+    raw scores, never rewards with a length penalty in them: an all-wrong group with different lengths has a spread.
+    """
+    if values.dtype == torch.bool:
+        correct_B = values.sum(-1)
+        return (correct_B > 0) & (correct_B < values.shape[-1])
+    values_BG = values.float()
+    return (values_BG.amax(-1) - values_BG.amin(-1)) > eps

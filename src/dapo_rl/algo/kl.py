@@ -1,0 +1,26 @@
+"""Per-token estimators of the KL divergence to a reference, and the entropy of the policy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+    """KL(policy ‖ reference) of sampled tokens, each estimated by itself (k3: unbiased and never negative)."""
+    difference = ref_logps.float() - logps.float()
+    if kind == "k1":
+        return -difference
+    if kind == "k2":
+        return difference.square() / 2
+    if kind == "k3":
+        return torch.exp(difference) - difference - 1
+    raise ValueError(f"unknown kl kind {kind!r}")
+
+
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """Entropy in nats of `softmax(logits)` over the last dimension; a logit of −inf is an impossible token."""
+    logps = torch.log_softmax(logits.float(), dim=-1)
+    return -(logps.exp() * torch.where(logps.isinf(), 0.0, logps)).sum(-1)

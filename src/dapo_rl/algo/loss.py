@@ -1,0 +1,177 @@
+"""The clipped policy loss and the ways to turn token losses into one number.
+
+Shapes: T tokens, or B samples × T positions; a mask is True where a response token counts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Aggregation = Literal[
+    "token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm", "micro-batch-token-mean"
+]
+
+
+class ClipFractions(NamedTuple):
+    """Shares of the tokens whose gradient a clip bound cuts off."""
+
+    high: Tensor
+    """Positive advantage, ratio above 1 + clip_high."""
+    low: Tensor
+    """Negative advantage, ratio below 1 − clip_low."""
+    dual: Tensor
+    """Negative advantage, ratio above clip_ratio_c."""
+
+
+def dapo_policy_loss(
+    new_logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    clip_ratio_c: float | None = None,
+    aggregation: Aggregation = "token-mean",
+    denominator: float | Tensor | None = None,
+    group_tokens: Tensor | None = None,
+    norm_length: int | None = None,
+) -> Tensor:
+    """The loss of DAPO (Eq. 8) for `[T]` or `[B, T]` inputs: a scalar to minimise.
+
+    `denominator` overrides the count that the aggregation divides by (see `aggregate`), so that the losses of
+    micro-batches and ranks add up to the loss of the optimizer step.
+    """
+    keep = _mask_like(new_logps, mask)
+    losses = policy_token_losses(
+        new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
+    )
+    return aggregate(losses, keep, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
+
+
+def policy_token_losses(
+    new_logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+) -> Tensor:
+    """`−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A)` for each token; 0 where masked."""
+    ratio = _ratio(new_logps, old_logps, mask)
+    advantage = _advantages_like(ratio, advantages, mask)
+    objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
+    if clip_ratio_c is not None:
+        objective = torch.where(advantage < 0, torch.maximum(objective, clip_ratio_c * advantage), objective)
+    return -objective * mask
+
+
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    aggregation: Aggregation = "token-mean",
+    denominator: float | Tensor | None = None,
+    *,
+    group_tokens: Tensor | None = None,
+    norm_length: int | None = None,
+) -> Tensor:
+    """Per-token values as one number.
+
+    | aggregation | each token counts | `denominator` is a number of |
+    |---|---|---|
+    | token-mean | the same | tokens |
+    | token-mean-per-group | 1 / tokens of its group (`group_tokens`, `[B]`; by default all are one group) | groups |
+    | seq-mean-token-mean | 1 / tokens of its sample | samples |
+    | seq-mean-token-sum-norm | 1 / `norm_length`, a constant (by default the width T) | samples |
+    | micro-batch-token-mean | 1 / tokens of this call, whatever the step's count is | micro-batches |
+
+    A sample without tokens counts nowhere.
+    """
+    values_BT, mask_BT = torch.atleast_2d(values.float()), torch.atleast_2d(mask)
+    masked_BT = torch.where(mask_BT, values_BT, 0.0)
+    tokens_B = mask_BT.sum(-1)
+    samples = (tokens_B > 0).sum()
+    if aggregation == "token-mean":
+        total, count = masked_BT.sum(), tokens_B.sum()
+    elif aggregation == "token-mean-per-group":
+        group_tokens_B = tokens_B.sum().expand_as(tokens_B) if group_tokens is None else group_tokens.to(tokens_B)
+        weight_B = 1.0 / group_tokens_B.clamp(min=1)
+        total, count = (masked_BT.sum(-1) * weight_B).sum(), (tokens_B * weight_B).sum()
+    elif aggregation == "seq-mean-token-mean":
+        total, count = (masked_BT.sum(-1) / tokens_B.clamp(min=1)).sum(), samples
+    elif aggregation == "seq-mean-token-sum-norm":
+        total, count = masked_BT.sum() / (norm_length or mask_BT.shape[-1]), samples
+    elif aggregation == "micro-batch-token-mean":
+        warnings.warn(
+            "micro-batch-token-mean weighs a token by the micro-batch it happens to be in: "
+            "the gradient depends on the split. token-mean does not.",
+            stacklevel=2,
+        )
+        total, count = masked_BT.sum() / tokens_B.sum().clamp(min=1), torch.ones((), device=values.device)
+    else:
+        raise ValueError(f"unknown aggregation {aggregation!r}")
+    # An empty count is a sum of nothing: 0, with a gradient of 0.
+    smallest = torch.finfo(torch.float32).tiny
+    divisor = count.clamp(min=smallest) if denominator is None else denominator
+    return total / divisor
+
+
+def clip_fractions(
+    new_logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    clip_ratio_c: float | None = None,
+) -> ClipFractions:
+    """The shares of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
+    keep = _mask_like(new_logps, mask)
+    tokens = keep.sum().clamp(min=1)
+    high, low, dual = clipped_tokens(
+        new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
+    )
+    return ClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
+
+
+def clipped_tokens(
+    new_logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tokens are clipped high, low, and by dual clip."""
+    ratio = _ratio(new_logps, old_logps, mask)
+    advantage = _advantages_like(ratio, advantages, mask)
+    high = (advantage > 0) & (ratio > 1 + clip_high)
+    low = (advantage < 0) & (ratio < 1 - clip_low)
+    dual = (advantage < 0) & (ratio > (clip_ratio_c if clip_ratio_c is not None else torch.inf))
+    return high & mask, low & mask, dual & mask
+
+
+def _mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
+    return torch.ones_like(logps, dtype=torch.bool) if mask is None else mask.bool().expand_as(logps)
+
+
+def _ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+    # Masked positions are emptied before the exponential: 0 × NaN is NaN, in the gradient too.
+    return torch.exp(torch.where(mask, new_logps.float() - old_logps.float(), 0.0))
+
+
+def _advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """One advantage for each token, or for each sample."""
+    per_token = advantages.float()
+    if per_token.dim() == 1 and ratio.dim() == 2:
+        per_token = per_token[:, None]
+    return torch.where(mask, per_token.expand_as(ratio), 0.0)

@@ -1,0 +1,183 @@
+"""The same functions in plain NumPy: the readable specification, and the oracle that the tests compare with.
+
+Written for reading, in float64, with loops where a loop says it best; nothing here is shared with the PyTorch side.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[Any]
+
+
+class ClipFractions(NamedTuple):
+    high: float
+    low: float
+    dual: float
+
+
+def dapo_policy_loss(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    clip_ratio_c: float | None = None,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+    group_tokens: ArrayLike | None = None,
+    norm_length: int | None = None,
+) -> float:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros_like(new)
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        r, a = np.exp(new[i, t] - old[i, t]), advantage[i, t]
+        # One bound for each sign of the advantage: the upper one limits reward, the lower one punishment.
+        objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
+        if clip_ratio_c is not None and a < 0:
+            objective = max(objective, clip_ratio_c * a)
+        losses[i, t] = -objective
+    return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
+
+
+def aggregate(
+    values: ArrayLike,
+    mask: ArrayLike,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+    *,
+    group_tokens: ArrayLike | None = None,
+    norm_length: int | None = None,
+) -> float:
+    counted = np.atleast_2d(np.asarray(mask, bool))
+    values_BT = np.where(counted, np.atleast_2d(np.asarray(values, float)), 0.0)
+    sums, tokens = values_BT.sum(1), counted.sum(1)
+    samples = [i for i in range(len(tokens)) if tokens[i] > 0]
+    if not samples:
+        return 0.0
+    if aggregation == "token-mean":
+        total, count = sums.sum(), float(tokens.sum())
+    elif aggregation == "token-mean-per-group":
+        of_group = np.full(len(tokens), tokens.sum()) if group_tokens is None else np.asarray(group_tokens, float)
+        total = sum(sums[i] / of_group[i] for i in samples)
+        count = sum(tokens[i] / of_group[i] for i in samples)
+    elif aggregation == "seq-mean-token-mean":
+        total, count = sum(sums[i] / tokens[i] for i in samples), len(samples)
+    elif aggregation == "seq-mean-token-sum-norm":
+        total, count = sum(sums[i] for i in samples) / (norm_length or counted.shape[1]), len(samples)
+    elif aggregation == "micro-batch-token-mean":
+        total, count = sums.sum() / tokens.sum(), 1.0
+    else:
+        raise ValueError(f"unknown aggregation {aggregation!r}")
+    return float(total / (count if denominator is None else denominator))
+
+
+def clip_fractions(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.28,
+    clip_ratio_c: float | None = None,
+) -> ClipFractions:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    high = low = dual = 0
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        r, a = np.exp(new[i, t] - old[i, t]), advantage[i, t]
+        high += int(a > 0 and r > 1 + clip_high)
+        low += int(a < 0 and r < 1 - clip_low)
+        dual += int(a < 0 and clip_ratio_c is not None and r > clip_ratio_c)
+    tokens = max(int(counted.sum()), 1)
+    return ClipFractions(high / tokens, low / tokens, dual / tokens)
+
+
+def dynamic_sampling_filter(values: ArrayLike, eps: float = 1e-6) -> Array:
+    groups = np.asarray(values)
+    if groups.dtype == bool:
+        return np.array([0 < int(group.sum()) < len(group) for group in groups], bool)
+    return np.array([group.max() - group.min() > eps for group in groups.astype(float)], bool)
+
+
+def group_advantages(
+    rewards: ArrayLike,
+    *,
+    normalize: str = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+    mask: ArrayLike | None = None,
+) -> Array:
+    rewards_BG = np.asarray(rewards, float)
+    counted = np.ones_like(rewards_BG, bool) if mask is None else np.asarray(mask, bool)
+    advantages = np.zeros_like(rewards_BG)
+    everything = rewards_BG[counted]
+    for b, (group, included) in enumerate(zip(rewards_BG, counted, strict=True)):
+        members = group[included]
+        if len(members) == 0 or members.max() == members.min():
+            continue
+        centred = members - members.mean()
+        if normalize == "group":
+            centred = centred / (members.std(ddof=ddof) + eps)
+        elif normalize == "batch":
+            centred = centred / (everything.std(ddof=ddof) + eps)
+        elif normalize == "leave-one-out":
+            others = (members.sum() - members) / (len(members) - 1)
+            centred = members - others
+        elif normalize != "none":
+            raise ValueError(f"unknown normalize {normalize!r}")
+        advantages[b, included] = centred
+    return advantages
+
+
+def soft_overlong_punishment(lengths: ArrayLike, max_length: int, cache_length: int, factor: float = 1.0) -> Array:
+    def punishment(length: float) -> float:
+        if length <= max_length - cache_length:
+            return 0.0
+        if length <= max_length:
+            return factor * (max_length - cache_length - length) / cache_length
+        return -factor
+
+    return np.asarray(np.vectorize(punishment, otypes=[float])(np.asarray(lengths, float)))
+
+
+def overlong_reward_shaping(
+    rewards: ArrayLike, lengths: ArrayLike, max_length: int, penalty_weight: float = 0.1
+) -> Array:
+    rewards_, lengths_ = np.asarray(rewards, float), np.asarray(lengths, float)
+    return np.where(lengths_ <= max_length, rewards_, rewards_ - penalty_weight * (lengths_ - max_length) / max_length)
+
+
+def kl_penalty(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
+    log_ratio: Array = np.asarray(logps, float) - np.asarray(ref_logps, float)
+    if kind == "k1":
+        return log_ratio
+    if kind == "k2":
+        return np.asarray(np.square(log_ratio) / 2)
+    if kind == "k3":
+        return np.asarray(np.exp(-log_ratio) + log_ratio - 1)
+    raise ValueError(f"unknown kl kind {kind!r}")
+
+
+def entropy_from_logits(logits: ArrayLike) -> Array:
+    shifted = np.asarray(logits, float) - np.max(logits, axis=-1, keepdims=True)
+    probabilities = np.exp(shifted) / np.exp(shifted).sum(-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
+    return np.asarray(-terms.sum(-1))
+
+
+def _as_matrices(
+    new_logps: ArrayLike, old_logps: ArrayLike, advantages: ArrayLike, mask: ArrayLike | None
+) -> tuple[Array, Array, Array, Array]:
+    new, old = np.atleast_2d(np.asarray(new_logps, float)), np.atleast_2d(np.asarray(old_logps, float))
+    advantage = np.asarray(advantages, float)
+    if advantage.ndim == 1 and np.ndim(new_logps) == 2:
+        advantage = advantage[:, None]
+    counted = np.ones_like(new, bool) if mask is None else np.broadcast_to(np.asarray(mask, bool), new.shape)
+    return new, old, np.broadcast_to(advantage, new.shape), counted

@@ -1,0 +1,230 @@
+"""The command `dapo`: parse, build, run, exit code.
+
+Exit codes: 0 done, 1 our own error, 2 the user's mistake, 3 diverged, 130 or 143 stopped by a signal, saved.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+
+from dapo_rl.config import Config, known_keys
+from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.version import __version__
+
+DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
+"""What `dapo train` runs without a recipe: the embedded model on its arithmetic, no network, no GPU."""
+
+app = typer.Typer(
+    help="Reinforcement learning with verifiable rewards, by DAPO.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+model_app = typer.Typer(help="Models that come with the package.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(model_app, name="model")
+
+
+def _settings_help() -> str:
+    """Every setting with its type, default and meaning, in lines that click leaves as they are."""
+    lines = []
+    for key, field in known_keys().items():
+        default = "none" if field.default is None else str(field.default).lower().replace("()", "none")
+        meaning = " ".join((field.description or "").split())
+        choices = [str(c) for c in get_args(field.annotation) if isinstance(c, str)]
+        lines.append(f"  {key} = {default}" + (f"  ({' | '.join(choices)})" if choices else ""))
+        if meaning:
+            lines.append(f"      {meaning}")
+    return "\n".join(lines)
+
+
+TRAIN_HELP = f"""Train a model; without a recipe, the embedded one on its arithmetic.
+
+\b
+  dapo train                                     the embedded default, a few minutes on a laptop
+  dapo train recipe.yaml                         a recipe
+  dapo train recipe.yaml train.lr=5e-7 seed=1    with settings changed
+  dapo train preset=grpo                         the embedded default, by plain GRPO
+  dapo train --run runs/a --resume               go on where a run stopped
+  dapo train --run runs/a --resume train.steps=300
+
+A recipe is a YAML file of the settings below; key=value on the command line wins over it. `dapo check RECIPE` says
+how a recipe compares with the paper's.
+
+The run directory gets config.yaml, metrics.jsonl, rollouts/, checkpoints/, and at the end model/, summary.json and
+report.png. Ctrl-C finishes the step, saves, and exits with 130; a second one stops at once.
+
+\b
+Settings, with their defaults (the embedded default has its own):
+{_settings_help()}
+"""
+
+
+@app.command(help=TRAIN_HELP)
+def train(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The run directory; by default runs/NAME-TIME.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last checkpoint of --run, or of the newest run in runs/.")
+    ] = False,
+) -> None:
+    recipe, overrides = _split(arguments)
+    if resume:
+        run = run or _newest_run()
+        config = _resumed_config(run, recipe, overrides)
+    else:
+        config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    _quiet_transformers()
+    from dapo_rl.trainer import DAPOTrainer, new_run_directory
+
+    name = recipe.stem if recipe else "tiny"
+    trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
+    stopped_by = _stop_on_signals(trainer)
+    trainer.train(resume=resume)
+    if (number := stopped_by()) is not None:
+        raise typer.Exit(128 + number)
+
+
+@app.command()
+def check(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> None:
+    """Compare a recipe with the paper, component by component, and work out its batch arithmetic."""
+    from dapo_rl.lab.check import conformance, render, to_json
+
+    recipe, overrides = _split(arguments)
+    report = conformance(Config.load(recipe or DEFAULT_RECIPE, overrides))
+    if as_json:
+        print(to_json(report))
+    else:
+        render(report)
+
+
+@model_app.command("build")
+def model_build(
+    name: Annotated[str, typer.Argument(help="The model to build: tiny.")],
+    out: Annotated[Path | None, typer.Option(help="Where to; by default into the package.")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Supervised steps; fewer make a weaker model.")] = None,
+) -> None:
+    """Make the embedded model from nothing: a tokenizer, random weights, supervised steps on generated problems."""
+    if name != "tiny":
+        raise UserError(f"model build: there is no model {name!r} to build; did you mean tiny?")
+    _quiet_transformers()
+    from dapo_rl.lab.build_tiny import build_tiny
+    from dapo_rl.models.load import TINY
+
+    build_tiny(out or TINY, seed=seed, steps=steps)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(f"dapo-rl {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: every error a user can cause is one line."""
+    try:
+        code = app(standalone_mode=False)
+    except (UserError, DivergedError) as error:
+        print(f"dapo: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print("dapo: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        # click's own mistakes (a missing argument, an unknown option) know how to show themselves.
+        if not hasattr(error, "show"):
+            raise
+        error.show()
+        code = getattr(error, "exit_code", 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
+    """The recipe, if there is one, and the overrides."""
+    words = arguments or []
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise UserError(f"two recipes, {recipes[0]} and {recipes[1]}; an override is written key=value")
+    return (Path(recipes[0]) if recipes else None), [word for word in words if "=" in word]
+
+
+def _newest_run() -> Path:
+    runs = [path.parent for path in Path("runs").glob("*/config.yaml")]
+    if not runs:
+        raise UserError("--resume: there is no run in runs/; name one with --run")
+    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+
+
+FREE_TO_CHANGE = ("train.steps", "eval.", "checkpoint.", "log.", "data.eval")
+"""What a resumed run may have otherwise than it began; anything else would make it another run."""
+
+
+def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Config:
+    from dapo_rl.runs.directory import RunDirectory
+
+    before = RunDirectory.open(run).read_config()
+    config = Config.load(recipe or run / "config.yaml", overrides)
+    old, new = _flat(before.resolved()), _flat(config.resolved())
+    changed = [key for key in new if old.get(key) != new[key] and not key.startswith(FREE_TO_CHANGE)]
+    if changed:
+        listed = ", ".join(f"{key} {old.get(key)} → {new[key]}" for key in changed[:5])
+        raise UserError(f"--resume: {run} was begun with other settings: {listed}; start a new run for them")
+    return config
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _stop_on_signals(trainer: Any) -> Callable[[], int | None]:
+    """The first SIGINT or SIGTERM lets the step finish; a second SIGINT stops at once."""
+    received: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        trainer.display.note("stopping after this step; once more stops at once")
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    trainer.stop_requested = lambda: bool(received)
+    return lambda: received[0] if received else None
+
+
+def _quiet_transformers() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,550 @@
+"""Every setting: one spelling, one type, one default, in one place.
+
+A recipe is a YAML file in these sections. A key is `section.name` everywhere: in the file, on the command line, in
+the run directory and in error messages. Settings are frozen; what follows from several of them is a property.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dapo_rl.errors import UserError
+
+Preset = Literal["dapo", "grpo", "dr_grpo"]
+Aggregation = Literal[
+    "token-mean",
+    "token-mean-per-group",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "micro-batch-token-mean",
+]
+Normalize = Literal["group", "batch", "none", "leave-one-out"]
+KLKind = Literal["k1", "k2", "k3"]
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "dapo": {},  # the defaults below
+    "grpo": {
+        "algo": {"clip_high": 0.2, "aggregation": "seq-mean-token-mean", "kl_coef": 0.001, "kl_kind": "k3"},
+        "sampling": {"dynamic": False},
+        "overlong": {"shape": "off"},
+    },
+    "dr_grpo": {
+        "algo": {"clip_high": 0.2, "aggregation": "seq-mean-token-sum-norm", "normalize": "none"},
+        "sampling": {"dynamic": False},
+        "overlong": {"shape": "off"},
+    },
+}
+"""What each preset changes; a recipe or an override that names the key wins over it."""
+
+NAMES_ELSEWHERE = {
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "clip_ratio_low": "algo.clip_low",
+    "clip_ratio_high": "algo.clip_high",
+    "eps_clip": "algo.clip_low",
+    "eps_clip_higher": "algo.clip_high",
+    "beta": "algo.kl_coef",
+    "kl_loss_coef": "algo.kl_coef",
+    "loss_type": "algo.aggregation",
+    "loss_agg_mode": "algo.aggregation",
+    "filter_groups": "sampling.dynamic",
+    "dynamic_sample": "sampling.dynamic",
+    "max_num_gen_batches": "sampling.cap",
+    "max_resample_times": "sampling.cap",
+    "dynamic_filter_fn": "sampling.filter",
+    "dynamic_bs": "sampling.dynamic_batch",
+    "num_generations": "sampling.group_size",
+    "n": "sampling.group_size",
+    "max_completion_length": "sampling.max_new_tokens",
+    "max_response_length": "sampling.max_new_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "overlong_filter": "overlong.mask_truncated",
+    "mask_truncated_completions": "overlong.mask_truncated",
+    "soft_overlong": "overlong.shape",
+    "overlong_buffer": "overlong.shape",
+    "soft_max_length": "overlong.max_length",
+    "soft_cache_length": "overlong.cache_length",
+    "overlong_tokens": "overlong.cache_length",
+    "overlong_penalty_factor": "overlong.factor",
+    "learning_rate": "train.lr",
+    "max_steps": "train.steps",
+    "num_iterations": "train.epochs_per_step",
+    "ppo_epochs": "train.epochs_per_step",
+    "train_batch_size": "sampling.prompts_per_step",
+    "max_grad_norm": "train.max_grad_norm",
+    "model_name_or_path": "model.name",
+    "reward_funcs": "reward.verifier",
+    "custom_reward_function": "reward.verifier",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+    "eval_steps": "eval.every",
+}
+"""What verl, TRL, ms-swift and AReaL call a key, so that a mistaken name can be answered with the right one."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True, validate_default=True
+    )
+
+
+class ModelSettings(Section):
+    name: str = "tiny"
+    """A directory, a hub name, or `tiny`: the model inside the package."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """The type of the weights."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU where there is one."""
+
+
+class SourceSettings(Section):
+    model_config = ConfigDict(frozen=True, extra="allow")
+    source: str
+    """What `data.train` may say as a plain string; all other keys here are parameters of the source."""
+
+
+class DataSettings(Section):
+    train: str | SourceSettings = "arithmetic"
+    """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME`, or `arithmetic`; or {source: …, parameters}."""
+    eval: str | SourceSettings | None = None
+    """Held-out prompts, in the same forms; none: no evaluation."""
+    prompt_key: str = "prompt"
+    """The column with the prompt, a string or chat messages; without `prompt`, `question` or `problem` stand in."""
+    answer_key: str | None = None
+    """The column with the ground truth (a dotted name goes inside); by default the usual names are tried."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message (or as a first paragraph, without a chat template)."""
+    chat_template: Literal["auto", "always", "never"] = "auto"
+    """`auto`: the tokenizer's template for prompts that are messages or where there is a system prompt."""
+    max_prompt_tokens: int = Field(1024, ge=1)
+    """Longer prompts are dropped and counted."""
+
+
+class RewardSettings(Section):
+    verifier: str = "math"
+    """`math` (the last `Answer:` line), `exact`, `gym`, or a function: `module:name` or `file.py:name`."""
+    boxed: bool = False
+    """`math`: fall back to the last `\\boxed{}` where there is no `Answer:` line."""
+    correct: float = 1.0
+    """The reward of a correct response (built-in verifiers)."""
+    wrong: float = -1.0
+    """The reward of any other response."""
+    threshold: float = 0.5
+    """A user function's score above this counts as correct; a gym scorer's score from this on."""
+    timeout_s: float = Field(5.0, gt=0)
+    """A verdict that takes longer is counted as timed out, not as wrong."""
+    max_error_share: float = Field(0.5, ge=0, le=1)
+    """The run stops when the verifier failed on more than this share of a step's groups."""
+
+
+class SamplingSettings(Section):
+    prompts_per_step: int = Field(16, ge=1)
+    """Groups that a rollout step trains on (N)."""
+    group_size: int = Field(16, ge=1)
+    """Samples for each prompt (G)."""
+    max_new_tokens: int = Field(1024, ge=1)
+    """The engine stops a response here and says so (finish reason `length`)."""
+    temperature: float = Field(1.0, gt=0)
+    """The policy that is trained is the one at this temperature."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off. Log-probabilities are kept without the truncation."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k likeliest tokens; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, beside the end-of-sequence token."""
+    dynamic: bool = True
+    """Dynamic Sampling: drop groups that are all right or all wrong, and go on sampling until the batch is full."""
+    metric: Literal["correct", "score"] = "correct"
+    """What the filter looks at: correctness, or the spread of scores (for rewards that are not right-or-wrong)."""
+    filter: str | None = None
+    """One more filter of your own, `module:name` or `file.py:name`: a function of a group that says keep or not."""
+    cap: int | None = Field(None, ge=1)
+    """Groups drawn per step at most; by default 30 × prompts_per_step, what verl's recipe allows."""
+    on_cap: Literal["error", "partial", "fill"] = "error"
+    """At the cap: stop, train on the groups there are, or fill up with uninformative ones."""
+    surplus: Literal["carry", "requeue", "drop"] = "carry"
+    """Good groups beyond the batch: wait for the next step, sample their prompts again first, or drop."""
+    max_staleness: int = Field(1, ge=0)
+    """Weight versions that a carried group may be old; older ones are dropped."""
+    dynamic_batch: bool = False
+    """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
+    max_batch: int = Field(256, ge=1)
+    """Sequences that the engine generates at the same time, at most."""
+
+
+class AlgoSettings(Section):
+    clip_low: float = 0.2
+    """The ratio's lower bound is 1 − this."""
+    clip_high: float = 0.28
+    """Clip-Higher: the ratio's upper bound is 1 + this."""
+    clip_ratio_c: float | None = None
+    """PPO's dual clip for negative advantages; none is off."""
+    aggregation: Aggregation = "token-mean"
+    """Token-level loss: how token losses become one number."""
+    norm_length: int | None = Field(None, ge=1)
+    """The constant of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
+    normalize: Normalize = "group"
+    """Advantages: by the group's mean and std, the batch's std, the mean only, or the mean of the others."""
+    ddof: Literal[0, 1] = 1
+    """1: the sample's standard deviation, as in every peer; 0: NumPy's."""
+    advantage_eps: float = Field(1e-6, ge=0)
+    """Added to the standard deviation."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL term to the frozen starting model; 0 is off, and the reference is not loaded."""
+    kl_kind: KLKind = "k3"
+    """The estimator of the KL term."""
+
+
+class OverlongSettings(Section):
+    shape: Literal["soft", "linear", "off"] = "soft"
+    """Soft Overlong Punishment (Eq. 13); `linear` penalises in proportion beyond max_length; or none."""
+    max_length: int | None = Field(None, ge=1)
+    """The length at which the penalty is whole; by default sampling.max_new_tokens."""
+    cache_length: int | None = Field(None, ge=0)
+    """The soft interval before max_length; by default a fifth of it, the paper's proportion."""
+    factor: float = Field(1.0, ge=0)
+    """The whole penalty (soft), or its weight (linear)."""
+    mask_truncated: bool = False
+    """Overlong Filtering: samples that the engine cut off stay out of the loss and its denominator."""
+    masked_in_baseline: bool = True
+    """Whether masked samples count in their group's mean and std: their reward is real."""
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _off_is_a_boolean_in_yaml(cls, value: Any) -> Any:
+        return "off" if value is False else value
+
+
+class TrainSettings(Section):
+    steps: int = Field(100, ge=1)
+    """Rollout steps."""
+    mini_batches: int = Field(1, ge=1)
+    """Gradient updates per pass over a step's groups."""
+    epochs_per_step: int = Field(1, ge=1)
+    """Passes over a step's groups."""
+    lr: float = Field(1e-6, gt=0)
+    """AdamW's learning rate."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: constant as in the paper, or falling to `min_lr_share` at the last step."""
+    min_lr_share: float = Field(0.1, ge=0, le=1)
+    """Where a falling schedule ends, as a share of lr."""
+    warmup_steps: int = Field(20, ge=0)
+    """Rollout steps of linear warm-up."""
+    weight_decay: float = Field(0.1, ge=0)
+    """AdamW's weight decay, on matrices."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moments."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    token_budget: int | None = Field(None, ge=1)
+    """Tokens of a micro-batch at most, prompts and padding included; by default 16384, or the longest sample."""
+
+
+class EvalSettings(Section):
+    every: int | None = Field(None, ge=1)
+    """Evaluate after every so many steps, beside before the first and after the last."""
+    prompts: int | None = Field(None, ge=1)
+    """Held-out prompts to use at most."""
+    samples: int = Field(1, ge=1)
+    """Samples for each held-out prompt (avg@k); copies of a prompt in an avg@k file are not counted."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; the paper evaluates at 0.7."""
+
+
+class CheckpointSettings(Section):
+    every: int | None = Field(None, ge=1)
+    """Steps between checkpoints; by default a tenth of train.steps. The last step always writes one."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints that stay."""
+
+
+class LogSettings(Section):
+    rollouts: bool = True
+    """Write every group, kept and dropped, to rollouts/step-N.parquet."""
+
+
+class Config(Section):
+    preset: Preset = "dapo"
+    """dapo: the paper's techniques on; grpo: none of them; dr_grpo: mean-only advantages and a constant norm."""
+    seed: int = Field(0, ge=0)
+    """Decides prompts, samples and everything else that is random."""
+    engine: Literal["hf"] = "hf"
+    """What samples: `hf` is transformers' generate."""
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    reward: RewardSettings = RewardSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    algo: AlgoSettings = AlgoSettings()
+    overlong: OverlongSettings = OverlongSettings()
+    train: TrainSettings = TrainSettings()
+    eval: EvalSettings = EvalSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    log: LogSettings = LogSettings()
+
+    # What follows from the settings.
+
+    @property
+    def overlong_max_length(self) -> int:
+        return self.overlong.max_length or self.sampling.max_new_tokens
+
+    @property
+    def overlong_cache_length(self) -> int:
+        cache = self.overlong.cache_length
+        return self.overlong_max_length // 5 if cache is None else cache
+
+    @property
+    def norm_length(self) -> int:
+        return self.algo.norm_length or self.sampling.max_new_tokens
+
+    @property
+    def sampling_cap(self) -> int:
+        return self.sampling.cap or 30 * self.sampling.prompts_per_step
+
+    @property
+    def longest_sample(self) -> int:
+        return self.data.max_prompt_tokens + self.sampling.max_new_tokens
+
+    @property
+    def token_budget(self) -> int:
+        return self.train.token_budget or max(16384, self.longest_sample)
+
+    @property
+    def checkpoint_every(self) -> int:
+        return self.checkpoint.every or max(1, self.train.steps // 10)
+
+    @property
+    def updates_per_step(self) -> int:
+        return self.train.mini_batches * self.train.epochs_per_step
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting with its value, defaults that follow from others included; loads back to the same run."""
+        settings = self.model_dump(mode="json")
+        settings["overlong"] |= {"max_length": self.overlong_max_length, "cache_length": self.overlong_cache_length}
+        settings["algo"]["norm_length"] = self.norm_length
+        settings["sampling"]["cap"] = self.sampling_cap
+        settings["train"]["token_budget"] = self.token_budget
+        settings["checkpoint"]["every"] = self.checkpoint_every
+        return settings
+
+    @model_validator(mode="after")
+    def _combinations_that_cannot_work(self) -> Config:
+        for key, wrong, remedy in self._conflicts():
+            raise ValueError(f"{key}: {wrong}; {remedy}")
+        return self
+
+    def _conflicts(self) -> Iterable[tuple[str, str, str]]:
+        sampling, algo, overlong = self.sampling, self.algo, self.overlong
+        for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
+            if not 0 <= bound < 1:
+                yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
+        if algo.clip_ratio_c is not None and algo.clip_ratio_c <= 1:
+            yield "algo.clip_ratio_c", f"{algo.clip_ratio_c:g} is not above 1", "verl uses 3.0; null turns it off"
+        if sampling.group_size == 1 and (sampling.dynamic or algo.normalize in ("group", "leave-one-out")):
+            what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
+            yield "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"
+        if self.reward.correct <= self.reward.wrong:
+            yield (
+                "reward.correct",
+                f"{self.reward.correct:g} is not above reward.wrong {self.reward.wrong:g}",
+                "the paper uses 1 and -1",
+            )
+        if sampling.prompts_per_step % self.train.mini_batches:
+            divisors = [n for n in range(1, sampling.prompts_per_step + 1) if sampling.prompts_per_step % n == 0]
+            nearest = min(divisors, key=lambda n: abs(n - self.train.mini_batches))
+            yield (
+                "train.mini_batches",
+                f"{self.train.mini_batches} does not divide sampling.prompts_per_step {sampling.prompts_per_step}",
+                f"the nearest that does is {nearest}",
+            )
+        if self.sampling_cap < sampling.prompts_per_step:
+            yield (
+                "sampling.cap",
+                f"{sampling.cap} groups cannot fill sampling.prompts_per_step {sampling.prompts_per_step}",
+                f"use {sampling.prompts_per_step} or more",
+            )
+        if overlong.shape != "off" and self.overlong_max_length > sampling.max_new_tokens:
+            yield (
+                "overlong.max_length",
+                f"{overlong.max_length} is above sampling.max_new_tokens {sampling.max_new_tokens}, "
+                "which no response exceeds",
+                f"use {sampling.max_new_tokens} or less",
+            )
+        if overlong.shape == "soft" and self.overlong_cache_length >= self.overlong_max_length:
+            yield (
+                "overlong.cache_length",
+                f"{overlong.cache_length} is not below overlong.max_length {self.overlong_max_length}",
+                f"the paper's proportion is {max(self.overlong_max_length // 5, 0)}",
+            )
+        if (
+            overlong.shape == "soft"
+            and self.overlong_cache_length == 0
+            and self.overlong_max_length == sampling.max_new_tokens
+        ):
+            yield (
+                "overlong.cache_length",
+                f"0 is a hard step beyond {self.overlong_max_length}, which no response exceeds",
+                f"the paper's proportion is {self.overlong_max_length // 5}",
+            )
+        if overlong.shape == "linear" and self.overlong_max_length >= sampling.max_new_tokens:
+            yield (
+                "overlong.max_length",
+                f"linear shaping starts beyond {self.overlong_max_length}, where the engine already stops",
+                f"use less than sampling.max_new_tokens {sampling.max_new_tokens}, or overlong.shape=soft",
+            )
+        if self.token_budget < self.longest_sample:
+            yield (
+                "train.token_budget",
+                f"{self.train.token_budget} does not hold one sample of data.max_prompt_tokens + "
+                f"sampling.max_new_tokens = {self.longest_sample}",
+                f"use {self.longest_sample} or more",
+            )
+        if self.eval.every is not None and self.data.eval is None:
+            yield "eval.every", "there is nothing to evaluate on", "set data.eval to held-out prompts"
+        if sampling.dynamic_batch and not sampling.dynamic:
+            yield "sampling.dynamic_batch", "it needs the filter of sampling.dynamic", "set sampling.dynamic=true"
+
+    @classmethod
+    def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
+        """A recipe file (none: the defaults), then `key=value` overrides on top of it."""
+        settings = read_recipe(Path(recipe)) if recipe is not None else {}
+        for override in overrides:
+            key, equals, value = override.partition("=")
+            if not equals or not key:
+                raise UserError(f"{override!r}: an override is written key=value, for example train.lr=1e-6")
+            _put(settings, key.strip(), _parse_value(key, value), where="command line")
+        return cls.build(settings)
+
+    @classmethod
+    def build(cls, settings: Mapping[str, Any]) -> Config:
+        """Settings as a mapping, nested or with dotted keys; the preset fills in what they do not name."""
+        nested: dict[str, Any] = {}
+        for key, value in settings.items():
+            _put(nested, str(key), value, where="settings")
+        preset = nested.get("preset", "dapo")
+        for section, changes in PRESETS.get(str(preset), {}).items():
+            given = nested.setdefault(section, {})
+            if isinstance(given, dict):
+                nested[section] = {**changes, **given}
+        try:
+            return cls.model_validate(nested)
+        except ValidationError as error:
+            raise UserError(_one_line(error)) from None
+
+
+def known_keys() -> dict[str, Any]:
+    """Every dotted key with its pydantic field, in the order of the documentation."""
+    keys: dict[str, Any] = {}
+    for name, field in Config.model_fields.items():
+        if isinstance(field.default, Section):
+            keys |= {f"{name}.{inner}": f for inner, f in type(field.default).model_fields.items()}
+        else:
+            keys[name] = field
+    return keys
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read as a recipe: {error}") from None
+    try:
+        settings = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: a recipe is a mapping of sections, not a {type(settings).__name__}")
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        _put(nested, str(key), value, where=str(path))
+    return nested
+
+
+def _recipes_nearby(path: Path) -> str:
+    try:
+        names = [p.name for p in path.parent.glob("*.yaml")]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
+
+
+def _put(settings: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Puts a value under a dotted key; mappings are merged."""
+    *path, last = key.split(".")
+    level = settings
+    for name in path:
+        inner = level.get(name)
+        if not isinstance(inner, dict):
+            # A plain source (`data.train: FILE`) that gets a parameter becomes {source: FILE, parameter: …}.
+            inner = {"source": inner} if isinstance(inner, str) else {}
+            level[name] = inner
+        level = inner
+    if isinstance(value, Mapping):
+        if not isinstance(level.get(last), dict):
+            level[last] = {}
+        for inner_key, inner_value in value.items():
+            _put(level[last], str(inner_key), inner_value, where)
+    else:
+        level[last] = value
+
+
+def _parse_value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{key}: {text!r} is not a value; quote it as in YAML") from None
+
+
+def _one_line(error: ValidationError) -> str:
+    first, *others = error.errors()
+    location = [str(part) for part in first["loc"] if part not in ("str", "SourceSettings")]
+    key = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        line = f"{key}: no such setting{suggestion(key)}"
+    elif first["type"] == "value_error":
+        line = str(first["ctx"]["error"])
+    elif first["type"] == "literal_error":
+        close = difflib.get_close_matches(str(first["input"]), first["ctx"]["expected"].replace("'", "").split(), n=1)
+        hint = f"; did you mean {close[0].strip(',')}?" if close else ""
+        line = f"{key}: {first['input']!r} is not one of {first['ctx']['expected']}{hint}"
+    elif key in Config.model_fields and key not in known_keys():
+        line = f"{key}: is a section, not a value{_example(key, first['input'])}"
+    elif isinstance(first["input"], Mapping | list) and key in known_keys():
+        line = f"{key}: expected a single value, got a {type(first['input']).__name__}"
+    else:
+        line = f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    line = " ".join(line.split())
+    return f"{line} (and {len(others)} more)" if others else line
+
+
+def _example(section: str, value: Any) -> str:
+    first_key = next(key for key in known_keys() if key.startswith(f"{section}."))
+    return f"; for example {first_key}={value}" if isinstance(value, str | int | float) else ""
+
+
+def suggestion(key: str) -> str:
+    """The nearest right key for a wrong one."""
+    last = key.split(".")[-1]
+    if last in NAMES_ELSEWHERE:
+        return f"; here it is {NAMES_ELSEWHERE[last]}"
+    keys = list(known_keys())
+    same_name = [k for k in keys if k.split(".")[-1] == last]
+    close = same_name or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    if not close:
+        by_last = difflib.get_close_matches(last, [k.split(".")[-1] for k in keys], n=1)
+        close = [k for k in keys if by_last and k.split(".")[-1] == by_last[0]]
+    return f"; did you mean {close[0]}?" if close else "; `dapo train --help` lists them all"

@@ -1,0 +1,80 @@
+"""Rows from files: JSON lines and parquet."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from dapo_rl.data.rows import BadRow, Row, make_row, one_line
+from dapo_rl.errors import UserError
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
+    path = path.expanduser()
+    if not path.is_file():
+        raise UserError(f"{key}: {path}: {_what_is_missing(path)}")
+    return _read_parquet(path, key) if path.suffix.lower() == ".parquet" else _read_jsonl(path, key)
+
+
+def _what_is_missing(path: Path) -> str:
+    if path.exists():
+        return "not a file"
+    if not path.parent.is_dir():
+        return f"no such file; there is no directory {path.parent}"
+    try:
+        names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
+    except OSError:
+        names = []
+    usable = [name for name in names if name.lower().endswith(SUFFIXES)]
+    close = difflib.get_close_matches(path.name, usable, n=1, cutoff=0.4)
+    return f"no such file; did you mean {path.parent / close[0]}?" if close else "no such file"
+
+
+def _read_jsonl(path: Path, key: str) -> Iterator[Row | BadRow]:
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line.strip():
+                    yield _parse_line(number, f"{path.name}:{number}", line)
+    except OSError as error:
+        raise UserError(f"{key}: {path}: cannot be read: {one_line(error)}") from None
+
+
+def _parse_line(number: int, where: str, line: bytes) -> Row | BadRow:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return BadRow(number, where, "not UTF-8")
+    except json.JSONDecodeError as error:
+        return BadRow(number, where, f"not valid JSON: {error.msg} at column {error.colno}; a line holds one object")
+    except RecursionError:
+        return BadRow(number, where, "nested too deeply")
+    except ValueError as error:  # a number of more digits than Python converts
+        return BadRow(number, where, f"not valid JSON: {one_line(error)}")
+    if not isinstance(value, dict):
+        return BadRow(number, where, f"not a JSON object but a {type(value).__name__}; a line holds one object")
+    return make_row(number, where, value)
+
+
+def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            # pandas stores its index as a column of the file; it is no column of the data.
+            index = [name for name in file.schema_arrow.names if name.startswith("__index_level_")]
+            for batch in file.iter_batches(batch_size=4096):
+                for value in batch.drop_columns(index).to_pylist():
+                    yield make_row(number, f"{path.name}:row {number}", value)
+                    number += 1
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        after = f" after row {number - 1}" if number else ""
+        raise UserError(f"{key}: {path}: cannot be read as parquet{after}: {one_line(error)}") from None

@@ -1,0 +1,184 @@
+"""Rows to prompts: what the model reads, the ground truth, and the columns that verifiers are handed.
+
+Rows come as verl writes them (`prompt` as messages, `reward_model.ground_truth`, `data_source`, `extra_info`), as TRL
+does (`prompt` as a string or as messages, any other columns) or as GSM8K (`question`, `answer`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dapo_rl.config import DataSettings
+from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
+from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+PROMPT_KEYS = ("prompt", "question", "problem")
+ANSWER_KEYS = ("reward_model.ground_truth", "answer", "solution", "ground_truth")
+LINES_OF_REPORT = 10
+MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    key: str
+    rows: int
+    """Rows of the source, bad ones included."""
+    prompts: list[Prompt]
+    too_long: int
+    max_prompt_tokens: int
+    bad: list[BadRow]
+
+    def report(self) -> str | None:
+        """What was left out and why, for the user; none where everything was used."""
+        if not self.bad and not self.too_long:
+            return None
+        parts = []
+        if self.bad:
+            parts.append(f"{len(self.bad)} of {self.rows} rows skipped")
+        if self.too_long:
+            parts.append(f"{self.too_long} prompts over data.max_prompt_tokens {self.max_prompt_tokens} dropped")
+        lines = [f"{self.key}: {', '.join(parts)}", *(f"  {bad}" for bad in self.bad[:LINES_OF_REPORT])]
+        if len(self.bad) > LINES_OF_REPORT:
+            lines.append(f"  and {len(self.bad) - LINES_OF_REPORT} more")
+        return "\n".join(lines)
+
+
+def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings) -> PromptSet:
+    """Every usable row as a prompt, in the order of the source; its id is the row's number there."""
+    reader = PromptReader(tokenizer, settings, rows.key)
+    prompts: list[Prompt] = []
+    bad = list(rows.bad)
+    too_long = 0
+    for row in rows.good:
+        try:
+            prompt = _prompt(row, rows.source, reader, settings)
+        except BadRowError as error:
+            bad.append(BadRow(row.number, row.where, str(error)))
+            continue
+        if len(prompt.token_ids) > settings.max_prompt_tokens:
+            too_long += 1
+        else:
+            prompts.append(prompt)
+    bad.sort(key=lambda row: row.number)
+    total = len(rows.good) + len(rows.bad)
+    if not prompts:
+        raise UserError(_nothing_left(rows, total, bad, too_long, settings.max_prompt_tokens))
+    return PromptSet(rows.key, total, prompts, too_long, settings.max_prompt_tokens, bad)
+
+
+def copies(prompts: Iterable[Prompt]) -> int:
+    """How many times over the data has its problems (their counts' greatest common divisor): 32 for an avg@32 file."""
+    counts = Counter((prompt.text, prompt.answer) for prompt in prompts)
+    return math.gcd(*counts.values()) or 1
+
+
+def once_each(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The problems of a file that has each of them the same number of times over; any other file as it is."""
+    if copies(prompts) == 1:
+        return list(prompts)
+    return list({(prompt.text, prompt.answer): prompt for prompt in reversed(prompts)}.values())[::-1]
+
+
+def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings) -> Prompt:
+    name, value = _prompt_column(row.columns, settings.prompt_key)
+    given = _text_or_messages(name, value)
+    reading = reader.read(given)
+    data_source = row.columns.get("data_source")
+    return Prompt(
+        id=str(row.number),
+        text=reading.text,
+        token_ids=reading.token_ids,
+        answer=_answer(row.columns, settings.answer_key),
+        data_source=data_source if isinstance(data_source, str) else source,
+        messages=reading.messages,
+        # A prompt under another name (`question`) stays a column: functions ask for it by that name.
+        columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
+    )
+
+
+def _prompt_column(columns: Mapping[str, Any], key: str) -> tuple[str, Any]:
+    for name in PROMPT_KEYS if key == "prompt" else (key,):
+        value = _column(columns, name)
+        if value is not MISSING and value is not None:
+            return name, value
+    raise BadRowError(f"no {key!r} column; it has {', '.join(columns) or 'no column at all'}")
+
+
+def _column(columns: Mapping[str, Any], key: str) -> Any:
+    """The column of that name, or what a dotted name leads to."""
+    if key in columns:
+        return columns[key]
+    value: Any = columns
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return MISSING
+        value = value[part]
+    return value
+
+
+def _text_or_messages(name: str, value: Any) -> str | Messages:
+    if isinstance(value, str):
+        if not value.strip():
+            raise BadRowError(f"{name!r} is empty")
+        return value
+    if not isinstance(value, Sequence) or isinstance(value, bytes):
+        raise BadRowError(f"{name!r} is a {type(value).__name__}, not a string or a list of messages")
+    if not value:
+        raise BadRowError(f"{name!r} is empty")
+    for at, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise BadRowError(f"message {at} of {name!r} is a {type(message).__name__}, not {{role, content}}")
+        for part in ("role", "content"):
+            if not isinstance(message.get(part), str):
+                raise BadRowError(f"message {at} of {name!r} has no text as its {part!r}")
+    if not any(message["content"].strip() for message in value):
+        raise BadRowError(f"{name!r} is empty")
+    # Parquet gives every message the fields of all others, as nulls.
+    return tuple({k: v for k, v in message.items() if isinstance(v, str)} for message in value)
+
+
+def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
+    if key is not None:
+        value = _column(columns, key)
+        if value is MISSING:
+            raise BadRowError(f"no {key!r} column (data.answer_key); it has {', '.join(columns)}")
+        return _answer_text(value)
+    for name in ANSWER_KEYS:
+        value = _column(columns, name)
+        if value is not MISSING and value is not None:
+            return _answer_text(value)
+    return None
+
+
+def _answer_text(value: Any) -> str | None:
+    """The ground truth as text.
+
+    A solution in GSM8K's form, with a line `#### 1,080`, stands for what follows the mark, without the commas that
+    separate thousands.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing value as NaN
+        return None
+    if isinstance(value, str):
+        marked = re.findall(r"^#### +(\S.*)$", value, re.MULTILINE)
+        return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", marked[-1].strip()) if marked else value
+    return str(value)
+
+
+def _nothing_left(rows: Rows, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:
+    what = f"{rows.key}: {rows.source}" if rows.source else rows.key
+    if not total:
+        return f"{what}: no rows"
+    reasons = []
+    if too_long:
+        reasons.append(f"{too_long} prompts are over data.max_prompt_tokens {limit}")
+    if bad:
+        first = "; ".join(str(row) for row in bad[:3])
+        reasons.append(f"{len(bad)} rows are bad: {first}{'; …' if len(bad) > 3 else ''}")
+    return f"{what}: none of {total} rows gives a prompt: {'; '.join(reasons)}"

@@ -1,0 +1,92 @@
+"""Rows as a source gives them: plain Python values, and what is wrong with those that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    number: int
+    """What finds it in its source: the line of a text file (from 1), the index elsewhere (from 0)."""
+    where: str
+    """`train.jsonl:17`, `train.parquet:row 17`."""
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    number: int
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    key: str
+    """The setting that names the source, for messages: `data.train`."""
+    source: str
+    """The source as the user wrote it; empty for rows handed over in memory."""
+    good: list[Row]
+    bad: list[BadRow]
+
+
+class BadRowError(ValueError):
+    """Why one row cannot be used; the row is skipped and reported."""
+
+
+def make_row(number: int, where: str, value: object) -> Row | BadRow:
+    try:
+        if not isinstance(value, Mapping):
+            raise BadRowError(f"not a mapping of columns but a {type(value).__name__}")
+        odd = [name for name in value if not isinstance(name, str)]
+        if odd:
+            raise BadRowError(f"the column name {odd[0]!r} is not a string")
+        return Row(number, where, {name: plain(column) for name, column in value.items()})
+    except BadRowError as error:
+        return BadRow(number, where, str(error))
+    except RecursionError:
+        return BadRow(number, where, "nested too deeply")
+
+
+def plain(value: Any) -> Any:
+    """The value in Python's own types: NumPy, torch and pandas stay outside; tuples stay tuples."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, Mapping):
+        return {plain(name): plain(inner) for name, inner in value.items()}
+    if kind is list:
+        return [plain(inner) for inner in value]
+    if kind is tuple:
+        return tuple([plain(inner) for inner in value])
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if hasattr(value, "to_pydatetime"):
+        return value.to_pydatetime()
+    return value
+
+
+def one_line(error: BaseException, limit: int = 300) -> str:
+    """A library's message, fit for the end of a line of ours."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _text(value: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            # JSON's \ud800 gives such a string; neither a tokenizer nor a parquet file takes it.
+            raise BadRowError("it has text that is not valid Unicode (half of a surrogate pair)") from None
+    # Data sets repeat their rows (avg@32 files, DAPO-Math-17K a hundred times over): equal texts are kept once.
+    return sys.intern(str(value))

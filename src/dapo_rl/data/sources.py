@@ -1,0 +1,87 @@
+"""Where rows come from: a file, a generator inside the package, reasoning-gym, the hub, or the caller's memory."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.config import SourceSettings
+from dapo_rl.data import arithmetic
+from dapo_rl.data.files import SUFFIXES, read_file
+from dapo_rl.data.gym import PREFIX as GYM
+from dapo_rl.data.gym import read_gym
+from dapo_rl.data.parameters import check_names
+from dapo_rl.data.rows import BadRow, Row, Rows, make_row, one_line
+from dapo_rl.errors import UserError
+
+Source = str | os.PathLike[str] | SourceSettings | Iterable[Mapping[str, Any]]
+
+
+def load_rows(source: Source, *, key: str = "data.train") -> Rows:
+    """All rows of a source; `key` is the setting to name in messages."""
+    if isinstance(source, SourceSettings):
+        name, parameters = source.source, dict(source.model_extra or {})
+    elif isinstance(source, str | os.PathLike):
+        name, parameters = os.fspath(source), {}
+    else:
+        return _partition(key, "", _in_memory(source, "", key))
+    return _partition(key, name, _by_name(name, parameters, key))
+
+
+def _partition(key: str, name: str, rows: Iterator[Row | BadRow]) -> Rows:
+    good: list[Row] = []
+    bad: list[BadRow] = []
+    for row in rows:
+        if isinstance(row, Row):
+            good.append(row)
+        else:
+            bad.append(row)
+    return Rows(key, name, good, bad)
+
+
+def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row | BadRow]:
+    if name == arithmetic.NAME:
+        return arithmetic.read_arithmetic(parameters, key)
+    if name.startswith(GYM):
+        return read_gym(name.removeprefix(GYM), parameters, key)
+    if name.lower().endswith(SUFFIXES):
+        check_names(parameters, [], key, "a file")
+        return read_file(Path(name), key)
+    if _looks_like_a_file(name):
+        raise UserError(f"{key}: {name}: no format that is read here; give one of {', '.join(SUFFIXES)}")
+    if not name or difflib.get_close_matches(name, [arithmetic.NAME, GYM], n=1, cutoff=0.8):
+        # Asking the hub for a misspelt name takes half a minute without a network.
+        raise UserError(f"{key}: no source {name!r}; did you mean arithmetic or reasoning_gym:NAME?")
+    return _in_memory(_from_hub(name, parameters, key), f"{name}:", key)
+
+
+def _looks_like_a_file(name: str) -> bool:
+    """A hub name may have a version in it (`org/data-v1.5`): what follows its last dot begins with a digit."""
+    is_path = name.startswith((".", "~", os.sep)) or name.count("/") > 1 or os.path.isfile(name)
+    return is_path or bool(re.search(r"\.[A-Za-z]\w*$", name))
+
+
+def _from_hub(name: str, parameters: Mapping[str, Any], key: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(f"{key}: {name}: hub data needs datasets: pip install 'dapo-rl[datasets]'") from None
+    try:
+        dataset = datasets.load_dataset(name, **{"split": "train", **parameters})
+    except Exception as error:  # the network, the hub, a missing split: each has its own class
+        raise UserError(f"{key}: {name}: cannot be loaded from the hub: {one_line(error)}") from None
+    if isinstance(dataset, Mapping):
+        raise UserError(f"{key}.split: {name} has {', '.join(dataset)}; name one of them")
+    return dataset
+
+
+def _in_memory(values: Iterable[Any], prefix: str, key: str) -> Iterator[Row | BadRow]:
+    """A list of mappings, or a data set that is iterated as mappings."""
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+        raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
+    for number, value in enumerate(values):
+        yield make_row(number, f"{prefix}row {number}", value)

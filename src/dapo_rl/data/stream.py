@@ -1,0 +1,101 @@
+"""The order in which prompts are drawn: endless, shuffled anew each epoch, and resumable at any draw."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+
+class PromptStream(Iterator[Prompt]):
+    """Every epoch is a permutation of the prompts that depends on the seed and the epoch alone."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int = 0) -> None:
+        if not prompts:
+            raise UserError("there are no prompts to draw from")
+        self._prompts = prompts
+        self._seed = seed
+        self._by_id = {prompt.id: prompt for prompt in prompts}
+        if len(self._by_id) < len(prompts):
+            raise ValueError("the ids of prompts are not unique")
+        self._drawn = 0
+        self._front: deque[Prompt] = deque()
+        self._order: list[int] = []
+        self._order_of = -1  # the epoch that it is the order of
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data, from 0, that the next draw belongs to."""
+        return self._drawn // len(self._prompts)
+
+    def draw(self) -> Prompt:
+        if self._front:
+            return self._front.popleft()
+        if self._order_of != self.epoch:
+            self._order, self._order_of = self._permutation(self.epoch), self.epoch
+        at = self._order[self._drawn % len(self._prompts)]
+        self._drawn += 1
+        return self._prompts[at]
+
+    def __next__(self) -> Prompt:
+        return self.draw()
+
+    def push_front(self, prompts: Sequence[Prompt]) -> None:
+        """Prompts to be drawn next, in this order, before the stream goes on."""
+        unknown = [prompt.id for prompt in prompts if prompt.id not in self._by_id]
+        if unknown:
+            raise ValueError(f"prompt {unknown[0]} is not in the stream")
+        self._front.extendleft(reversed(prompts))
+
+    def find(self, prompt_id: str) -> Prompt:
+        return self._by_id[prompt_id]
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON."""
+        return {
+            "prompts": len(self._prompts),
+            "fingerprint": self._fingerprint,
+            "seed": self._seed,
+            "drawn": self._drawn,
+            "front": [prompt.id for prompt in self._front],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        if state["prompts"] != len(self._prompts):
+            raise UserError(
+                f"data.train has {len(self._prompts)} prompts, the checkpoint was written with {state['prompts']}; "
+                "resume with the same data and data settings"
+            )
+        if state["fingerprint"] != self._fingerprint:
+            raise UserError(
+                "data.train has other prompts than the checkpoint was written with; "
+                "resume with the same data and data settings"
+            )
+        if state["seed"] != self._seed:
+            raise UserError(
+                f"seed {self._seed} draws prompts in another order than the checkpoint's; "
+                f"resume with seed={state['seed']}"
+            )
+        self._drawn = state["drawn"]
+        self._front = deque(self._by_id[name] for name in state["front"])
+
+    def _permutation(self, epoch: int) -> list[int]:
+        # random() is the one method whose numbers Python keeps the same across versions; shuffle() is not.
+        rng = random.Random(f"{self._seed}:{epoch}")
+        keys = [rng.random() for _ in self._prompts]
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for prompt in self._prompts:
+            for part in (prompt.id, prompt.text):
+                data = part.encode("utf-8", "surrogatepass")
+                digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()[:16]

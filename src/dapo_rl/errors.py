@@ -1,0 +1,25 @@
+"""The errors a user can meet. Everything else that escapes is a bug of ours."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave us: shown as one line, exit code 2."""
+
+    exit_code = 2
+
+
+class DivergedError(Exception):
+    """A loss or gradient that is not finite: the run stops before the weights are touched, exit code 3."""
+
+    exit_code = 3
+
+    def __init__(self, step: int, what: str, checkpoint: str | None) -> None:
+        kept = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint had been written yet"
+        super().__init__(
+            f"diverged at step {step}: {what}; {kept}. "
+            "Lower train.lr or train.max_grad_norm, or look at the last rollouts of the run."
+        )
+        self.step, self.what, self.checkpoint = step, what, checkpoint
+
+
+class CapReachedError(UserError):
+    """Dynamic sampling drew `sampling.cap` groups and could not fill the batch, with `sampling.on_cap: error`."""

@@ -1,0 +1,45 @@
+"""The batch arithmetic of a recipe: how many samples, updates and tokens a step has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo_rl.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    groups_per_step: int
+    samples_per_step: int
+    updates_per_step: int
+    samples_per_update: int
+    tokens_generated_per_step: int
+    """At most, where every group that is drawn is kept."""
+    tokens_generated_per_step_at_cap: int
+    """At most, where dynamic sampling draws up to its cap."""
+    tokens_trained_per_step: int
+    """At most."""
+    steps: int
+    total_updates: int
+
+
+def batch_arithmetic(config: Config) -> Arithmetic:
+    sampling, train = config.sampling, config.train
+    samples = sampling.prompts_per_step * sampling.group_size
+    draws = config.sampling_cap if redraws(config) else sampling.prompts_per_step
+    return Arithmetic(
+        groups_per_step=sampling.prompts_per_step,
+        samples_per_step=samples,
+        updates_per_step=config.updates_per_step,
+        samples_per_update=samples // train.mini_batches,
+        tokens_generated_per_step=samples * sampling.max_new_tokens,
+        tokens_generated_per_step_at_cap=draws * sampling.group_size * sampling.max_new_tokens,
+        tokens_trained_per_step=samples * sampling.max_new_tokens,
+        steps=train.steps,
+        total_updates=train.steps * config.updates_per_step,
+    )
+
+
+def redraws(config: Config) -> bool:
+    """Whether a step goes on sampling until its batch is full."""
+    return config.sampling.dynamic and not config.sampling.dynamic_batch

@@ -1,0 +1,91 @@
+"""`dapo check`: a recipe beside the paper (arXiv 2503.14476), component by component, and its batch arithmetic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.config import Config
+from dapo_rl.lab.arithmetic import Arithmetic, batch_arithmetic
+from dapo_rl.lab.paper import COMPONENTS, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    verdict: str
+    rows: tuple[Row, ...]
+    arithmetic: Arithmetic
+
+
+def conformance(config: Config) -> Report:
+    """Compares every component; one that has no meaning under the recipe's other settings has no row."""
+    rows = tuple(row for compare in COMPONENTS if (row := compare(config)) is not None)
+    return Report(_verdict(rows), rows, batch_arithmetic(config))
+
+
+def to_json(report: Report) -> str:
+    return json.dumps(asdict(report), indent=2)
+
+
+def render(report: Report, console: Console | None = None) -> None:
+    """Prints the report; 80 columns are enough."""
+    console = console or Console()
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table.add_column("", width=2)
+    for head, widest in (("component", 18), ("reference", 11), ("paper", 21), ("this recipe", 40)):
+        table.add_column(head, max_width=widest, overflow="fold")
+    for kind in ("algorithm", "settings", "evaluation"):
+        for row in (row for row in report.rows if row.kind == kind):
+            mark, style = ("=", "green") if row.same else ("!=", "bold red" if kind == "algorithm" else "yellow")
+            cells = (row.component, row.reference, row.paper, row.recipe)
+            table.add_row(Text(mark, style=style), *(Text(cell) for cell in cells))
+        table.add_section()
+    console.print(table)
+    console.print()
+    for heading, chosen in (("What differs", False), ("As in the paper, to be precise", True)):
+        remarks = [row for row in report.rows if row.same is chosen and row.meaning]
+        if remarks:
+            console.print(Text(heading, style="bold"))
+        for row in remarks:
+            keys = f" ({', '.join(row.keys)})" if row.keys else ""
+            text = Text.assemble((row.component, "bold"), (keys, "dim"), f": {row.meaning}")
+            console.print(Padding(text, (0, 0, 0, 2)))
+    console.print()
+    console.print(_arithmetic_table(report.arithmetic))
+    console.print()
+    console.print(Text(report.verdict, style="bold"))
+
+
+def _arithmetic_table(numbers: Arithmetic) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column()
+    grid.add_column(justify="right")
+    for label, value in (
+        ("groups per step", numbers.groups_per_step),
+        ("samples per step", numbers.samples_per_step),
+        ("updates per step", numbers.updates_per_step),
+        ("samples per update", numbers.samples_per_update),
+        ("tokens generated per step, at most, without redraws", numbers.tokens_generated_per_step),
+        ("tokens generated per step, at most, at the cap", numbers.tokens_generated_per_step_at_cap),
+        ("tokens trained on per step, at most", numbers.tokens_trained_per_step),
+        ("steps", numbers.steps),
+        ("updates in all", numbers.total_updates),
+    ):
+        grid.add_row(label, f"{value:,}")
+    return grid
+
+
+def _verdict(rows: tuple[Row, ...]) -> str:
+    different = [row for row in rows if not row.same]
+    missing = [row.component for row in different if row.kind == "algorithm"]
+    if missing:
+        return f"not DAPO: {', '.join(missing)}"
+    if different:
+        return f"algorithm conformant, {len(different)} setting{'s differ' if len(different) > 1 else ' differs'}"
+    return "conformant: every row as in the paper"

@@ -1,0 +1,60 @@
+"""The policy's forward pass over whole samples: log-probability and entropy of each response token.
+
+Shapes: B samples, P prompt columns (padded on the left), R response columns (padded on the right), V tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dapo_rl.algo import entropy_from_logits
+from dapo_rl.types import TrainSample
+
+
+class TokenStats(NamedTuple):
+    logps: Tensor
+    """`[B, R]`, differentiable."""
+    entropy: Tensor
+    """`[B, R]`, without gradient."""
+    mask: Tensor
+    """`[B, R]`: True for response tokens."""
+
+
+def response_logps(model: Any, samples: Sequence[TrainSample], temperature: float, pad_id: int) -> TokenStats:
+    """Log-probabilities of the responses at a temperature, as the policy sees them now."""
+    device = next(model.parameters()).device
+    prompts_BP, prompt_mask_BP = pad([s.prompt_ids for s in samples], pad_id, side="left")
+    tokens_BR, mask_BR = pad([s.response_ids for s in samples], pad_id, side="right")
+    input_ids = torch.cat([prompts_BP, tokens_BR], dim=1).to(device)
+    attention_mask = torch.cat([prompt_mask_BP, mask_BR], dim=1).long().to(device)
+    position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+    tokens_BR, mask_BR = tokens_BR.to(device), mask_BR.to(device)
+    # The logits at a position predict the next token: the last prompt position up to the last but one.
+    logits_BRV = model(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        use_cache=False,
+        logits_to_keep=tokens_BR.shape[1] + 1,
+    ).logits[:, :-1]
+    logits_BRV = logits_BRV.float() / temperature
+    logps_BR = torch.log_softmax(logits_BRV, dim=-1).gather(-1, tokens_BR[..., None]).squeeze(-1)
+    with torch.no_grad():
+        entropy_BR = entropy_from_logits(logits_BRV)
+    return TokenStats(logps_BR, entropy_BR, mask_BR)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int, side: str) -> tuple[Tensor, Tensor]:
+    """Rows of ids as one tensor, and a mask that is True where there is an id."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), value, dtype=torch.long)
+    mask = torch.zeros((len(rows), width), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        columns = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        ids[i, columns] = torch.tensor(row, dtype=torch.long)
+        mask[i, columns] = True
+    return ids, mask

@@ -1,0 +1,69 @@
+"""Loading and saving: a Hugging Face causal language model and its tokenizer, or the tiny one inside the package."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dapo_rl.config import ModelSettings
+from dapo_rl.errors import UserError
+
+TINY = Path(__file__).parent / "tiny"
+"""The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
+
+
+def load_model(settings: ModelSettings) -> tuple[Any, Any]:
+    """The model, on its device and in its dtype, and the tokenizer."""
+    name = settings.name
+    path: str | Path = TINY if name == "tiny" else Path(name).expanduser()
+    if name != "tiny" and not Path(path).exists():
+        if name.startswith((".", "/", "~")):
+            raise UserError(f"model.name: no directory {name}{_nearby(Path(path))}")
+        path = name
+    device = pick_device(settings.device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, settings.dtype))
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"model.name: {name} cannot be loaded: {reason}") from None
+    check_tokenizer(tokenizer, name)
+    return model.to(device), tokenizer
+
+
+def check_tokenizer(tokenizer: Any, name: str) -> None:
+    """Without an end-of-sequence token every response would run into the limit."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.name: the tokenizer of {name} has no end-of-sequence token; set its eos_token")
+
+
+def pad_id(tokenizer: Any) -> int:
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
+def pick_device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device: cuda is asked for and there is no CUDA GPU here; use auto or cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def describe(model: Any) -> str:
+    """One line about a model for the display: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    return f"{type(model).__name__}, {millions:,.1f} M parameters, {dtype} on {next(model.parameters()).device.type}"
+
+
+def _nearby(path: Path) -> str:
+    try:
+        names = [p.name for p in path.parent.iterdir() if p.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""

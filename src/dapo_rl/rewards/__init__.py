@@ -1,0 +1,23 @@
+"""Text in, verdicts out: math answers, exact answers, reasoning-gym's scorers, and functions of one's own."""
+
+from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
+from dapo_rl.rewards.build import as_verifier, build_verifier
+from dapo_rl.rewards.combined import CombinedVerifier
+from dapo_rl.rewards.exact import ExactVerifier
+from dapo_rl.rewards.gym import GymVerifier
+from dapo_rl.rewards.math_rule import MathVerifier
+from dapo_rl.rewards.user import UserVerifier, load_function
+
+__all__ = [
+    "CombinedVerifier",
+    "ExactVerifier",
+    "GymVerifier",
+    "MathVerifier",
+    "UserVerifier",
+    "answers_equal",
+    "as_verifier",
+    "build_verifier",
+    "extract_answer",
+    "load_function",
+    "normalize_answer",
+]

@@ -1,0 +1,22 @@
+"""The strictest verifier: the whole response is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dapo_rl.config import RewardSettings
+from dapo_rl.rewards.math_rule import ground_truth
+from dapo_rl.types import Prompt, Sample, Verdict
+
+
+class ExactVerifier:
+    """Correct where the response, without white space around it, is the ground truth."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.settings = settings
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        truth = ground_truth(prompt).strip()
+        right = Verdict(self.settings.correct, True, "correct")
+        wrong = Verdict(self.settings.wrong, False, "wrong")
+        return [right if sample.text.strip() == truth else wrong for sample in samples]

@@ -1,0 +1,110 @@
+"""The scorers of reasoning-gym, for prompts that its data sets generated."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from dapo_rl.config import RewardSettings
+from dapo_rl.errors import UserError
+from dapo_rl.rewards.answers import extract_answer
+from dapo_rl.rewards.hostile import is_inert_python
+from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
+
+SOURCE_PREFIX = "reasoning_gym:"
+_EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
+
+
+class GymVerifier:
+    """Asks the data set that made the prompt; correct from `reward.threshold` on.
+
+    The answer is the last `Answer:` line, else what stands in `<answer>…</answer>`, else the whole response.
+    """
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.settings = settings
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        if not prompt.data_source.startswith(SOURCE_PREFIX):
+            raise UserError(
+                f"prompt {prompt.id}: reward.verifier=gym needs prompts of reasoning-gym, but its data_source is "
+                f"{prompt.data_source!r}; set data.train to reasoning_gym:NAME, or choose another verifier"
+            )
+        scorer, evaluates = _scorer(prompt.data_source.removeprefix(SOURCE_PREFIX), _parameters(prompt))
+        entry = {
+            "question": prompt.columns.get("question", prompt.text),
+            "answer": prompt.columns.get("answer", prompt.answer),
+            "metadata": prompt.columns.get("metadata", {}),
+        }
+        return [self._judge(scorer, evaluates, entry, sample) for sample in samples]
+
+    def _judge(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Sample) -> Verdict:
+        answer = gym_answer(sample.text)
+        if answer != entry["answer"] and evaluates and not is_inert_python(answer):
+            return Verdict(self.settings.wrong, False, "wrong", answer, "not evaluated: more than arithmetic or a list")
+        try:
+            score = float(scorer.score_answer(answer, entry))
+        except Exception as error:
+            detail = f"{type(scorer).__name__}.score_answer: {type(error).__name__}: {error}"
+            status: VerdictStatus = "unparseable" if _works(scorer, entry) else "error"
+            return Verdict(self.settings.wrong, False, status, answer, detail)
+        if score >= min(self.settings.threshold, 1.0):
+            return Verdict(self.settings.correct, True, "correct", answer)
+        return Verdict(self.settings.wrong, False, "wrong", answer)
+
+
+def _works(scorer: Any, entry: dict[str, Any]) -> bool:
+    """Whether it can score the entry's own answer. A few scorers raise where they cannot read a response's."""
+    try:
+        scorer.score_answer(entry["answer"], entry)
+    except Exception:
+        return False
+    return True
+
+
+def gym_answer(text: str) -> str:
+    answer = extract_answer(text)
+    if answer is not None:
+        return answer
+    before, closing, _ = text.rpartition("</answer>")
+    _, opening, inside = before.rpartition("<answer>")
+    return inside.strip() if closing and opening else text.strip()
+
+
+@lru_cache(maxsize=256)
+def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
+    """The data set as a scorer, made once for each set of parameters, and whether it evaluates what it scores."""
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise UserError(
+            f"reasoning_gym:{name}: reasoning-gym cannot be imported ({error}); pip install 'dapo-rl[gym]'"
+        ) from None
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see reasoning_gym.factory.DATASETS for the names"
+        raise UserError(f"reasoning_gym:{name}: no such data set; {hint}")
+    try:
+        dataset = reasoning_gym.create_dataset(name, **{**json.loads(parameters), "size": 1, "seed": 0})
+    except Exception as error:
+        raise UserError(f"reasoning_gym:{name}: its scorer cannot be made: {type(error).__name__}: {error}") from error
+    return dataset, _evaluates(dataset)
+
+
+def _parameters(prompt: Prompt) -> str:
+    parameters = prompt.columns.get("gym_parameters")
+    return json.dumps(dict(parameters), sort_keys=True, default=str) if isinstance(parameters, Mapping) else "{}"
+
+
+def _evaluates(dataset: Any) -> bool:
+    """Whether the scorer evaluates the answer as Python, as some do to read a list or an expression."""
+    try:
+        return _EVALUATES.search(inspect.getsource(dataset.score_answer)) is not None
+    except (OSError, TypeError):
+        return True

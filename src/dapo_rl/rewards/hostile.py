@@ -1,0 +1,135 @@
+"""What a model wrote is data. These checks decide, from the text alone, what may reach a parser that computes."""
+
+from __future__ import annotations
+
+import re
+
+MAX_EXPRESSION_CHARS = 300
+MAX_DEPTH = 10
+MAX_POWER = 10_000
+"""Bound on the product of exponents that can stack up: numbers stay below some ten million bits."""
+MAX_SYMBOLIC_POWER = 30
+"""The same for powers of brackets where there are variables: such powers are multiplied out term by term."""
+
+_KNOWN_COMMAND = re.compile(
+    "frac|sqrt|binom|pi|infty|cdot|times|div|pm|le|leq|ge|geq|lt|gt|ne|neq|in|cup|cap|setminus|emptyset|varnothing"
+    "|log|ln|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|lfloor|rfloor|lceil|rceil|lvert|rvert|text|mathbb|begin|end"
+    "|alpha|beta|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|varphi|psi|omega"
+)
+_ALPHABET = re.compile(r"[A-Za-z0-9 +\-*/^_=<>()\[\]{}|,.;:!&\\]*")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:[pb]?matrix)\}|\\mathbb\{[A-Z]\}")
+_SMALL_BINOMIAL = re.compile(r"\\binom\{(?:[0-9]{1,3}|[A-Za-z])\}\{(?:[0-9]{1,3}|[A-Za-z])\}")
+_REFUSED = re.compile(
+    r"__|[A-Za-z]\.|\.[A-Za-z]"  # nothing that could be read as an attribute
+    r"|\)_|\|[_^]"  # falling factorials, substitutions
+    r"|[0-9][eE][+-]?[0-9]{3}"  # 1e999 is computed digit by digit
+    r"|[A-Za-z]{5}"  # words are compared as text
+    r"|[0-9]{101}"
+)
+
+
+def is_small_latex(text: str) -> bool:
+    """Whether a LaTeX expression is small, uses known commands only, and can be computed without blowing up."""
+    if len(text) > MAX_EXPRESSION_CHARS or not _ALPHABET.fullmatch(text):
+        return False
+    if not all(_KNOWN_COMMAND.fullmatch(command) for command in _COMMAND.findall(text)):
+        return False
+    if any(text.count(sign) > 8 for sign in ("|", "_", r"\cup", r"\cap")):  # slow to parse, or to compute
+        return False
+    if text.count(r"\binom") != len(_SMALL_BINOMIAL.findall(text)):
+        return False
+    bare = _ENVIRONMENT.sub(" ", text)
+    if r"\begin" in bare or r"\end" in bare or r"\mathbb" in bare or _REFUSED.search(_COMMAND.sub(" ", bare)):
+        return False
+    return _is_shallow(text) and powers_are_small(text)
+
+
+_CALL = re.compile(r"(\w*)\s*\(")
+_KNOWN_FUNCTION = re.compile("|sin|cos|tan|sec|csc|cot|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs")
+_GROWTH = re.compile(r"(?:exp|sinh|cosh)\s*\(")
+_PYTHON_ALPHABET = re.compile(r"[A-Za-z0-9\s+\-*/^()\[\]{},.'\"_!]*")
+_PYTHON_REFUSED = re.compile(
+    r"__|[A-Za-z_)\]}'\"]\s*\.|\.\s*[A-Za-z_]"  # attributes
+    r"|[)\]}'\"]\s*\("  # a call of something that is not a name
+    r"|\b(?:for|lambda|if|await|yield)\b"
+    r"|[0-9][eE][+-]?[0-9]{3}"
+    r"|[0-9]{101}"
+)
+
+
+def is_inert_python(text: str) -> bool:
+    """Whether text that a scorer hands to `eval` or sympy's `parse_expr` can do no more than arithmetic or a list."""
+    if len(text) > 10 * MAX_EXPRESSION_CHARS or not _PYTHON_ALPHABET.fullmatch(text) or _PYTHON_REFUSED.search(text):
+        return False
+    if not all(_KNOWN_FUNCTION.fullmatch(name) for name in _CALL.findall(text)):
+        return False
+    if "*" in text and re.search(r"[\[{'\"]", text):  # [0] * 10 ** 9
+        return False
+    if any(_GROWTH.search(text[m.end() : _closing(text, m.end() - 1)]) for m in _GROWTH.finditer(text)):
+        return False
+    return _is_shallow(text) and powers_are_small(text)
+
+
+def _is_shallow(text: str) -> bool:
+    """Brackets nest little, and braces are balanced."""
+    depth = braces = 0
+    for char in text:
+        if char in "({[":
+            depth += 1
+            braces += char == "{"
+        elif char in ")}]":
+            depth -= 1
+            braces -= char == "}"
+        if depth > MAX_DEPTH or braces < 0:
+            return False
+    return braces == 0
+
+
+_FACTORIAL = re.compile(r"(?<![0-9^])(?:[0-9]{1,3}|[A-Za-z])!")
+_EXPONENT_HEAD = re.compile(r"[+-]*(\\[A-Za-z]+)?([A-Za-z0-9.]*)")
+
+
+def powers_are_small(text: str) -> bool:
+    """No tower of powers, no power or factorial beyond what is computed in an instant.
+
+    Exponents of brackets can stack, `((9^9)^9)^9`, and are multiplied; those of a number or a letter cannot.
+    """
+    text = re.sub(r"[\s,_]|\\[,;:! ]", "", text.replace("**", "^"))
+    if text.count("!") != len(_FACTORIAL.findall(text)):
+        return False
+    single = stacked = 1.0
+    for match in re.finditer(r"\^", text):
+        exponent, end = _exponent(text, match.end())
+        if re.search(r"\^|!|\\binom|0[xXbBoO]", exponent) or text[end : end + 1] in ("^", "!"):
+            return False
+        size = 1.0
+        for number in re.findall(r"[0-9]{1,300}(?:\.[0-9]+)?", exponent):
+            size *= max(1.0, float(number))
+        if match.start() and text[match.start() - 1] in ")}]|":
+            stacked *= size
+        else:
+            single = max(single, size)
+    symbolic = re.search("[A-Za-z]", _COMMAND.sub("", text)) is not None
+    return stacked <= (MAX_SYMBOLIC_POWER if symbolic else MAX_POWER) and single * stacked <= MAX_POWER
+
+
+def _exponent(text: str, start: int) -> tuple[str, int]:
+    """The exponent that starts here, and where it ends: a word, a bracket, or a command or function of brackets."""
+    head = _EXPONENT_HEAD.match(text, start)
+    assert head is not None  # every part of it may be empty
+    end = head.end()
+    brackets = 0
+    while text[end : end + 1] in ("{", "(", "[") and (head[1] or brackets == 0):
+        end = _closing(text, end)
+        brackets += 1
+    return text[start:end], end
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] in "({[") - (text[index] in ")}]")
+        if depth == 0:
+            return index + 1
+    return len(text)

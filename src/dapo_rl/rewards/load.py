@@ -1,0 +1,81 @@
+"""Finds the function that a setting names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dapo_rl.errors import UserError
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function of `module:name` or `file.py:name`; a file is relative to the current directory."""
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise UserError(f"{spec!r}: a function is named module:name or file.py:name, for example rewards.py:score")
+    module = _load_file(Path(where).expanduser(), spec) if where.endswith(".py") else _load_module(where, spec)
+    try:
+        function = getattr(module, name)
+    except AttributeError:
+        close = difflib.get_close_matches(name, [n for n in vars(module) if callable(vars(module)[n])], n=1)
+        hint = f"; did you mean {where}:{close[0]}?" if close else ""
+        raise UserError(f"{spec}: {where} has no {name!r}{hint}") from None
+    if not callable(function):
+        raise UserError(f"{spec}: it is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        close = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
+        hint = f"; did you mean {path.with_name(close[0])}?" if close else ""
+        raise UserError(f"{spec}: no such file: {path} (from {Path.cwd()}){hint}")
+    path = path.resolve()
+    # Two functions of one file share one module; a file that has changed is read again.
+    name = f"_dapo_rl_user_{path.stem}_{zlib.crc32(f'{path} {path.stat().st_mtime_ns}'.encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise UserError(f"{spec}: {path} cannot be imported as Python")
+    module = importlib.util.module_from_spec(module_spec)
+    _make_importable(path.parent)
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _import_error(spec, error) from error
+    return module
+
+
+def _load_module(name: str, spec: str) -> ModuleType:
+    _make_importable(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"{spec}: no module {error.name!r}, neither installed nor in {Path.cwd()}; a file is named file.py:name"
+            ) from None
+        raise _import_error(spec, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_error(spec, error) from error
+
+
+def _make_importable(directory: Path) -> None:
+    """Last on the path, so that a user's file finds its neighbours and hides no installed package."""
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
+def _import_error(spec: str, error: BaseException) -> UserError:
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return UserError(f"{spec}: importing it failed: {text}")

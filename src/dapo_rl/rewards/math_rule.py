@@ -1,0 +1,50 @@
+"""The verifier for mathematics: right or wrong by the final answer alone, as in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dapo_rl.config import RewardSettings
+from dapo_rl.errors import UserError
+from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
+from dapo_rl.types import Prompt, Sample, Verdict
+
+
+class MathVerifier:
+    """Compares the last `Answer:` line with the ground truth. A truncated response counts by its text."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        self.settings = settings
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        truth = final_answer(ground_truth(prompt))
+        answers = [extract_answer(sample.text, self.settings.boxed) for sample in samples]
+        # A group's samples often agree, and an equivalence can take seconds.
+        verdicts = {answer: self._judge(answer, truth) for answer in set(answers)}
+        return [verdicts[answer] for answer in answers]
+
+    def _judge(self, answer: str | None, truth: str) -> Verdict:
+        correct, wrong = self.settings.correct, self.settings.wrong
+        if answer is None:
+            return Verdict(wrong, False, "unparseable")
+        try:
+            if answers_equal(answer, truth, self.settings.timeout_s):
+                return Verdict(correct, True, "correct", answer)
+            return Verdict(wrong, False, "wrong", answer)
+        except TimeoutError as error:
+            return Verdict(wrong, False, "timeout", answer, f"comparing {answer!r} with {truth!r}: {error}")
+        except Exception as error:
+            return Verdict(wrong, False, "error", answer, f"{type(error).__name__}: {error}")
+
+
+def ground_truth(prompt: Prompt) -> str:
+    if prompt.answer is None or not prompt.answer.strip():
+        raise UserError(
+            f"prompt {prompt.id}: it has no ground truth to compare with; set data.answer_key to its column"
+        )
+    return prompt.answer
+
+
+def final_answer(truth: str) -> str:
+    """The answer itself, where the data gives a worked solution with the answer in a `\\boxed{…}`, as MATH does."""
+    return last_boxed(truth) or truth.strip()

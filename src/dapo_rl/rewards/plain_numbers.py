@@ -1,0 +1,45 @@
+"""Answers that are plain numbers, as exact fractions: no floating point, no evaluation."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MAX_DIGITS = 100
+MAX_EXPONENT = 100
+
+# Sizes are bounded in the pattern, so that a number of any length or exponent is refused before it is computed.
+_DIGITS = rf"[0-9]{{1,{MAX_DIGITS}}}"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]{{0,{MAX_DIGITS}}})?|\.{_DIGITS})"
+_EXPONENT = r"[+-]?[0-9]{1,3}"
+_DECIMAL_FORM = re.compile(
+    rf"(?P<mantissa>[+-]?{_DECIMAL})"
+    rf"(?:[eE](?P<e>{_EXPONENT})|(?:\\times|\\cdot|\*|x) ?10\^(?:\{{(?P<braced>{_EXPONENT})\}}|(?P<bare>[0-9])))?"
+)
+_POWER_OF_TEN = re.compile(rf"(?P<sign>[+-]?)10\^(?:\{{(?P<braced>{_EXPONENT})\}}|(?P<bare>[0-9]))")
+_FRACTION_FORM = re.compile(
+    rf"(?P<sign>[+-]?)(?:(?P<whole>{_DIGITS})(?: |(?=\\)))?"
+    rf"(?:\\frac\{{(?P<top>[+-]?{_DECIMAL})\}}\{{(?P<bottom>{_DECIMAL})\}}|(?P<a>{_DECIMAL})/(?P<b>{_DECIMAL}))"
+)
+
+
+def plain_number(text: str) -> Fraction | None:
+    """The value of an integer, decimal, fraction, mixed number or scientific notation; None for anything else."""
+    if match := _DECIMAL_FORM.fullmatch(text):
+        exponent = int(match["e"] or match["braced"] or match["bare"] or 0)
+        return Fraction(match["mantissa"]) * _power_of_ten(exponent) if abs(exponent) <= MAX_EXPONENT else None
+    if match := _POWER_OF_TEN.fullmatch(text):
+        exponent = int(match["braced"] or match["bare"])
+        power = _power_of_ten(exponent) if abs(exponent) <= MAX_EXPONENT else None
+        return -power if power is not None and match["sign"] == "-" else power
+    if match := _FRACTION_FORM.fullmatch(text):
+        top, bottom = Fraction(match["top"] or match["a"]), Fraction(match["bottom"] or match["b"])
+        if bottom == 0:
+            return None
+        value = int(match["whole"] or 0) + top / bottom
+        return -value if match["sign"] == "-" else value
+    return None
+
+
+def _power_of_ten(exponent: int) -> Fraction:
+    return Fraction(10) ** exponent

@@ -1,0 +1,71 @@
+"""The Engine protocol: turns prompts into samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dapo_rl.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One group to sample: `count` responses to one prompt."""
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    count: int
+    params: SamplingParams
+    seed: int
+    """With the sample's index and the token's position it decides every random number of the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    request_id: str
+    index: int
+    """Which of the request's samples it is."""
+    sample: Sample
+
+
+class Engine(Protocol):
+    """What is sampled depends on requests and weights alone, never on how requests were batched."""
+
+    version: int
+    """The weight version that samples now."""
+
+    @property
+    def pending(self) -> int:
+        """Samples submitted and not yet returned."""
+        ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def poll(self) -> list[Completion]:
+        """Advances, and returns the samples that finished; empty only where nothing is pending."""
+        ...
+
+    def cancel(self, request_id: str) -> int:
+        """Forgets a request; returns the tokens that had been generated for it and are lost."""
+        ...
+
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """Work in flight, for a checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...

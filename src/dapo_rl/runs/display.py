@@ -1,0 +1,158 @@
+"""What the user sees while a run goes on: a live table on a terminal, one line a step anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from dapo_rl.config import Config
+from dapo_rl.runs.format import closing_rows, count, duration, fixed, length, number, percent, printable
+
+Metrics = Mapping[str, float | None]
+
+
+class Display(Protocol):
+    """Used as a context manager, so that the terminal is whole again when an error is printed."""
+
+    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None: ...
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """What is going on now, and how far it is."""
+
+    def step(self, step: int, metrics: Metrics) -> None: ...
+
+    def note(self, text: str) -> None:
+        """A message that stays."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_display(stream: TextIO | None = None) -> Display:
+    """The display for standard output, or for another stream."""
+    stream = stream or sys.stdout
+    if stream.isatty():
+        from rich.console import Console
+
+        from dapo_rl.runs.live import LiveDisplay
+
+        console = Console(file=stream)
+        if not console.is_dumb_terminal:
+            return LiveDisplay(console)
+    return PlainDisplay(stream)
+
+
+class Pace:
+    """How long the rest takes, from the last steps."""
+
+    def __init__(self, total_steps: int, steps_done: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._clock = total_steps, clock
+        self._last = clock()
+        self._seconds: deque[float] = deque(maxlen=20)
+        self.done = steps_done
+
+    def step(self, step: int, reported_seconds: float) -> None:
+        now = self._clock()
+        # What goes before the first step happens once, so the step's own time is the better guide there.
+        own = not self._seconds and reported_seconds == reported_seconds
+        self._seconds.append(reported_seconds if own else now - self._last)
+        self._last, self.done = now, step
+
+    @property
+    def seconds_per_step(self) -> float:
+        return sum(self._seconds) / len(self._seconds) if self._seconds else float("nan")
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0, self._total - self.done) * self.seconds_per_step
+
+
+class PlainDisplay:
+    """One aligned line a step, for pipes and log files; ASCII, 140 columns at most."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._total, self._groups = 0, 0
+        self._pace = Pace(0, 0, clock)
+
+    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
+        self._total, self._groups = total_steps, config.sampling.prompts_per_step
+        self._pace = Pace(total_steps, steps_done, self._clock)
+        self._print(headline(total_steps, config, model_description, steps_done))
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        pass
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        self._pace.step(step, number(metrics, "timing_s/step"))
+        self._print(step_line(step, self._total, self._groups, metrics, self._pace.seconds_left))
+        accuracy = number(metrics, "eval/accuracy")
+        if accuracy == accuracy:
+            self._print(f"eval {step:>{len(str(self._total))}}/{self._total}  held-out accuracy {percent(accuracy, 1)}")
+
+    def note(self, text: str) -> None:
+        self._print(printable(text))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        rows = closing_rows(summary)
+        width = max(len(name) for name, _ in rows)
+        for name, text in rows:
+            self._print(f"{name:<{width}}  {printable(text)}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def _print(self, line: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        self._stream.flush()
+
+
+def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
+    """What is about to run, in one line."""
+    model = f"{config.model.name} ({model_description})" if model_description else config.model.name
+    source = config.data.train if isinstance(config.data.train, str) else config.data.train.source
+    steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else f"{total_steps} steps"
+    sampling = config.sampling
+    shape = f"{sampling.prompts_per_step} groups of {sampling.group_size}"
+    updates = f"{config.updates_per_step} update{'s' if config.updates_per_step > 1 else ''} a step"
+    return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
+
+
+def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left: float) -> str:
+    """Everything worth a glance; columns keep their place from one step to the next."""
+
+    def value(name: str) -> float:
+        return number(metrics, name)
+
+    digits, width = len(str(total)), max(2, len(str(groups)))
+    clip = f"+{percent(value('actor/pg_clipfrac_high'), 1)}/-{percent(value('actor/pg_clipfrac_low'), 1)}"
+    clip = clip.replace("%", "", 1)
+    kept, right, wrong = (fixed(value(f"sampling/{fate}"), 0) for fate in ("kept", "all_correct", "all_wrong"))
+    speed, seconds = count(value("perf/throughput")), duration(value("timing_s/step"))
+    fields = [
+        f"step {step:>{digits}}/{total}",
+        f"acc {fixed(value('acc/mean')):>4} reward {fixed(value('reward/mean')):>5}",
+        f"len {length(value('response_length/mean')):>5} cut {percent(value('response_length/clip_ratio')):>3}",
+        f"ent {fixed(value('actor/entropy')):>4} clip {clip:>10}",
+        f"{kept:>{width}} kept {right:>{width}} right {wrong:>{width}} wrong",
+        f"{speed:>5} tok/s",
+        f"{seconds:>5} left {duration(seconds_left)}",
+    ]
+    # Very large numbers close the columns up, and at last push out the one that is missed least.
+    narrow, narrower = " ".join(fields), " ".join(" ".join(fields[:-2] + fields[-1:]).split())
+    return next((line for line in ("  ".join(fields), narrow) if len(line) <= 140), narrower)

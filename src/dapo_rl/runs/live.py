@@ -1,0 +1,162 @@
+"""The display on a terminal: progress, the current phase, and the latest metrics with their trend."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from threading import RLock
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.config import Config
+from dapo_rl.runs.display import Metrics, Pace, headline
+from dapo_rl.runs.format import (
+    closing_rows,
+    count,
+    dropped,
+    duration,
+    fixed,
+    length,
+    number,
+    percent,
+    printable,
+    sparkline,
+)
+
+TREND_STEPS = 30
+
+ROWS: list[tuple[str, str, Callable[[float], str]]] = [
+    ("reward", "reward/mean", fixed),
+    ("accuracy", "acc/mean", fixed),
+    ("held-out accuracy", "eval/accuracy", lambda share: percent(share, 1)),
+    ("entropy", "actor/entropy", fixed),
+    ("response length", "response_length/mean", length),
+    ("cut off", "response_length/clip_ratio", lambda share: percent(share, 1)),
+    ("clipped high", "actor/pg_clipfrac_high", lambda share: percent(share, 2)),
+    ("clipped low", "actor/pg_clipfrac_low", lambda share: percent(share, 2)),
+    ("groups drawn", "sampling/drawn", count),
+    ("tokens per second", "perf/throughput", count),
+    ("seconds per step", "timing_s/step", lambda seconds: fixed(seconds, 1)),
+]
+"""What the table shows: a name, the metric, and how its value is written."""
+
+
+class LiveDisplay:
+    """Redrawn in place; notes scroll by above it."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        # The screen is drawn by a thread of its own, which must not meet half an update.
+        self._lock = RLock()
+        self._live: Live | None = None
+        self._head = ""
+        self._total = 0
+        self._pace = Pace(0, 0, clock)
+        self._spinner = Spinner("line" if console.options.ascii_only else "dots")
+        self._phase: tuple[str, int | None, int | None] | None = None
+        self._latest: dict[str, float | None] = {}
+        self._trends: dict[str, deque[float]] = {name: deque(maxlen=TREND_STEPS) for _, name, _ in ROWS}
+
+    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
+        self.stop()
+        self._head = headline(total_steps, config, model_description, steps_done)
+        self._total = total_steps
+        self._pace = Pace(total_steps, steps_done, self._clock)
+        self._live = Live(self, console=self._console, refresh_per_second=4)
+        self._live.start()
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        with self._lock:
+            self._phase = (printable(name), done, total)
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        with self._lock:
+            self._pace.step(step, number(metrics, "timing_s/step"))
+            self._latest = dict(metrics)
+            for name, trend in self._trends.items():
+                if name != "eval/accuracy" or metrics.get(name) is not None:
+                    trend.append(number(metrics, name))
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(printable(text)))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._phase = None
+        self.stop()
+        table = Table.grid(padding=(0, 2))
+        for name, text in closing_rows(summary):
+            table.add_row(Text(name, style="bold"), Text(printable(text), overflow="fold"))
+        self._console.print()
+        self._console.print(table)
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __rich__(self) -> RenderableType:
+        with self._lock:
+            return Group(
+                Text(self._head, style="bold", no_wrap=True, overflow="ellipsis"),
+                self._progress(),
+                self._phase_line(),
+                self._table(),
+                self._groups_line(),
+            )
+
+    def _progress(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        left = duration(self._pace.seconds_left)
+        grid.add_row(
+            Text(f"step {self._pace.done}/{self._total}"),
+            ProgressBar(total=max(self._total, 1), completed=self._pace.done),
+            Text(f"{left} left" if left != "-" else ""),
+        )
+        return grid
+
+    def _phase_line(self) -> RenderableType:
+        if self._phase is None:
+            return Text("")
+        name, done, total = self._phase
+        progress = "" if done is None else f" {done}" if total is None else f" {done}/{total}"
+        self._spinner.update(text=Text(name + progress, style="cyan", no_wrap=True, overflow="ellipsis"))
+        return self._spinner
+
+    def _table(self) -> RenderableType:
+        ramp = " .:-=+*#" if self._console.options.ascii_only else "▁▂▃▄▅▆▇█"
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True, min_width=8)
+        table.add_column(style="blue", no_wrap=True, overflow="crop", min_width=TREND_STEPS)
+        for label, name, write in ROWS:
+            trend = self._trends[name]
+            if any(value == value for value in trend):
+                table.add_row(label, write(trend[-1]), Text(sparkline(trend, ramp)))
+        return table
+
+    def _groups_line(self) -> RenderableType:
+        kept = number(self._latest, "sampling/kept")
+        if kept != kept:
+            return Text("")
+        reasons = ", ".join(dropped(self._latest)) or "none"
+        return Text(f"groups  {kept:.0f} kept  dropped: {reasons}")

@@ -1,0 +1,235 @@
+"""report.png: a run at a glance. The paper's four curves, held-out accuracy, clipping, and the fate of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from dapo_rl.runs.files import beside
+
+Values = NDArray[np.float64]
+Rows = Sequence[Mapping[str, Any]]
+Evaluations = Sequence[tuple[int, float | None]]
+
+# Okabe and Ito's palette, which stays apart for colour-blind eyes.
+BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+SKY, PURPLE, YELLOW, GREY, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#999999", "#222222"
+
+FATES = {
+    "kept": ("kept", BLUE),
+    "all_correct": ("all right", GREEN),
+    "all_wrong": ("all wrong", VERMILION),
+    "no_spread": ("no spread", YELLOW),
+    "filtered": ("own filter", PURPLE),
+    "surplus": ("surplus", SKY),
+    "stale": ("stale", ORANGE),
+    "verifier_error": ("verifier error", BLACK),
+}
+"""The label and colour of each fate of a group, in the order in which they are stacked."""
+
+SMOOTH_BEYOND = 20
+"""Steps from which on a smoothed line is drawn over the raw one."""
+
+
+def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str) -> None:
+    """Draws the lines of metrics.jsonl and (step, held-out accuracy) pairs into a PNG."""
+    with beside(path) as draft:
+        report_figure(metrics, evaluations, title).savefig(draft, format="png")
+
+
+def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
+    rows = sorted(metrics, key=lambda row: row["step"])
+    figure = Figure(figsize=(19, 8.6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
+    length, reward, entropy, probability, held_out, clipping, fates, all_right = figure.subplots(2, 4).flat
+    _length(length, rows)
+    _reward(reward, rows)
+    _entropy(entropy, rows)
+    _probability(probability, rows)
+    _held_out(held_out, rows, evaluations)
+    _clipping(clipping, rows)
+    _fates(fates, rows)
+    _all_right(all_right, rows)
+    steps = [row["step"] for row in rows] + [step for step, _ in evaluations] or [0]
+    for axis in (length, reward, entropy, probability, held_out, clipping, fates, all_right):
+        _finish(axis, min(steps), max(steps))
+    return figure
+
+
+def _length(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Response length", "tokens")
+    _line(axis, rows, "response_length/max", SKY, "longest", faint=True)
+    _line(axis, rows, "response_length/mean", BLUE, "mean")
+    _from_zero(axis)
+    _legend(axis)
+
+
+def _reward(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Reward and training accuracy", "mean over samples")
+    _line(axis, rows, "reward/mean", BLUE, "reward, shaped")
+    _line(axis, rows, "acc/mean", ORANGE, "accuracy")
+    _legend(axis)
+
+
+def _entropy(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Entropy", "nats per token")
+    _line(axis, rows, "actor/entropy", GREEN)
+    _from_zero(axis)
+
+
+def _probability(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Mean probability of sampled tokens", "probability")
+    _line(axis, rows, "actor/prob", PURPLE)
+
+
+def _held_out(axis: Axes, rows: Rows, evaluations: Evaluations) -> None:
+    known = sorted((step, accuracy) for step, accuracy in evaluations if accuracy is not None and np.isfinite(accuracy))
+    if not known:
+        _head(axis, "Reward (no held-out prompts)", "mean over samples")
+        _line(axis, rows, "reward/mean", BLUE)
+        return
+    _head(axis, "Held-out accuracy", "share of samples that are right")
+    steps, accuracies = zip(*known, strict=True)
+    axis.plot(steps, accuracies, color=VERMILION, marker="o", markersize=5 if len(steps) <= 60 else 2)
+    rising = accuracies[-1] >= accuracies[0]
+    _value_label(axis, known[-1], "right", above=rising)
+    if len(known) > 1:
+        _value_label(axis, known[0], "left", above=not rising)
+    axis.margins(y=0.2)
+    axis.yaxis.set_major_formatter(_percent)
+
+
+def _clipping(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Clipped tokens", "share of trained tokens")
+    _line(axis, rows, "actor/pg_clipfrac_high", BLUE, "at the upper bound")
+    _line(axis, rows, "actor/pg_clipfrac_low", ORANGE, "at the lower bound")
+    _from_zero(axis, headroom=0.4)
+    axis.yaxis.set_major_formatter(_percent)
+    lines, labels = axis.get_legend_handles_labels()
+    if np.isfinite(_values(rows, "actor/clipped_high_prob")).any():
+        right = axis.twinx()
+        _line(right, rows, "actor/clipped_high_prob", GREY, "mean probability at the upper bound (right)")
+        _from_zero(right, headroom=0.4)
+        right.set_ylabel("mean probability", color="#666666")
+        right.spines["top"].set_visible(False)
+        more_lines, more_labels = right.get_legend_handles_labels()
+        lines, labels = [*lines, *more_lines], [*labels, *more_labels]
+    _legend(axis, lines, labels, loc="upper left")
+
+
+def _fates(axis: Axes, rows: Rows) -> None:
+    _head(axis, "What became of the groups drawn", "groups per step")
+    steps = _values(rows, "step")
+    counts = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in FATES}
+    counts = {fate: values for fate, values in counts.items() if values.any()}
+    if not counts:
+        return
+    labels = [FATES[fate][0] for fate in counts]
+    colors = [FATES[fate][1] for fate in counts]
+    heights = [smooth(values) if len(steps) > SMOOTH_BEYOND else values for values in counts.values()]
+    if len(steps) == 1:
+        bottoms = np.cumsum([0.0, *(values[0] for values in heights)])
+        for label, color, values, bottom in zip(labels, colors, heights, bottoms[:-1], strict=True):
+            axis.bar(steps, values, width=0.5, bottom=bottom, label=label, color=color)
+    else:
+        axis.stackplot(steps, heights, labels=labels, colors=colors, alpha=0.85, linewidth=0)
+    _from_zero(axis, headroom=0.4)
+    _legend(axis, loc="upper left", ncols=3)
+
+
+def _all_right(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Prompts that are all right", "share of the groups drawn")
+    _line(axis, rows, "sampling/all_correct_share", GREEN)
+    _from_zero(axis)
+    axis.yaxis.set_major_formatter(_percent)
+
+
+def _head(axis: Axes, title: str, unit: str) -> None:
+    axis.set_title(title, loc="left", fontsize=12)
+    axis.set_ylabel(unit)
+
+
+def _legend(
+    axis: Axes, lines: Sequence[Any] = (), labels: Sequence[str] = (), *, loc: str = "best", ncols: int = 1
+) -> None:
+    if not lines:
+        lines, labels = axis.get_legend_handles_labels()
+    if lines:
+        axis.legend(lines, labels, loc=loc, ncols=ncols, fontsize=9, framealpha=0.85, edgecolor="none")
+
+
+def _from_zero(axis: Axes, headroom: float = 0.08) -> None:
+    """A scale that starts at zero, with room above the data for what stands there."""
+    top = axis.dataLim.y1
+    axis.set_ylim(0, top * (1 + headroom) if np.isfinite(top) and top > 0 else 1)
+
+
+def _value_label(axis: Axes, point: tuple[int, float], side: str, *, above: bool) -> None:
+    offset = (0, 8 if above else -16)
+    axis.annotate(f"{point[1]:.1%}", point, xytext=offset, textcoords="offset points", ha=side, color=BLACK)
+
+
+def _finish(axis: Axes, first: int, last: int) -> None:
+    margin = max(0.04 * (last - first), 0.5)
+    axis.set_xlim(first - margin, last + margin)
+    axis.set_xlabel("rollout step")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    if not axis.has_data():
+        axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color=GREY)
+
+
+def _line(axis: Axes, rows: Rows, name: str, color: str, label: str = "", *, faint: bool = False) -> None:
+    """The raw values light and, where there are many, their moving mean over them."""
+    values = _values(rows, name)
+    if not np.isfinite(values).any():
+        return
+    steps = _values(rows, "step")
+    many = len(values) > SMOOTH_BEYOND
+    style: dict[str, Any] = {"color": color, "linewidth": 1.0 if many else 1.6}
+    if many or faint:
+        style["alpha"] = 0.3 if len(values) < 1000 else 0.2
+    if not many:
+        style["marker"] = "o"
+        style["markersize"] = 3.5
+    shown_once: dict[str, Any] = {"label": label} if label else {}
+    if many and not faint:
+        axis.plot(steps, values, **style)
+        axis.plot(steps, smooth(values), color=color, linewidth=1.8, **shown_once)
+    else:
+        axis.plot(steps, values, **style, **shown_once)
+
+
+def smooth(values: Values) -> Values:
+    """The centred mean over about a twentieth of the values; missing values are left out of it."""
+    half = max(2, len(values) // 40)
+    known = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(known)))
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    number = counts[high] - counts[low]
+    means: Values = np.where(number > 0, (sums[high] - sums[low]) / np.maximum(number, 1), np.nan)
+    return means
+
+
+def _values(rows: Rows, name: str) -> Values:
+    return np.array([float(row[name]) if _is_number(row.get(name)) else np.nan for row in rows], dtype=np.float64)
+
+
+def _percent(share: float, position: float) -> str:
+    return f"{100 * share:.3g}%"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and bool(np.isfinite(value))

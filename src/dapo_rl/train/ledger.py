@@ -1,0 +1,28 @@
+"""Where the generated tokens went: every one of them in exactly one column."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dapo_rl.rollout.sampler import Fill
+from dapo_rl.types import Batch
+
+
+class Ledger:
+    def __init__(self, counts: dict[str, int] | None = None) -> None:
+        self._counts: Counter[str] = Counter(counts or {})
+
+    def add(self, fill: Fill, batch: Batch) -> None:
+        self._counts["total"] += fill.tokens_generated
+        for group in batch.samples:
+            for sample in group:
+                self._counts["trained" if sample.in_loss else "masked_truncated"] += len(sample.response_ids)
+        for dropped, fate in fill.dropped:
+            self._counts[fate] += dropped.tokens
+
+    def columns(self, carried: int = 0) -> dict[str, int]:
+        """Tokens by fate; `carried` are those of groups that still wait."""
+        return dict(sorted(self._counts.items())) | {"carried": carried}
+
+    def state(self) -> dict[str, int]:
+        return dict(self._counts)

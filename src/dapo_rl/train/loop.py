@@ -1,0 +1,161 @@
+"""Algorithm 1: sample until the batch is full, reward, update, hand the new weights to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dapo_rl.config import Config
+from dapo_rl.errors import DivergedError
+from dapo_rl.rollout.engine import Engine
+from dapo_rl.rollout.sampler import Fill, Sampler
+from dapo_rl.runs.directory import GroupRow, RunDirectory
+from dapo_rl.runs.display import Display
+from dapo_rl.train.batch import make_batch, split_mini_batches
+from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
+from dapo_rl.train.evaluate import Evaluation
+from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.metrics import step_metrics
+from dapo_rl.train.policy import NonFiniteError
+from dapo_rl.train.schedule import learning_rate
+from dapo_rl.types import Batch, TrainSample
+
+
+class Policy(Protocol):
+    """What is trained: in one process or on many ranks, with the same result."""
+
+    def logprobs(self, samples: Sequence[TrainSample]) -> list[list[float]]: ...
+
+    def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]: ...
+
+    def weights(self) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come; in every checkpoint."""
+
+    step: int = 0
+    wall_seconds: float = 0.0
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    """Steps and held-out accuracies; step 0 is before the first update."""
+    ledger: Ledger = field(default_factory=Ledger)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Those of the last step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts of a run, put together by whoever reads the settings."""
+
+    config: Config
+    engine: Engine
+    sampler: Sampler
+    policy: Policy
+    evaluate: Callable[[], Evaluation | None]
+    save: Callable[[], Checkpoint]
+    checkpoints: Checkpoints
+    directory: RunDirectory
+    display: Display
+    progress: Progress
+    stop_requested: Callable[[], bool] = lambda: False
+
+
+def train(run: Run) -> None:
+    """From wherever the run's progress stands to its last step, or to the step at which a stop is requested."""
+    config, progress = run.config, run.progress
+    origin = time.perf_counter() - progress.wall_seconds
+    if progress.step == 0 and not progress.evaluations:
+        _evaluate(run)
+    for step in range(progress.step + 1, config.train.steps + 1):
+        started = time.perf_counter()
+        run.display.phase("sampling", 0, config.sampling.prompts_per_step)
+        fill = run.sampler.fill(config.sampling.prompts_per_step)
+        batch = make_batch(fill.kept, config)
+        run.display.phase("updating")
+        update_started = time.perf_counter()
+        updates = _update(run, batch, step)
+        run.engine.load_weights(step, run.policy.weights())
+        timing = {"update": time.perf_counter() - update_started, "step": time.perf_counter() - started}
+
+        progress.step = step
+        progress.ledger.add(fill, batch)
+        metrics = step_metrics(fill, batch, updates, config) | _timings(fill, timing)
+        last = step == config.train.steps
+        if last or (config.eval.every and step % config.eval.every == 0):
+            metrics |= _evaluate(run)
+        progress.metrics = metrics
+        progress.wall_seconds = time.perf_counter() - origin
+        run.directory.append_metrics(step, metrics)
+        if config.log.rollouts:
+            run.directory.write_rollouts(step, _rows(fill, batch))
+        stopping = run.stop_requested()
+        if last or stopping or step % config.checkpoint_every == 0:
+            run.save()
+        if fill.note:
+            run.display.note(f"step {step}: {fill.note}")
+        run.display.step(step, metrics)
+        if stopping:
+            return
+
+
+def _update(run: Run, batch: Batch, step: int) -> list[dict[str, float]]:
+    lr = learning_rate(step, run.config.train)
+    try:
+        updates = [
+            run.policy.update(mini_batch, lr)
+            for _ in range(run.config.train.epochs_per_step)
+            for mini_batch in split_mini_batches(batch, run.config.train.mini_batches)
+        ]
+    except NonFiniteError as error:
+        latest = run.checkpoints.latest()
+        raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
+    return [update for update in updates if update]
+
+
+def _evaluate(run: Run) -> dict[str, float]:
+    evaluation = run.evaluate()
+    if evaluation is None:
+        return {}
+    run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
+    return evaluation.metrics()
+
+
+def _timings(fill: Fill, timing: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "timing_s/gen": fill.generate_seconds,
+        "timing_s/verify": fill.verify_seconds,
+        "timing_s/update": timing["update"],
+        "timing_s/step": timing["step"],
+        "perf/throughput": fill.tokens_generated / timing["step"],
+    }
+
+
+def _rows(fill: Fill, batch: Batch) -> list[GroupRow]:
+    kept = [GroupRow(group, "kept", scores) for group, scores in zip(batch.groups, batch.scores, strict=True)]
+    dropped = [GroupRow(group, fate, None) for group, fate in fill.dropped]
+    return sorted([*kept, *dropped], key=lambda row: row.group.draw)
+
+
+def progress_state(progress: Progress) -> dict[str, Any]:
+    return {
+        "step": progress.step,
+        "wall_seconds": progress.wall_seconds,
+        "evaluations": progress.evaluations,
+        "ledger": progress.ledger.state(),
+        "metrics": progress.metrics,
+    }
+
+
+def progress_from(state: Mapping[str, Any]) -> Progress:
+    return Progress(
+        step=state["step"],
+        wall_seconds=state["wall_seconds"],
+        evaluations=[(step, accuracy) for step, accuracy in state["evaluations"]],
+        ledger=Ledger(state["ledger"]),
+        metrics=dict(state["metrics"]),
+    )

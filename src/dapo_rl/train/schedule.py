@@ -1,0 +1,18 @@
+"""The learning rate, by rollout step."""
+
+from __future__ import annotations
+
+import math
+
+from dapo_rl.config import TrainSettings
+
+
+def learning_rate(step: int, settings: TrainSettings) -> float:
+    """Linear warm-up over `warmup_steps` rollout steps (the first step already learns), then the schedule."""
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    if settings.lr_schedule == "constant":
+        return settings.lr
+    progress = (step - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    shape = 1 - progress if settings.lr_schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return settings.lr * (settings.min_lr_share + (1 - settings.min_lr_share) * max(0.0, shape))

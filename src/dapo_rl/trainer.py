@@ -1,0 +1,258 @@
+"""`DAPOTrainer`: the one place that builds a run from its settings."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.config import Config
+from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
+from dapo_rl.errors import UserError
+from dapo_rl.models.load import check_tokenizer, describe, load_model, pad_id
+from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.user import load_function
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.hf import HFEngine
+from dapo_rl.rollout.sampler import GroupFilter, Sampler
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.display import Display, make_display
+from dapo_rl.train import loop
+from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
+from dapo_rl.train.evaluate import Evaluation, evaluate
+from dapo_rl.train.policy import HFPolicy
+
+
+class DAPOTrainer:
+    """Trains a causal language model with verifiable rewards, by DAPO.
+
+        trainer = DAPOTrainer("Qwen/Qwen2.5-0.5B-Instruct", reward_funcs=my_reward, train_dataset=dataset,
+                              config={"train.steps": 100, "sampling.group_size": 8})
+        trainer.train()
+
+    `model` is a name or directory, or a loaded model with its tokenizer as `processing_class`. `reward_funcs` is a
+    verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are anything that
+    `data.train` accepts, a list of rows, or a Hugging Face data set. What is not given comes from `config`: a
+    `Config`, a recipe's path, or a mapping of settings with nested or dotted keys.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        *,
+        processing_class: Any = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        display: Display | None = None,
+    ) -> None:
+        self.config = config = _as_config(config, model)
+        self.display = display or make_display()
+        self.run_dir = Path(run_dir or new_run_directory())
+        self.stop_requested: Callable[[], bool] = lambda: False
+
+        self.model, self.tokenizer = _model_and_tokenizer(model, processing_class, config)
+        self._verifier = (
+            build_verifier(config.reward) if reward_funcs is None else as_verifier(reward_funcs, config.reward)
+        )
+        self._train_prompts = self._prompts(
+            train_dataset if train_dataset is not None else config.data.train, "data.train"
+        )
+        eval_source = eval_dataset if eval_dataset is not None else config.data.eval
+        self._eval_prompts = self._prompts(eval_source, "data.eval") if eval_source is not None else None
+
+        self._stream = PromptStream(self._train_prompts.prompts, config.seed)
+        self._engine = HFEngine(self.model, self.tokenizer, config.sampling.max_batch)
+        self._sampler = Sampler(
+            self._stream,
+            self._engine,
+            self._verifier,
+            SamplingParams(
+                max_new_tokens=config.sampling.max_new_tokens,
+                temperature=config.sampling.temperature,
+                top_p=config.sampling.top_p,
+                top_k=config.sampling.top_k,
+                stop=config.sampling.stop,
+            ),
+            config.sampling,
+            cap=config.sampling_cap,
+            seed=config.seed,
+            max_error_share=config.reward.max_error_share,
+            keep=_group_filter(config.sampling.filter),
+            on_progress=lambda done, total: self.display.phase("sampling", done, total),
+        )
+        self._policy = HFPolicy(
+            self.model,
+            pad_id=pad_id(self.tokenizer),
+            temperature=config.sampling.temperature,
+            algo=config.algo,
+            train=config.train,
+            norm_length=config.norm_length,
+            token_budget=config.token_budget,
+            reference=copy.deepcopy(self.model).requires_grad_(False) if config.algo.kl_coef > 0 else None,
+        )
+        self._progress = loop.Progress()
+        self._checkpoints = Checkpoints(self.run_dir / "checkpoints", config.checkpoint.keep)
+
+    def train(self, resume: bool = False) -> dict[str, Any]:
+        """Runs to the last step, or to a requested stop; returns the summary, which is also in the run directory."""
+        directory = self._resume() if resume else RunDirectory.create(self.run_dir, self.config)
+        run = loop.Run(
+            config=self.config,
+            engine=self._engine,
+            sampler=self._sampler,
+            policy=self._policy,
+            evaluate=self._evaluate,
+            save=self._save_checkpoint,
+            checkpoints=self._checkpoints,
+            directory=directory,
+            display=self.display,
+            progress=self._progress,
+            stop_requested=lambda: self.stop_requested(),
+        )
+        with self.display:
+            self.display.start(self.config.train.steps, self.config, describe(self.model), self._progress.step)
+            for prompts in (self._train_prompts, self._eval_prompts):
+                if prompts is not None and (report := prompts.report()):
+                    self.display.note(report)
+            loop.train(run)
+            finished = self._progress.step == self.config.train.steps
+            if finished:
+                self.save_model(directory.model_path)
+            summary = self._write_results(directory, finished)
+            self.display.finish(summary)
+        return summary
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and its companions on the held-out prompts."""
+        evaluation = self._evaluate()
+        if evaluation is None:
+            raise UserError("there is nothing to evaluate on: give eval_dataset, or set data.eval")
+        return evaluation.metrics()
+
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """The model and its tokenizer in Hugging Face format."""
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    def _prompts(self, source: Any, key: str) -> PromptSet:
+        return build_prompts(load_rows(source, key=key), self.tokenizer, self.config.data)
+
+    def _evaluate(self) -> Evaluation | None:
+        if self._eval_prompts is None:
+            return None
+        settings = self.config.eval
+        return evaluate(
+            self._engine,
+            self._verifier,
+            once_each(self._eval_prompts.prompts)[: settings.prompts],
+            SamplingParams(
+                max_new_tokens=self.config.sampling.max_new_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                stop=self.config.sampling.stop,
+            ),
+            settings.samples,
+            self.config.seed,
+            on_progress=lambda done, total: self.display.phase("evaluating", done, total),
+        )
+
+    def _save_checkpoint(self) -> Checkpoint:
+        return self._checkpoints.save(
+            self._progress.step,
+            self.model,
+            self.tokenizer,
+            self._policy.state(),
+            {
+                "progress": loop.progress_state(self._progress),
+                "stream": self._stream.state(),
+                "sampler": self._sampler.state(),
+                "engine": self._engine.state(),
+            },
+        )
+
+    def _resume(self) -> RunDirectory:
+        directory = RunDirectory.open(self.run_dir)
+        checkpoint = self._checkpoints.latest()
+        if checkpoint is None:
+            self.display.note(f"{self.run_dir}: no checkpoint yet; starting from the first step")
+            directory.truncate_metrics(0)
+            return directory
+        optimizer, state = checkpoint.load(self.model)
+        self._policy.restore(optimizer)
+        self._stream.restore(state["stream"])
+        self._sampler.restore(state["sampler"])
+        self._engine.restore(state["engine"])
+        self._progress = loop.progress_from(state["progress"])
+        directory.truncate_metrics(checkpoint.step)
+        self.display.note(f"resumed from {checkpoint.path}")
+        return directory
+
+    def _write_results(self, directory: RunDirectory, finished: bool) -> dict[str, Any]:
+        progress, config = self._progress, self.config
+        paths = {"summary": directory.summary_path, "report": directory.report_path}
+        if finished:
+            paths["model"] = directory.model_path
+        accuracies = progress.evaluations
+        summary = {
+            "finished": finished,
+            "steps": progress.step,
+            "seed": config.seed,
+            "accuracy_before": accuracies[0][1] if accuracies else None,
+            "accuracy_after": accuracies[-1][1] if len(accuracies) > 1 else None,
+            "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
+            "wall_seconds": progress.wall_seconds,
+            "tokens": progress.ledger.columns(self._sampler.carried_tokens),
+            "data": {
+                "train_prompts": len(self._train_prompts.prompts),
+                "too_long": self._train_prompts.too_long,
+                "bad_rows": len(self._train_prompts.bad),
+            },
+            "metrics": progress.metrics,
+            "paths": {name: str(path) for name, path in paths.items()},
+        }
+        from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
+
+        directory.write_summary(summary)
+        draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)
+        return summary
+
+
+def new_run_directory(name: str = "dapo") -> Path:
+    """`runs/<name>-<time>`, with a number where two runs start within a second."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path, number = Path(f"{base}-{number}"), number + 1
+    return path
+
+
+def _as_config(config: Config | Mapping[str, Any] | str | os.PathLike[str] | None, model: Any) -> Config:
+    if isinstance(config, Mapping):
+        config = Config.build(config)
+    elif not isinstance(config, Config):
+        config = Config.load(Path(config) if config is not None else None)
+    name = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
+    if name:
+        settings = config.model.model_copy(update={"name": os.fspath(name)})
+        config = config.model_copy(update={"model": settings})
+    return config
+
+
+def _model_and_tokenizer(model: Any, tokenizer: Any, config: Config) -> tuple[Any, Any]:
+    if model is None or isinstance(model, str | os.PathLike):
+        model, loaded = load_model(config.model)
+        return model, tokenizer or loaded
+    if tokenizer is None:
+        raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+    check_tokenizer(tokenizer, config.model.name)
+    return model, tokenizer
+
+
+def _group_filter(spec: str | None) -> GroupFilter | None:
+    return load_function(spec) if spec is not None else None

@@ -1,0 +1,189 @@
+"""Settings: presets, overrides, and one clear line for every mistake."""
+
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo_rl.config import NAMES_ELSEWHERE, PRESETS, Config, known_keys
+from dapo_rl.errors import UserError
+
+
+def error_of(*overrides):
+    with pytest.raises(UserError) as caught:
+        Config.load(None, overrides)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_defaults_are_dapo():
+    config = Config.load()
+    assert (config.algo.clip_low, config.algo.clip_high) == (0.2, 0.28)
+    assert config.algo.aggregation == "token-mean"
+    assert config.algo.kl_coef == 0
+    assert config.sampling.dynamic
+    assert config.overlong.shape == "soft"
+    assert not config.overlong.mask_truncated
+    assert (config.reward.correct, config.reward.wrong) == (1, -1)
+
+
+def test_grpo_turns_every_technique_off():
+    config = Config.load(None, ["preset=grpo"])
+    assert (config.algo.clip_low, config.algo.clip_high) == (0.2, 0.2)
+    assert config.algo.aggregation == "seq-mean-token-mean"
+    assert (config.algo.kl_coef, config.algo.kl_kind) == (0.001, "k3")
+    assert not config.sampling.dynamic
+    assert config.overlong.shape == "off"
+    assert not config.overlong.mask_truncated
+
+
+def test_dr_grpo_has_mean_only_advantages_and_a_constant_norm():
+    config = Config.load(None, ["preset=dr_grpo", "sampling.max_new_tokens=77"])
+    assert config.algo.normalize == "none"
+    assert config.algo.aggregation == "seq-mean-token-sum-norm"
+    assert config.norm_length == 77
+
+
+@pytest.mark.parametrize(
+    ("switch", "read"),
+    [
+        ("algo.clip_high=0.2", lambda c: c.algo.clip_high == 0.2),
+        ("sampling.dynamic=false", lambda c: c.sampling.dynamic is False),
+        ("algo.aggregation=seq-mean-token-mean", lambda c: c.algo.aggregation == "seq-mean-token-mean"),
+        ("overlong.mask_truncated=on", lambda c: c.overlong.mask_truncated is True),
+        ("overlong.shape=off", lambda c: c.overlong.shape == "off"),
+    ],
+)
+def test_each_technique_is_one_switch_that_changes_nothing_else(switch, read):
+    changed, plain = Config.load(None, [switch]).resolved(), Config.load().resolved()
+    assert read(Config.load(None, [switch]))
+    key = switch.partition("=")[0]
+    section, name = key.split(".")
+    plain[section][name] = changed[section][name]
+    assert changed == plain
+
+
+def test_what_the_recipe_says_wins_over_its_preset_and_the_command_line_over_both(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("preset: grpo\nalgo: {clip_high: 0.3}\ntrain.lr: 1e-5\n")
+    config = Config.load(recipe, ["train.lr=2e-5", "sampling.stop=[a, b]"])
+    assert config.algo.clip_high == 0.3
+    assert config.algo.aggregation == "seq-mean-token-mean"
+    assert config.train.lr == 2e-5
+    assert config.sampling.stop == ("a", "b")
+    assert Config.load(recipe, ["preset=dapo"]).algo.aggregation == "token-mean"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("algo.clip_hgih=0.3", "algo.clip_hgih: no such setting; did you mean algo.clip_high?"),
+        ("lr=1", "lr: no such setting; did you mean train.lr?"),
+        ("train.epsilon_high=0.3", "train.epsilon_high: no such setting; here it is algo.clip_high"),
+        ("algo.aggregation=token_mean", "did you mean token-mean?"),
+        ("train.steps=many", "train.steps: input should be a valid integer"),
+        ("train.steps=0", "train.steps: input should be greater than or equal to 1, got 0"),
+        ("model=gpt2", "model: is a section, not a value; for example model.name=gpt2"),
+        ("train.lr.x=3", "train.lr"),
+        ("nonsense", "'nonsense': an override is written key=value"),
+        ("train.lr=[", "train.lr: '[' is not a value"),
+        ("preset=ppo", "preset: 'ppo' is not one of 'dapo', 'grpo' or 'dr_grpo'"),
+    ],
+)
+def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, expected):
+    assert expected in error_of(override)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "remedy"),
+    [
+        (["sampling.group_size=1"], "sampling.group_size", "use 2 or more"),
+        (["sampling.group_size=1", "sampling.dynamic=false"], "sampling.group_size", "algo.normalize=group"),
+        (["overlong.cache_length=1024"], "overlong.cache_length", "not below overlong.max_length 1024"),
+        (["overlong.max_length=100", "overlong.cache_length=100"], "overlong.cache_length", "proportion is 20"),
+        (["overlong.max_length=2000"], "overlong.max_length", "use 1024 or less"),
+        (["algo.clip_low=-0.1"], "algo.clip_low", "outside [0, 1)"),
+        (["algo.clip_high=1"], "algo.clip_high", "outside [0, 1)"),
+        (["algo.clip_ratio_c=0.9"], "algo.clip_ratio_c", "not above 1"),
+        (["train.mini_batches=5"], "train.mini_batches", "the nearest that does is 4"),
+        (["sampling.cap=3"], "sampling.cap", "use 16 or more"),
+        (["reward.correct=-1"], "reward.correct", "not above reward.wrong -1"),
+        (["overlong.shape=linear"], "overlong.max_length", "overlong.shape=soft"),
+        (["overlong.cache_length=0"], "overlong.cache_length", "no response exceeds"),
+        (["train.token_budget=100"], "train.token_budget", "use 2048 or more"),
+        (["eval.every=5"], "eval.every", "set data.eval"),
+        (["sampling.dynamic=false", "sampling.dynamic_batch=true"], "sampling.dynamic_batch", "sampling.dynamic=true"),
+    ],
+)
+def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, remedy):
+    line = error_of(*overrides)
+    assert line.startswith(f"{key}: ")
+    assert remedy in line
+
+
+def test_limits_follow_each_other_by_default():
+    config = Config.load(None, ["sampling.max_new_tokens=20480"])
+    assert config.overlong_max_length == 20480
+    assert config.overlong_cache_length == 4096
+    assert config.sampling_cap == 480
+    assert config.token_budget == 21504
+
+
+def test_recipe_files_with_mistakes(tmp_path):
+    def message(text):
+        (tmp_path / "r.yaml").write_text(text)
+        with pytest.raises(UserError) as caught:
+            Config.load(tmp_path / "r.yaml")
+        return str(caught.value)
+
+    assert "r.yaml:2: not valid YAML" in message("a: 1\nb: ]1\n")
+    assert "a recipe is a mapping of sections, not a list" in message("- a\n")
+    assert "did you mean algo.clip_high?" in message("algo: {clip_higher: 0.3}\n")
+    with pytest.raises(UserError, match=r"rr.yaml: no such recipe; did you mean .*r.yaml\?"):
+        Config.load(tmp_path / "rr.yaml")
+    with pytest.raises(UserError, match="cannot be read as a recipe"):
+        Config.load(tmp_path)
+    (tmp_path / "r.yaml").write_text("")
+    assert Config.load(tmp_path / "r.yaml") == Config.load()
+
+
+def test_resolved_settings_load_back_to_the_same(tmp_path):
+    config = Config.load(None, ["preset=dr_grpo", "data.train.source=x.jsonl", "data.train.n=3", "seed=5"])
+    recipe = tmp_path / "config.yaml"
+    recipe.write_text(yaml.safe_dump(config.resolved()))
+    assert Config.load(recipe).resolved() == config.resolved()
+
+
+def test_every_setting_is_documented_and_every_name_elsewhere_leads_to_one():
+    keys = known_keys()
+    undocumented = [key for key, field in keys.items() if not field.description]
+    assert undocumented == []
+    assert set(NAMES_ELSEWHERE.values()) <= set(keys)
+    for changes in PRESETS.values():
+        assert {f"{section}.{name}" for section, names in changes.items() for name in names} <= set(keys)
+
+
+def test_settings_import_no_torch():
+    code = "import sys, dapo_rl, dapo_rl.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from([*known_keys(), "model", "algo", "x", "a.b", ""]), inner, max_size=4)
+        ),
+        max_leaves=8,
+    )
+)
+def test_fuzz_only_our_own_error_comes_out(value):
+    if isinstance(value, dict):
+        with suppress(UserError):
+            Config.build(value)

@@ -1,0 +1,131 @@
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo_rl.data import PromptStream
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+light = settings(max_examples=60, deadline=None)
+sizes = st.integers(1, 12)
+seeds = st.integers(0, 2**40)
+
+
+def prompts(count):
+    return [Prompt(id=str(n), text=f"text {n}", token_ids=(n,)) for n in range(count)]
+
+
+def ids(stream, count):
+    return [stream.draw().id for _ in range(count)]
+
+
+@light
+@given(sizes, seeds)
+def test_every_epoch_is_a_permutation(size, seed):
+    stream = PromptStream(prompts(size), seed)
+    for epoch in range(4):
+        drawn = []
+        for _ in range(size):
+            assert stream.epoch == epoch
+            drawn.append(stream.draw().id)
+        assert Counter(drawn) == Counter(str(n) for n in range(size))
+
+
+def test_epochs_and_seeds_differ():
+    stream = PromptStream(prompts(50), 0)
+    first, second = ids(stream, 50), ids(stream, 50)
+    assert first != second
+    assert first != [str(n) for n in range(50)]
+    assert first != ids(PromptStream(prompts(50), 1), 50)
+    assert first == ids(PromptStream(prompts(50), 0), 50)
+
+
+def test_the_order_of_a_seed_never_changes():
+    assert "".join(ids(PromptStream(prompts(6), 0), 12)) == "351204501432"
+
+
+def test_the_order_of_an_epoch_does_not_depend_on_the_prompts():
+    stream = PromptStream(prompts(20), 3)
+    renamed = [replace(p, id=f"x{p.id}", text="other") for p in prompts(20)]
+    assert [f"x{name}" for name in ids(stream, 40)] == ids(PromptStream(renamed, 3), 40)
+
+
+actions = st.lists(st.one_of(st.just("draw"), st.lists(st.integers(0, 11), max_size=3)), max_size=40)
+
+
+@light
+@given(sizes, seeds, actions, st.integers(0, 40))
+def test_resuming_at_any_point_gives_the_same_sequence(size, seed, history, more):
+    data = prompts(size)
+    stream = PromptStream(data, seed)
+    for action in history:
+        if action == "draw":
+            stream.draw()
+        else:
+            stream.push_front([data[n % size] for n in action])
+    state = json.loads(json.dumps(stream.state()))
+    resumed = PromptStream(prompts(size), seed)
+    ids(resumed, 3)
+    resumed.restore(state)
+    assert resumed.epoch == stream.epoch
+    assert ids(resumed, more) == ids(stream, more)
+    assert resumed.state() == stream.state()
+
+
+@light
+@given(sizes, seeds, st.integers(0, 30), st.lists(st.integers(0, 11), max_size=5))
+def test_pushed_prompts_come_first_and_the_stream_goes_on_unchanged(size, seed, before, pushed):
+    data = prompts(size)
+    stream, undisturbed = PromptStream(data, seed), PromptStream(data, seed)
+    assert ids(stream, before) == ids(undisturbed, before)
+    again = [data[n % size] for n in pushed]
+    stream.push_front(again)
+    assert ids(stream, len(again)) == [p.id for p in again]
+    assert ids(stream, 2 * size) == ids(undisturbed, 2 * size)
+
+
+def test_a_later_push_goes_before_an_earlier_one():
+    data = prompts(4)
+    stream = PromptStream(data)
+    stream.push_front(data[:2])
+    stream.push_front(data[2:])
+    assert ids(stream, 4) == ["2", "3", "0", "1"]
+
+
+def test_it_is_an_endless_iterator():
+    stream = PromptStream(prompts(3), 7)
+    again = PromptStream(prompts(3), 7)
+    assert [p.id for _, p in zip(range(10), stream, strict=False)] == ids(again, 10)
+
+
+def test_other_data_or_another_seed_is_one_line():
+    state = PromptStream(prompts(5), 2).state()
+    other_text = [*prompts(4), Prompt(id="4", text="changed", token_ids=(4,))]
+    other_id = [*prompts(4), Prompt(id="5", text="text 4", token_ids=(4,))]
+    # The same characters, cut elsewhere.
+    moved = [*prompts(4), Prompt(id="4t", text="ext 4", token_ids=(4,))]
+    for data, seed, message in (
+        (prompts(6), 2, r"data\.train has 6 prompts, the checkpoint was written with 5; resume with the same data"),
+        (other_text, 2, r"data\.train has other prompts than the checkpoint"),
+        (other_id, 2, r"data\.train has other prompts than the checkpoint"),
+        (moved, 2, r"data\.train has other prompts than the checkpoint"),
+        (prompts(5)[::-1], 2, r"data\.train has other prompts than the checkpoint"),
+        (prompts(5), 3, r"seed 3 draws prompts in another order than the checkpoint's; resume with seed=2"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            PromptStream(data, seed).restore(state)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_drawn_from_is_refused():
+    with pytest.raises(UserError, match="no prompts to draw from"):
+        PromptStream([])
+    with pytest.raises(ValueError, match="not unique"):
+        PromptStream([*prompts(2), prompts(1)[0]])
+    stranger = Prompt(id="stranger", text="", token_ids=())
+    with pytest.raises(ValueError, match="prompt stranger is not in the stream"):
+        PromptStream(prompts(2)).push_front([stranger])

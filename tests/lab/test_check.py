@@ -1,0 +1,249 @@
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from dapo_rl.config import Config, known_keys
+from dapo_rl.lab.check import Arithmetic, conformance, render, to_json
+
+PAPER = {
+    "model.name": "Qwen/Qwen2.5-32B",
+    "data.train": "BytedTsinghua-SIA/DAPO-Math-17k",
+    "data.eval": "data/aime-2024.parquet",
+    "reward.correct": 1.0,
+    "reward.wrong": -1.0,
+    "sampling.prompts_per_step": 512,
+    "sampling.group_size": 16,
+    "sampling.max_new_tokens": 20480,
+    "sampling.surplus": "drop",
+    "overlong.max_length": 20480,
+    "overlong.cache_length": 4096,
+    "train.mini_batches": 16,
+    "train.lr": 1e-6,
+    "train.warmup_steps": 20,
+    "eval.samples": 32,
+    "eval.top_p": 0.7,
+}
+
+
+def check(**changes):
+    return conformance(Config.build(PAPER | {key.replace("__", "."): value for key, value in changes.items()}))
+
+
+def different(report):
+    return {row.component for row in report.rows if not row.same}
+
+
+def test_the_papers_recipe_is_conformant_in_every_row():
+    report = check()
+    assert different(report) == set()
+    assert report.verdict == "conformant: every row as in the paper"
+    references = {row.component: row.reference for row in report.rows}
+    assert {name: references[name] for name in list(references)[:7]} == {
+        "Objective": "Eq. 8",
+        "Ratio": "Eq. 9",
+        "Advantage": "Eq. 9",
+        "Clip-Higher": "Eq. 10",
+        "Dynamic Sampling": "Eq. 11",
+        "Batch filling": "Algorithm 1",
+        "Token-level loss": "Eq. 12",
+    }
+    assert references["Soft Overlong Punishment"] == references["Punishment interval"] == "Eq. 13"
+    assert references["Rule-based reward"] == "Eq. 7"
+    for row in report.rows:
+        assert row.recipe.lower().endswith(row.paper.lower()) or row.component in {
+            "Advantage",  # says its ddof
+            "Batch filling",  # says its N
+            "Overlong Filtering",
+            "Cap on draws",
+            "Training prompts",
+            "Held-out prompts",
+        }
+
+
+FLIPS = [
+    ("algo.clip_ratio_c", 3.0, {"Objective"}),
+    ("algo.clip_ratio_c", 10.0, set()),
+    ("algo.normalize", "none", {"Advantage"}),
+    ("algo.normalize", "batch", {"Advantage"}),
+    ("algo.normalize", "leave-one-out", {"Advantage"}),
+    ("algo.advantage_eps", 0.1, {"Advantage"}),
+    ("algo.ddof", 0, set()),
+    ("algo.clip_high", 0.2, {"Clip-Higher", "Clip bounds"}),
+    ("algo.clip_high", 0.1, {"Clip-Higher", "Clip bounds"}),
+    ("algo.clip_high", 0.3, {"Clip bounds"}),
+    ("algo.clip_low", 0.1, {"Clip bounds"}),
+    ("sampling.dynamic", False, {"Dynamic Sampling"}),
+    ("sampling.metric", "score", {"Dynamic Sampling"}),
+    ("sampling.filter", "mine.py:keep", {"Dynamic Sampling"}),
+    ("sampling.dynamic_batch", True, {"Batch filling"}),
+    ("algo.aggregation", "token-mean-per-group", set()),
+    ("algo.aggregation", "seq-mean-token-mean", {"Token-level loss"}),
+    ("algo.aggregation", "seq-mean-token-sum-norm", {"Token-level loss"}),
+    ("algo.aggregation", "micro-batch-token-mean", {"Token-level loss"}),
+    ("overlong.shape", "off", {"Soft Overlong Punishment"}),
+    ("overlong.mask_truncated", True, {"Overlong Filtering"}),
+    ("overlong.masked_in_baseline", False, set()),  # without masking it has no effect
+    ("overlong.max_length", 16384, {"Punishment interval"}),
+    ("overlong.cache_length", 2048, {"Punishment interval"}),
+    ("overlong.factor", 0.5, {"Punishment interval"}),
+    ("algo.kl_coef", 0.001, {"KL term"}),
+    ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
+    ("reward.wrong", 0.0, {"Rule-based reward"}),
+    ("reward.correct", 2.0, {"Rule-based reward"}),
+    ("reward.verifier", "mine.py:score", {"Rule-based reward"}),
+    ("reward.verifier", "exact", set()),
+    ("sampling.prompts_per_step", 256, {"Prompts per step", "Updates per step"}),
+    ("sampling.group_size", 8, {"Group size", "Updates per step"}),
+    ("train.mini_batches", 1, {"Updates per step"}),
+    ("train.epochs_per_step", 2, {"Updates per step"}),
+    ("train.lr", 5e-6, {"Learning rate"}),
+    ("train.lr_schedule", "cosine", {"Learning rate"}),
+    ("train.warmup_steps", 0, {"Warm-up"}),
+    ("train.weight_decay", 0.0, {"Optimizer"}),
+    ("train.betas", [0.9, 0.95], {"Optimizer"}),
+    ("train.max_grad_norm", 0.5, {"Optimizer"}),
+    ("sampling.max_new_tokens", 32768, {"New tokens"}),
+    ("sampling.temperature", 0.7, {"Temperature"}),
+    ("sampling.top_p", 0.95, {"Top-p and top-k"}),
+    ("sampling.top_k", 50, {"Top-p and top-k"}),
+    ("sampling.cap", 600, set()),
+    ("sampling.on_cap", "fill", {"Cap on draws"}),
+    ("sampling.on_cap", "partial", {"Cap on draws"}),
+    ("sampling.surplus", "carry", {"Surplus groups"}),
+    ("sampling.surplus", "requeue", {"Surplus groups"}),
+    ("model.name", "Qwen/Qwen2.5-32B-Instruct", {"Model"}),
+    ("data.train", "gsm8k.jsonl", {"Training prompts"}),
+    ("data.eval", "gsm8k.jsonl", {"Held-out prompts"}),
+    ("data.eval", None, {"Held-out prompts"}),
+    ("data.eval", {"source": "HuggingFaceH4/aime_2024", "split": "train"}, set()),
+    ("eval.prompts", 10, {"Held-out prompts"}),
+    ("eval.samples", 1, {"Held-out samples"}),
+    ("eval.temperature", 0.0, {"Held-out sampling"}),
+    ("eval.top_p", 1.0, {"Held-out sampling"}),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "components"), FLIPS, ids=[f"{k}={v}" for k, v, _ in FLIPS])
+def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, components):
+    report = conformance(Config.build(PAPER | {key: value}))
+    assert different(report) == components
+    for row in report.rows:
+        if not row.same:
+            assert row.meaning
+            assert row.recipe != row.paper
+            # The responses of an update follow from the prompts and the group size too.
+            assert key in row.keys or row.component == "Updates per step"
+
+
+def test_every_key_that_the_rows_name_exists():
+    named = {key for row in check().rows for key in row.keys}
+    assert named <= set(known_keys())
+    assert {section for section in named if section.startswith("algo.")} == {
+        key for key in known_keys() if key.startswith("algo.") and key != "algo.norm_length"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"train__lr": 1e-5}, "algorithm conformant, 1 setting differs"),
+        ({"train__lr": 1e-5, "eval__samples": 1}, "algorithm conformant, 2 settings differ"),
+        ({"algo__clip_high": 0.2, "train__lr": 1e-5}, "not DAPO: Clip-Higher"),
+        ({"sampling__dynamic": False, "algo__kl_coef": 0.1}, "not DAPO: Dynamic Sampling, KL term"),
+        (
+            {"preset": "grpo"},
+            "not DAPO: Clip-Higher, Dynamic Sampling, Token-level loss, Soft Overlong Punishment, KL term",
+        ),
+        (
+            {"preset": "dr_grpo"},
+            "not DAPO: Advantage, Clip-Higher, Dynamic Sampling, Token-level loss, Soft Overlong Punishment",
+        ),
+    ],
+)
+def test_the_verdict(changes, verdict):
+    assert check(**changes).verdict == verdict
+
+
+def test_the_defaults_are_dapo_at_another_scale():
+    assert conformance(Config()).verdict.startswith("algorithm conformant")
+
+
+@pytest.mark.parametrize(
+    ("changes", "component", "words"),
+    [
+        ({"algo__clip_high": 0.2}, "Clip-Higher", "both bounds are 0.2: .* entropy tends to collapse"),
+        ({"sampling__group_size": 4}, "Group size", r"12\.50% of the groups carry no signal"),
+        ({"train__mini_batches": 1}, "Updates per step", "neither clip bound acts"),
+        ({"reward__wrong": 0.0}, "Rule-based reward", "100% of the margin between right and wrong instead of 50%"),
+        ({"sampling__prompts_per_step": 16}, "Prompts per step", "1/32 of the paper's"),
+        ({"train__lr": 1e-5}, "Learning rate", "10 times the paper's: faster"),
+        ({"overlong__cache_length": 2048}, "Punishment interval", "from 18,432 to 20,480"),
+        ({"eval__samples": 8}, "Held-out samples", "2 times that of avg@32"),
+        ({"algo__ddof": 0}, "Advantage", r"3\.3% larger"),
+        ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12 to the letter"),
+        ({}, "Token-level loss", "as the authors' script"),
+    ],
+)
+def test_meanings_are_about_the_value(changes, component, words):
+    (row,) = (row for row in check(**changes).rows if row.component == component)
+    assert re.search(words, row.meaning)
+
+
+def test_the_batch_arithmetic_of_the_paper():
+    assert check(train__steps=100).arithmetic == Arithmetic(
+        groups_per_step=512,
+        samples_per_step=8192,
+        updates_per_step=16,
+        samples_per_update=512,
+        tokens_generated_per_step=167_772_160,
+        tokens_generated_per_step_at_cap=1_677_721_600,
+        tokens_trained_per_step=167_772_160,
+        steps=100,
+        total_updates=1600,
+    )
+
+
+@pytest.mark.parametrize("changes", [{"sampling__dynamic": False}, {"sampling__dynamic_batch": True}])
+def test_without_redraws_the_cap_has_no_part_in_the_arithmetic(changes):
+    numbers = check(**changes).arithmetic
+    assert numbers.tokens_generated_per_step_at_cap == numbers.tokens_generated_per_step
+
+
+def test_passes_over_the_batch_make_updates_not_samples():
+    numbers = check(train__epochs_per_step=3).arithmetic
+    assert (numbers.updates_per_step, numbers.samples_per_update) == (48, 512)
+
+
+def test_the_report_fits_80_columns_and_shows_text_as_it_is():
+    stream = io.StringIO()
+    render(
+        check(preset="grpo", reward__verifier="[b]f.py:score", data__train="a/long/path/to/some/prompts.jsonl"),
+        Console(file=stream, width=80),
+    )
+    output = stream.getvalue()
+    assert max(len(line) for line in output.splitlines()) <= 80
+    assert "\x1b" not in output
+    assert "[b]f.py:score" in " ".join(output.split())
+    assert "seq-mean-token-mean" in output
+    assert "167,772,160" in output
+    assert output.rstrip().endswith("Punishment, KL term")
+
+
+def test_the_report_prints_to_an_ascii_stream():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    render(check(preset="grpo"), Console(file=stream, width=80))
+    stream.flush()
+    assert b"not DAPO" in raw.getvalue()
+
+
+def test_json_holds_every_row_and_number():
+    document = json.loads(to_json(check(algo__clip_high=0.2)))
+    assert set(document) == {"verdict", "rows", "arithmetic"}
+    (row,) = (row for row in document["rows"] if row["component"] == "Clip-Higher")
+    assert (row["reference"], row["kind"], row["same"]) == ("Eq. 10", "algorithm", False)
+    assert row["keys"] == ["algo.clip_low", "algo.clip_high"]
+    assert document["arithmetic"]["samples_per_step"] == 8192

@@ -1,0 +1,83 @@
+"""Drawing a token: the distribution, truncation, log-probabilities, and random numbers that belong to a position."""
+
+import numpy as np
+import pytest
+import torch
+
+from dapo_rl.rollout.draw import derive_seed, draw_tokens, row_keys, truncate, uniforms
+from dapo_rl.rollout.engine import SamplingParams
+
+LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf]])
+PLAIN = SamplingParams(max_new_tokens=1)
+
+
+def frequencies(params, draws=20_000):
+    u = torch.rand(draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, _ = draw_tokens(LOGITS.expand(draws, -1), u, params)
+    return np.bincount(tokens.numpy(), minlength=5) / draws
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_tokens_follow_the_distribution_at_the_temperature(temperature):
+    expected = torch.softmax(LOGITS[0] / temperature, -1).numpy()
+    np.testing.assert_allclose(frequencies(SamplingParams(1, temperature)), expected, atol=0.012)
+
+
+def test_top_k_and_top_p_leave_out_the_tail():
+    p = torch.softmax(LOGITS[0], -1).numpy()
+    np.testing.assert_allclose(frequencies(SamplingParams(1, top_k=2)), [*p[:2] / p[:2].sum(), 0, 0, 0], atol=0.012)
+    # 0.64 + 0.24 reaches 0.7 with the second token, which therefore stays.
+    np.testing.assert_allclose(frequencies(SamplingParams(1, top_p=0.7)), [*p[:2] / p[:2].sum(), 0, 0, 0], atol=0.012)
+    assert frequencies(SamplingParams(1, top_p=0.01))[0] == 1
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it():
+    logps = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25]]))
+    kept = torch.isfinite(truncate(logps, SamplingParams(1, top_p=0.75)))
+    assert kept.tolist() == [[False, True, False, True]]
+    kept = torch.isfinite(truncate(logps, SamplingParams(1, top_p=0.76)))
+    assert kept.tolist() == [[False, True, True, True]]
+
+
+def test_trap_12_log_probabilities_are_those_before_truncation():
+    """What the trainer recomputes knows no top-p: the ratio of an unchanged policy is 1."""
+    u = torch.linspace(0, 0.999, 50, dtype=torch.float64)
+    tokens, logps = draw_tokens(LOGITS.expand(50, -1), u, SamplingParams(1, temperature=0.7, top_p=0.6, top_k=3))
+    expected = torch.log_softmax(LOGITS[0] / 0.7, -1)[tokens]
+    torch.testing.assert_close(logps, expected)
+    assert logps.max() < -0.1  # the truncated distribution would say 0: one token is left
+
+
+def test_greedy_takes_the_likeliest():
+    tokens, logps = draw_tokens(LOGITS, torch.tensor([0.999]), SamplingParams(1, temperature=0))
+    assert tokens.item() == 0
+    assert logps.item() == pytest.approx(torch.log_softmax(LOGITS[0], -1)[0].item())
+
+
+def test_a_token_of_no_mass_is_never_drawn():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
+    for u in (0.0, 0.4999999999, 0.5, 1 - 2**-53):
+        token, _ = draw_tokens(logits, torch.tensor([u], dtype=torch.float64), PLAIN)
+        assert token.item() == (1 if u < 0.5 else 3)
+
+
+def test_uniforms_are_splitmix64():
+    """The published first outputs of splitmix64 for the seed 1234567."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    for position, output in enumerate(published):
+        u = uniforms(torch.tensor([1234567]), position).item()
+        assert u == (output >> 11) * 2.0**-53
+
+
+def test_uniforms_are_uniform_and_depend_on_every_part():
+    keys = row_keys([(seed, index) for seed in range(200) for index in range(8)])
+    assert len(set(keys.tolist())) == 1600
+    drawn = torch.stack([uniforms(keys, position) for position in range(20)]).flatten()
+    assert len(set(drawn.tolist())) == 32_000
+    np.testing.assert_allclose(np.histogram(drawn, bins=10, range=(0, 1))[0], 3200, rtol=0.1)
+
+
+def test_derived_seeds_tell_parts_apart():
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert derive_seed(0, "a") == derive_seed(0, "a")
+    assert 0 <= derive_seed("x") < 2**63

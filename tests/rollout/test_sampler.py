@@ -1,0 +1,270 @@
+"""Dynamic sampling: what is kept, in which order, what is counted, and what happens at the cap and beyond the batch."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import Prompts, ScriptedEngine, TextVerifier, make_sample
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.errors import CapReachedError, UserError
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.sampler import Sampler
+
+RIGHT, WRONG, MIXED, CRASH = ["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2
+
+
+def by_number(kinds, length=lambda n: 3):
+    """The n-th request gets the n-th kind of group, again and again."""
+
+    def script(request):
+        n = int(request.id.removeprefix("draw-"))
+        return [make_sample(length(n), text=text) for text in kinds[n % len(kinds)]]
+
+    return script
+
+
+def sampler_for(script, prompts=None, *, width=10**6, max_error_share=1.0, keep=None, **changes):
+    engine = ScriptedEngine(script, width)
+    given_settings = SamplingSettings(group_size=4, **changes)
+    sampler = Sampler(
+        prompts or Prompts(),
+        engine,
+        TextVerifier(),
+        SamplingParams(max_new_tokens=100),
+        given_settings,
+        cap=given_settings.cap or 1000,
+        seed=0,
+        max_error_share=max_error_share,
+        keep=keep,
+    )
+    return sampler, engine
+
+
+def draws(groups):
+    return [group.draw for group in groups]
+
+
+def test_only_groups_that_are_partly_right_are_kept_and_every_drop_has_its_reason():
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, CRASH]), surplus="drop")
+    fill = sampler.fill(3)
+    assert draws(fill.kept) == [1, 5, 9]
+    reasons = {group.draw: fate for group, fate in fill.dropped}
+    assert {n: reasons[n] for n in range(9) if n in reasons} == {
+        0: "all_correct", 2: "all_wrong", 3: "verifier_error",
+        4: "all_correct", 6: "all_wrong", 7: "verifier_error", 8: "all_correct",
+    }  # fmt: skip
+    assert sum(fill.fates().values()) == len(fill.sampled)
+
+
+def test_without_dynamic_sampling_everything_but_verifier_errors_is_kept():
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, CRASH]), dynamic=False)
+    fill = sampler.fill(3)
+    assert draws(fill.kept) == [0, 1, 2]
+    fill = sampler.fill(3)
+    assert draws(fill.kept) == [4, 5, 6]
+    assert [(g.draw, fate) for g, fate in fill.dropped] == [(3, "verifier_error")]
+
+
+def test_trap_1_the_filter_sees_correctness_and_not_length():
+    """All wrong, with lengths so different that shaped rewards would differ: still dropped."""
+    lengths = iter(range(1, 10_000))
+
+    def script(request):
+        n = int(request.id.removeprefix("draw-"))
+        return [make_sample(next(lengths) % 90 + 1, text=t) for t in (WRONG if n % 2 == 0 else MIXED)]
+
+    sampler, _ = sampler_for(script, surplus="drop")
+    fill = sampler.fill(2)
+    assert all(any(v.correct for v in group.verdicts) for group in fill.kept)
+    assert {fate for g, fate in fill.dropped if g.draw % 2 == 0} == {"all_wrong"}
+
+
+def test_trap_7_groups_are_admitted_in_the_order_drawn_not_in_the_order_finished():
+    """Lengths fall with the draw: the last drawn finish first, and admission must not prefer them."""
+    sampler, _ = sampler_for(by_number([MIXED], length=lambda n: 90 - n % 80), surplus="drop")
+    assert draws(sampler.fill(5).kept) == [0, 1, 2, 3, 4]
+
+
+def test_trap_7_admitted_lengths_are_unbiased_where_first_finished_would_be_short():
+    def length(n):
+        return [5, 80][n % 2]
+
+    sampler, _ = sampler_for(by_number([MIXED], length), surplus="drop")
+    kept = sampler.fill(40).kept
+    mean = sum(len(g.samples[0].token_ids) for g in kept) / len(kept)
+    assert mean == pytest.approx((5 + 80) / 2)
+    # What would have been: of the groups in flight, the 40 that finish first.
+    in_flight = sorted(length(n) for n in range(54))
+    assert sum(in_flight[:40]) / 40 < 35
+
+
+def test_trap_9_a_verifier_that_crashed_is_no_wrong_answer():
+    """`right, crash, right, crash` would pass the filter if a crash counted as wrong."""
+    sampler, _ = sampler_for(by_number([CRASH, MIXED]), surplus="drop")
+    fill = sampler.fill(2)
+    assert draws(fill.kept) == [1, 3]
+    assert fill.fates()["verifier_error"] >= 2
+    assert fill.fates()["all_wrong"] == 0
+
+
+def test_a_verifier_that_fails_too_often_stops_the_run():
+    sampler, _ = sampler_for(by_number([CRASH, CRASH, MIXED]), max_error_share=0.5)
+    with pytest.raises(UserError, match=r"reward.verifier: failed on .* the first failure: ValueError: it crashed"):
+        sampler.fill(2)
+
+
+def test_scores_can_be_the_metric():
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED]), metric="score", surplus="drop")
+    fill = sampler.fill(2)
+    assert draws(fill.kept) == [1, 3]
+    assert fill.fates()["no_spread"] >= 2
+
+
+def test_a_filter_of_the_users_own():
+    sampler, _ = sampler_for(by_number([MIXED]), keep=lambda group: group.draw % 3 == 0, surplus="drop")
+    fill = sampler.fill(2)
+    assert draws(fill.kept) == [0, 3]
+    assert fill.fates()["filtered"] >= 2
+
+    sampler, _ = sampler_for(by_number([MIXED]), keep=lambda group: group.missing)
+    with pytest.raises(UserError, match=r"sampling.filter: AttributeError"):
+        sampler.fill(1)
+
+
+def test_trap_8_at_the_cap_the_run_stops_by_default():
+    sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8)
+    with pytest.raises(CapReachedError, match=r"8 groups drawn, 2 of 3 kept \(2 all correct, 4 all wrong\)"):
+        sampler.fill(3)
+
+
+def test_trap_8_or_trains_on_fewer_groups_and_says_so():
+    sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8, on_cap="partial")
+    fill = sampler.fill(3)
+    assert draws(fill.kept) == [3, 7]
+    assert "training on 2 groups" in fill.note
+
+
+def test_trap_8_or_fills_up_with_uninformative_groups_and_says_so():
+    sampler, _ = sampler_for(by_number([RIGHT, WRONG, CRASH, MIXED]), cap=8, on_cap="fill")
+    fill = sampler.fill(3)
+    assert draws(fill.kept) == [0, 3, 7]
+    assert fill.filled_up == 1
+    assert "filled up with 1 uninformative group" in fill.note
+    assert 0 not in draws(g for g, _ in fill.dropped)
+
+
+def test_nothing_at_all_to_train_on_is_an_error_under_every_policy():
+    for on_cap in ("error", "partial"):
+        sampler, _ = sampler_for(by_number([WRONG]), cap=8, on_cap=on_cap)
+        with pytest.raises(CapReachedError, match="0 of 3 kept"):
+            sampler.fill(3)
+    sampler, _ = sampler_for(by_number([WRONG]), dynamic_batch=True)
+    with pytest.raises(CapReachedError, match="none of 3 groups"):
+        sampler.fill(3)
+
+
+def test_dynamic_batch_draws_n_and_trains_on_what_passes():
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, MIXED]), dynamic_batch=True)
+    fill = sampler.fill(6)
+    assert len(fill.sampled) == 6
+    assert draws(fill.kept) == [1, 3, 5]
+
+
+def surplus_of(policy, **changes):
+    """A first step at full acceptance leaves some of what the first guess of the rate has started."""
+    prompts = Prompts()
+    sampler, engine = sampler_for(by_number([MIXED]), prompts, surplus=policy, **changes)
+    return sampler, engine, prompts, sampler.fill(6)
+
+
+def test_surplus_is_carried_into_the_next_step():
+    sampler, engine, _, first = surplus_of("carry")
+    assert draws(first.kept) == [0, 1, 2, 3, 4, 5]
+    assert first.carried_over == 2
+    assert first.fates()["surplus"] == 0
+    engine.load_weights(1, {})
+    second = sampler.fill(6)
+    assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
+    assert 6 not in draws(second.sampled)
+
+
+def test_carried_groups_grow_stale():
+    sampler, engine, _, _ = surplus_of("carry", max_staleness=1)
+    engine.load_weights(2, {})
+    second = sampler.fill(6)
+    assert [(g.draw, fate) for g, fate in second.dropped] == [(6, "stale"), (7, "stale")]
+    assert draws(second.kept)[0] == 8
+
+
+def test_surplus_can_be_dropped():
+    sampler, _, _, first = surplus_of("drop")
+    assert [(g.draw, fate) for g, fate in first.dropped] == [(6, "surplus"), (7, "surplus")]
+    assert draws(sampler.fill(1).kept) == [8]
+
+
+def test_surplus_prompts_can_be_sampled_again_first():
+    sampler, _, _, first = surplus_of("requeue")
+    assert first.fates()["surplus"] == 2
+    second = sampler.fill(2)
+    assert [g.prompt.id for g in second.kept] == ["p6", "p7"]
+    assert draws(second.kept) == [8, 9], "a draw of its own, so other random numbers"
+
+
+def test_requests_that_never_ran_go_back_to_the_stream():
+    prompts = Prompts()
+    sampler, engine = sampler_for(by_number([MIXED]), prompts, width=4)
+    fill = sampler.fill(2)
+    assert [g.prompt.id for g in fill.kept] == ["p0", "p1"]
+    assert len(fill.sampled) == 2
+    assert engine.pending == 0
+    assert [g.prompt.id for g in sampler.fill(2).kept] == ["p2", "p3"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from([RIGHT, WRONG, MIXED, CRASH]), min_size=1, max_size=7).filter(lambda k: MIXED in k),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    policy=st.sampled_from(["carry", "requeue", "drop"]),
+    width=st.sampled_from([4, 12, 10**6]),
+    n=st.integers(1, 6),
+)
+def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, width, n):
+    sampler, engine = sampler_for(
+        by_number(kinds, lambda i: lengths[i % len(lengths)]), surplus=policy, width=width, max_staleness=1
+    )
+    generated = settled = 0
+    seen = []
+    for version in range(4):
+        fill = sampler.fill(n)
+        assert len(fill.kept) == n
+        seen += draws(fill.kept)
+        generated += fill.tokens_generated
+        settled += sum(g.tokens for g in fill.kept) + sum(g.tokens for g, _ in fill.dropped)
+        engine.load_weights(version + 1, {})
+    assert seen == sorted(set(seen))
+    cancelled = engine.tokens - settled - sampler.carried_tokens
+    assert generated == engine.tokens
+    assert cancelled >= 0
+    if width == 10**6 and len(set(lengths)) == 1:
+        assert cancelled == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.sampled_from(["carry", "requeue", "drop"]))
+def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy):
+    script = by_number([MIXED, RIGHT, MIXED, WRONG])
+    prompts = Prompts()
+    sampler, engine = sampler_for(script, prompts, surplus=policy)
+    for version in range(steps):
+        sampler.fill(3)
+        engine.load_weights(version + 1, {})
+    state = json.loads(json.dumps(sampler.state()))
+    resumed, its_engine = sampler_for(script, prompts, surplus=policy)
+    resumed.restore(state)
+    its_engine.restore(engine.state())
+    drawn_so_far = (list(prompts._front), prompts._next)
+    expected = sampler.fill(3)
+    prompts._front, prompts._next = drawn_so_far
+    assert resumed.fill(3).kept == expected.kept

@@ -1,0 +1,117 @@
+import math
+import time
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from dapo_rl.runs.plots import draw_report, report_figure, smooth
+
+
+def rows(n):
+    return [
+        {
+            "step": step,
+            "response_length/mean": 100.0 + step,
+            "response_length/max": 200,
+            "reward/mean": -0.5 + step / n,
+            "acc/mean": step / n,
+            "actor/entropy": 1 / step,
+            "actor/prob": 0.5,
+            "actor/pg_clipfrac_high": 0.004,
+            "actor/pg_clipfrac_low": 0.002,
+            "actor/clipped_high_prob": 0.2,
+            "sampling/kept": 16,
+            "sampling/all_correct": 3,
+            "sampling/all_wrong": 1,
+            "sampling/stale": 0,
+            "sampling/all_correct_share": 0.15,
+        }
+        for step in range(1, n + 1)
+    ]
+
+
+def panel(figure, title):
+    return next(axis for axis in figure.axes if axis.get_title("left").startswith(title))
+
+
+def texts(axis):
+    return [text.get_text() for text in axis.texts]
+
+
+def labels(axis):
+    return [text.get_text() for text in axis.get_legend().get_texts()]
+
+
+def test_smooth_is_the_centred_mean_of_what_is_known():
+    values = np.array([1.0, 2.0, math.nan, 4.0, 5.0, 6.0])
+    # Half a window is 2: the mean of up to five values around each, missing ones left out.
+    assert smooth(values) == pytest.approx([1.5, 7 / 3, 3.0, 17 / 4, 5.0, 5.0])
+    assert np.isnan(smooth(np.full(4, np.nan))).all()
+
+
+def test_a_few_steps_show_every_value():
+    figure = report_figure(rows(4), [(0, 0.1), (4, 0.75)], "run $a_b$")
+    assert figure.get_suptitle() == "run $a_b$"
+    assert [axis.get_title("left") for axis in figure.axes[:8]] == [
+        "Response length",
+        "Reward and training accuracy",
+        "Entropy",
+        "Mean probability of sampled tokens",
+        "Held-out accuracy",
+        "Clipped tokens",
+        "What became of the groups drawn",
+        "Prompts that are all right",
+    ]
+    (entropy,) = panel(figure, "Entropy").lines
+    assert list(entropy.get_ydata()) == [1, 1 / 2, 1 / 3, 1 / 4]
+    (held_out,) = panel(figure, "Held-out").lines
+    assert held_out.get_xydata().tolist() == [[0, 0.1], [4, 0.75]]
+    assert sorted(texts(panel(figure, "Held-out"))) == ["10.0%", "75.0%"]
+    assert labels(panel(figure, "What became")) == ["kept", "all right", "all wrong"]  # no empty reasons
+    assert labels(panel(figure, "Clipped"))[2] == "mean probability at the upper bound (right)"
+
+
+def test_many_steps_are_smoothed_over_the_raw_line():
+    axis = panel(report_figure(rows(30), [], "x"), "Entropy")
+    raw, smoothed = axis.lines
+    assert raw.get_alpha() < 1
+    assert list(smoothed.get_ydata()) == pytest.approx(smooth(np.array([1 / s for s in range(1, 31)])))
+
+
+def test_the_stack_is_as_high_as_the_groups_drawn():
+    for count in (1, 5, 30):
+        axis = panel(report_figure(rows(count), [], "x"), "What became")
+        top = axis.dataLim.y1
+        assert top == pytest.approx(20)
+        assert axis.get_ylim()[0] == 0
+
+
+def test_without_held_out_prompts_the_reward_takes_the_place():
+    axis = panel(report_figure(rows(3), [(1, None), (2, math.nan)], "x"), "Reward (no held-out")
+    assert list(axis.lines[0].get_ydata()) == pytest.approx([-0.5 + s / 3 for s in (1, 2, 3)])
+
+
+def test_missing_values_leave_gaps_and_empty_panels_say_so():
+    metrics = [
+        {"step": 2, "actor/entropy": None, "reward/mean": math.nan},
+        {"step": 1, "actor/entropy": 0.5},
+        {"step": 3, "actor/entropy": 0.25},
+    ]
+    figure = report_figure(metrics, [], "x")
+    assert panel(figure, "Entropy").lines[0].get_ydata() == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
+    assert texts(panel(figure, "Response length")) == ["no data"]
+    assert texts(panel(figure, "Entropy")) == []
+
+
+@pytest.mark.parametrize(("metrics", "evaluations"), [([], []), ([{"step": 1}], [(1, 0.5)]), (rows(1), [(0, 0.5)])])
+def test_hardly_any_data_still_makes_a_picture(tmp_path, metrics, evaluations):
+    draw_report(metrics, evaluations, tmp_path / "report.png", "x")
+    assert imread(tmp_path / "report.png").shape == (860, 1900, 4)
+    assert [p.name for p in tmp_path.iterdir()] == ["report.png"]
+
+
+def test_ten_thousand_steps_are_drawn_in_seconds(tmp_path):
+    start = time.monotonic()
+    draw_report(rows(10_000), [(s, 0.5) for s in range(0, 10_001, 100)], tmp_path / "report.png", "x")
+    assert time.monotonic() - start < 20

@@ -1,0 +1,211 @@
+import json
+import math
+import os
+import re
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
+from dapo_rl.types import Group, Prompt, Sample, ScoredSample, Verdict
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory.create(tmp_path / "deep" / "run", Config())
+
+
+def group(draw=7, answers=("4", None), **prompt):
+    prompt = Prompt(**{"id": "p1", "text": "2+2=", "token_ids": (1, 2), "answer": "4", "data_source": "sums", **prompt})
+    samples = (
+        Sample((5, 6, 2), (-0.5, -0.25, -0.125), "4", "stop", (3, 4)),
+        Sample((9,), (-2.0,), "\ud83d oops", "length", (4, 4)),
+    )
+    verdicts = (Verdict(1.0, True, "correct", answers[0]), Verdict(-1.0, False, "unparseable", answers[1]))
+    return Group(draw, prompt, samples, verdicts)
+
+
+def test_the_written_config_loads_back_to_the_same_run(tmp_path):
+    config = Config.build({"preset": "grpo", "train.lr": 1e-6, "data.train": {"source": "arithmetic", "digits": 2}})
+    run = RunDirectory.create(tmp_path / "r", config)
+    again = RunDirectory.open(tmp_path / "r").read_config()
+    assert again.resolved() == config.resolved()
+    assert "max_length: 1024" in run.config_path.read_text()  # a default that follows from another key
+
+
+@pytest.mark.parametrize("holds", ["metrics", "checkpoint"])
+def test_a_directory_with_a_run_is_refused_and_left_alone(run, holds):
+    if holds == "metrics":
+        run.append_metrics(1, {"acc/mean": 0.5})
+    else:
+        run.checkpoint(3).mkdir(parents=True)
+    before = run.config_path.read_text()
+    with pytest.raises(UserError, match=r"holds a run already.*--resume.*--run") as error:
+        RunDirectory.create(run.path, Config(seed=9))
+    assert "\n" not in str(error.value)
+    assert run.config_path.read_text() == before
+
+
+def test_a_run_that_never_began_can_be_created_again(run):
+    run.checkpoints_path.mkdir()
+    assert RunDirectory.create(run.path, Config(seed=9)).read_config().seed == 9
+
+
+def test_paths_that_cannot_be_a_run_directory_are_user_errors(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("x")
+    for path in (file, file / "below"):
+        with pytest.raises(UserError, match=f"{re.escape(str(path))}: is not a directory"):
+            RunDirectory.create(path, Config())
+    with pytest.raises(UserError, match=r"cannot be written: .+; name another"):
+        RunDirectory.create(tmp_path / ("n" * 300), Config())
+
+
+def test_open_where_there_is_no_run(tmp_path):
+    with pytest.raises(UserError, match="no run here"):
+        RunDirectory.open(tmp_path)
+
+
+def test_metrics_are_json_lines_with_the_step_first(run):
+    run.append_metrics(1, {"acc/mean": 0.5, "sampling/kept": 16, "bad": math.nan, "worse": math.inf, "none": None})
+    run.append_metrics(2, {"acc/mean": np.float32(0.25)})
+    lines = run.metrics_path.read_text().splitlines()
+    assert lines == [
+        '{"step": 1, "acc/mean": 0.5, "sampling/kept": 16, "bad": null, "worse": null, "none": null}',
+        '{"step": 2, "acc/mean": 0.25}',
+    ]
+    assert run.read_metrics() == [json.loads(line) for line in lines]
+
+
+@given(st.dictionaries(st.text(), st.floats() | st.integers(-(2**53), 2**53) | st.none(), max_size=4))
+def test_every_line_is_strict_json(tmp_path_factory, metrics):
+    run = RunDirectory(tmp_path_factory.mktemp("m"))
+    metrics.pop("step", None)
+    run.append_metrics(3, metrics)
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    line = json.loads(run.metrics_path.read_text(), parse_constant=refuse)
+    known = {k: v for k, v in metrics.items() if v is not None and math.isfinite(v)}
+    assert {k: v for k, v in line.items() if v is not None} == {"step": 3, **known}
+
+
+@given(cut=st.integers(1, 40))
+def test_a_torn_last_line_is_left_out(tmp_path_factory, cut):
+    run = RunDirectory(tmp_path_factory.mktemp("m"))
+    run.append_metrics(1, {"a": 1.0})
+    whole = run.metrics_path.read_bytes()
+    run.append_metrics(2, {"näme": 2.0, "b": 3.0})
+    content = run.metrics_path.read_bytes()
+    torn = content[: max(len(whole), len(content) - 1 - cut)]
+    run.metrics_path.write_bytes(torn)
+    assert [row["step"] for row in run.read_metrics()] == [1]
+    run.truncate_metrics(1)
+    assert run.metrics_path.read_bytes() == whole
+
+
+def test_a_broken_line_in_the_middle_is_named(run):
+    run.metrics_path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl:2: not a line of metrics"):
+        run.read_metrics()
+
+
+def test_no_metrics_yet(run):
+    assert run.read_metrics() == []
+    run.truncate_metrics(0)
+    assert not run.metrics_path.exists()
+    run.metrics_path.touch()
+    assert run.read_metrics() == []
+
+
+def test_truncating_forgets_later_steps_only(run):
+    for step in (1, 2, 3, 12):
+        run.append_metrics(step, {"acc/mean": step / 100})
+        run.write_rollouts(step, [GroupRow(group(), "all_wrong", None)])
+    run.truncate_metrics(2)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    assert sorted(p.name for p in run.rollouts_path.iterdir()) == ["step-000001.parquet", "step-000002.parquet"]
+    run.append_metrics(3, {"acc/mean": 1.0})
+    assert [row["acc/mean"] for row in run.read_metrics()] == [0.01, 0.02, 1.0]
+
+
+def test_rollouts_have_a_row_for_each_sample(run):
+    kept = GroupRow(group(), "kept", [ScoredSample(1.0, 0.0, 0.7), ScoredSample(-1.5, -0.5, -0.7)])
+    dropped = GroupRow(group(draw=8, answer=None), "surplus", None)
+    run.write_rollouts(123, [kept, dropped])
+    table = pq.read_table(run.path / "rollouts" / "step-000123.parquet")
+    assert str(table.schema.field("token_ids").type.value_type) == "int32"
+    assert str(table.schema.field("logps").type.value_type) == "float"
+    first, second, third, _ = table.to_pylist()
+    expected = {
+        "step": 123,
+        "draw": 7,
+        "sample": 0,
+        "prompt_id": "p1",
+        "data_source": "sums",
+        "prompt": "2+2=",
+        "response": "4",
+        "token_ids": [5, 6, 2],
+        "logps": [-0.5, -0.25, -0.125],
+        "finish_reason": "stop",
+        "version_first": 3,
+        "version_last": 4,
+        "answer": "4",
+        "truth": "4",
+        "score": 1.0,
+        "correct": True,
+        "status": "correct",
+        "reward": 1.0,
+        "length_penalty": 0.0,
+        "advantage": 0.7,
+        "fate": "kept",
+    }
+    assert list(first.items()) == list(expected.items())
+    assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)
+    assert (second["reward"], second["length_penalty"], second["advantage"]) == (-1.5, -0.5, -0.7)
+    assert (third["draw"], third["truth"], third["score"], third["fate"]) == (8, None, 1.0, "surplus")
+    assert third["reward"] is third["length_penalty"] is third["advantage"] is None
+    assert not [name for name in os.listdir(run.rollouts_path) if name.endswith(".tmp")]
+
+
+def test_scores_must_match_the_samples(run):
+    with pytest.raises(ValueError, match="zip"):
+        run.write_rollouts(1, [GroupRow(group(), "kept", [ScoredSample(1.0, 0.0, 0.7)])])
+    assert list(run.rollouts_path.iterdir()) == []
+
+
+def test_a_step_without_groups_has_an_empty_table(run):
+    run.write_rollouts(1, [])
+    assert pq.read_table(run.rollout(1)).num_rows == 0
+
+
+def test_the_summary_is_valid_json(run):
+    run.write_summary({"steps": 2, "accuracy_after": math.nan, "tokens": {"total": 5}, "paths": {"model": run.path}})
+    text = run.summary_path.read_text()
+    assert json.loads(text) == {
+        "steps": 2,
+        "accuracy_after": None,
+        "tokens": {"total": 5},
+        "paths": {"model": str(run.path)},
+    }
+    assert text.startswith('{\n  "steps": 2,\n')
+
+
+def test_atomic_write_replaces_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "f"
+    atomic_write(file, "grün")
+    assert file.read_bytes() == "grün".encode()
+
+    def crash(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(OSError, match="disk full"):
+        atomic_write(file, b"new")
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("f", "grün".encode())]

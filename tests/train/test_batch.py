@@ -1,0 +1,87 @@
+"""From verdicts to advantages: shaping, masking, and the split into mini-batches."""
+
+import pytest
+from support import make_prompt, make_sample
+
+from dapo_rl.config import Config
+from dapo_rl.train.batch import make_batch, split_mini_batches
+from dapo_rl.train.schedule import learning_rate
+from dapo_rl.types import Group, Verdict
+
+
+def config(**settings):
+    base = {"sampling.max_new_tokens": 100, "sampling.group_size": 4, "overlong.cache_length": 20}
+    return Config.build(base | settings)
+
+
+def group(*samples, draw=0):
+    """Samples given as (right?, length, truncated?)."""
+    return Group(
+        draw,
+        make_prompt(f"p{draw}"),
+        tuple(make_sample(length, "length" if cut else "stop") for _, length, cut in samples),
+        tuple(Verdict(1.0 if right else -1.0, right, "correct" if right else "wrong") for right, _, _ in samples),
+    )
+
+
+GROUP = group((True, 10, False), (True, 90, False), (False, 10, False), (False, 100, True))
+
+
+def rewards(batch):
+    return [score.reward for score in batch.scores[0]]
+
+
+def test_soft_punishment_is_added_to_the_reward():
+    batch = make_batch([GROUP], config())
+    assert rewards(batch) == pytest.approx([1.0, 0.5, -1.0, -2.0])
+    assert [s.length_penalty for s in batch.scores[0]] == pytest.approx([0, -0.5, 0, -1])
+    mean, std = -0.375, (((1.375**2) + (0.875**2) + (0.625**2) + (1.625**2)) / 3) ** 0.5
+    assert [s.advantage for s in batch.samples[0]] == pytest.approx(
+        [(r - mean) / (std + 1e-6) for r in (1.0, 0.5, -1.0, -2.0)], rel=1e-5
+    )
+
+
+def test_other_shapes():
+    assert rewards(make_batch([GROUP], config(**{"overlong.shape": "off"}))) == [1, 1, -1, -1]
+    linear = config(**{"overlong.shape": "linear", "overlong.max_length": 50, "overlong.factor": 0.1})
+    assert rewards(make_batch([GROUP], linear)) == pytest.approx([1, 1 - 0.08, -1, -1 - 0.1])
+
+
+def test_overlong_filtering_masks_what_the_engine_cut_off():
+    batch = make_batch([GROUP], config(**{"overlong.mask_truncated": True}))
+    assert [s.in_loss for s in batch.samples[0]] == [True, True, True, False]
+    assert all(s.in_loss for s in make_batch([GROUP], config()).samples[0])
+
+
+def test_trap_4_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
+    settings = {"overlong.mask_truncated": True, "overlong.shape": "off", "algo.normalize": "none"}
+    counted = make_batch([GROUP], config(**settings))
+    assert [s.advantage for s in counted.samples[0]] == pytest.approx([1, 1, -1, -1])
+    left_out = make_batch([GROUP], config(**settings, **{"overlong.masked_in_baseline": False}))
+    assert [s.advantage for s in left_out.samples[0]] == pytest.approx([2 / 3, 2 / 3, -4 / 3, 0], rel=1e-6)
+
+
+def test_every_token_of_a_sample_has_its_old_log_probability():
+    batch = make_batch([GROUP], config())
+    for trained, sample in zip(batch.samples[0], GROUP.samples, strict=True):
+        assert trained.response_ids == sample.token_ids
+        assert trained.old_logps == sample.logps
+
+
+@pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])
+def test_mini_batches_hold_whole_groups(groups, count, sizes):
+    batch = make_batch([group((True, 3, False), (False, 4, False), draw=i) for i in range(groups)], config())
+    mini_batches = split_mini_batches(batch, count)
+    assert [len({s.group for s in m}) for m in mini_batches] == sizes
+    assert [s.group for m in mini_batches for s in m] == [g for g in range(groups) for _ in range(2)]
+
+
+def test_learning_rate_warms_up_and_falls():
+    settings = config(**{"train.lr": 1.0, "train.warmup_steps": 4, "train.steps": 14}).train
+    assert [learning_rate(s, settings) for s in (1, 2, 4, 5, 14)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    falling = settings.model_copy(update={"lr_schedule": "linear", "min_lr_share": 0.2})
+    assert learning_rate(9, falling) == pytest.approx(0.6)
+    assert learning_rate(14, falling) == pytest.approx(0.2)
+    cosine = settings.model_copy(update={"lr_schedule": "cosine", "min_lr_share": 0.0})
+    assert learning_rate(9, cosine) == pytest.approx(0.5)
+    assert learning_rate(1, settings.model_copy(update={"warmup_steps": 0})) == 1.0

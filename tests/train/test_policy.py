@@ -1,0 +1,174 @@
+"""The update: the same for any split, equal to the reference, blind to masked samples, loud when it diverges."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import small_model, tokenizer
+
+from dapo_rl.algo import reference
+from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.train.policy import HFPolicy, NonFiniteError
+from dapo_rl.types import TrainSample
+
+AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def make_policy(model=None, token_budget=10**6, train=None, reference=None, **algo):
+    return HFPolicy(
+        model or small_model(),
+        pad_id=tokenizer().pad_token_id,
+        temperature=1.0,
+        algo=AlgoSettings(**algo),
+        train=TrainSettings(**(train or {"lr": 1e-3, "max_grad_norm": 1e9})),
+        norm_length=20,
+        token_budget=token_budget,
+        reference=reference,
+    )
+
+
+def samples_for(model, seed=0, count=6, masked=(), drift=0.3):
+    """Random samples in groups of two, with old log-probabilities a random bit away from the policy's."""
+    rng = np.random.default_rng(seed)
+    raw = [
+        TrainSample(
+            prompt_ids=tuple(rng.integers(3, 250, rng.integers(2, 7)).tolist()),
+            response_ids=tuple(rng.integers(3, 250, rng.integers(1, 9)).tolist()),
+            old_logps=(),
+            advantage=float(rng.normal()),
+            group=i // 2,
+            in_loss=i not in masked,
+        )
+        for i in range(count)
+    ]
+    logps = make_policy(model).logprobs(raw)
+    old = [tuple(p + rng.normal(0, drift) for p in lp) for lp in logps]
+    return [replace(sample, old_logps=o) for sample, o in zip(raw, old, strict=True)]
+
+
+def gradient(policy, samples):
+    policy.update(samples, lr=0.0)
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(AGGREGATIONS), st.integers(10, 60), st.integers(0, 10**6))
+def test_trap_3_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation, token_budget, seed):
+    model = small_model()
+    samples = samples_for(model, seed, masked=(1,))
+    whole = gradient(make_policy(model, aggregation=aggregation), samples)
+    split = make_policy(model, token_budget, aggregation=aggregation)
+    assert len(list(split._micro_batches(samples))) > 1
+    torch.testing.assert_close(gradient(split, samples), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_loss_and_metrics_equal_the_reference(aggregation):
+    """The number that the update reports is NumPy's, from each sample's log-probabilities computed by itself."""
+    model = small_model()
+    samples = samples_for(model, masked=(2,))
+    width = max(len(s.response_ids) for s in samples)
+
+    def matrix(rows):
+        return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+    new = matrix([make_policy(model).logprobs([s])[0] for s in samples])
+    old = matrix([s.old_logps for s in samples])
+    mask = np.array([[s.in_loss and t < len(s.response_ids) for t in range(width)] for s in samples])
+    tokens = mask.sum(1)
+    group_tokens = [sum(tokens[j] for j, o in enumerate(samples) if o.group == s.group) for s in samples]
+    advantages = [s.advantage for s in samples]
+    metrics = make_policy(model, 40, aggregation=aggregation).update(samples, lr=0.0)
+    expected = reference.dapo_policy_loss(
+        new, old, advantages, mask, aggregation=aggregation, group_tokens=group_tokens, norm_length=20
+    )
+    assert metrics["actor/pg_loss"] == pytest.approx(expected, rel=1e-4)
+    fractions = reference.clip_fractions(new, old, advantages, mask)
+    assert metrics["actor/pg_clipfrac_high"] == pytest.approx(fractions.high)
+    assert metrics["actor/pg_clipfrac_low"] == pytest.approx(fractions.low)
+    assert fractions.high > 0
+    assert fractions.low > 0
+    clipped = (np.array(advantages)[:, None] > 0) & (np.exp(new - old) > 1.28) & mask
+    assert metrics["actor/clipped_high_prob"] == pytest.approx(np.exp(new[clipped]).mean(), rel=1e-4)
+    assert metrics["actor/prob"] == pytest.approx(np.exp(new[mask]).mean(), rel=1e-4)
+    assert metrics["actor/ppo_kl"] == pytest.approx((old - new)[mask].mean(), rel=1e-3, abs=1e-6)
+
+
+def test_trap_4_a_masked_sample_changes_nothing():
+    model = small_model()
+    samples = samples_for(model, masked=(3,))
+    without = [s for s in samples if s.in_loss]
+    for aggregation in AGGREGATIONS:
+        policy = make_policy(model, aggregation=aggregation)
+        torch.testing.assert_close(gradient(policy, samples), gradient(policy, without), atol=1e-6, rtol=1e-5)
+
+
+def test_a_mini_batch_with_everything_masked_leaves_the_weights_alone():
+    model = small_model()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    policy = make_policy(model)
+    samples = samples_for(model, masked=range(6))
+    assert policy.update(samples, lr=1e-2) == {}
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_an_update_raises_the_probability_of_what_was_good():
+    model = small_model()
+    policy = make_policy(model)
+    samples = samples_for(model, drift=0.0)
+    before = [sum(lp) for lp in policy.logprobs(samples)]
+    metrics = policy.update(samples, lr=1e-3)
+    after = [sum(lp) for lp in policy.logprobs(samples)]
+    gain = sum((a - b) * s.advantage for a, b, s in zip(after, before, samples, strict=True))
+    assert gain > 0
+    assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-5)
+    assert metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_gradients_are_clipped_to_the_norm():
+    model = small_model()
+    samples = samples_for(model)
+    plain = gradient(make_policy(model), samples)
+    clipped = gradient(make_policy(model, train={"max_grad_norm": 0.01}), samples)
+    assert plain.norm() > 0.02
+    torch.testing.assert_close(clipped, plain * 0.01 / plain.norm(), atol=1e-6, rtol=1e-3)
+
+
+def test_kl_to_the_starting_model_pulls_back():
+    start, model = small_model(0), small_model(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+    samples = [replace(sample, advantage=0.0) for sample in samples_for(model, drift=0.0)]
+    metrics = make_policy(model, reference=start, kl_coef=0.5).update(samples, lr=0.0)
+    now, then = (make_policy(m).logprobs(samples) for m in (model, start))
+    d = np.concatenate(then) - np.concatenate(now)
+    assert metrics["actor/kl_loss"] == pytest.approx((np.exp(d) - d - 1).mean(), rel=1e-3)
+    assert metrics["actor/pg_loss"] == pytest.approx(0.0)
+    assert metrics["actor/grad_norm"] > 0
+    assert make_policy(start, reference=small_model(0), kl_coef=0.5).update(samples, 0.0)["actor/kl_loss"] < 1e-6
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_divergence_is_met_before_the_weights_are_touched(poison):
+    model = small_model()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    samples = samples_for(model)
+    samples[0] = replace(samples[0], advantage=poison)
+    with pytest.raises(NonFiniteError, match=r"the (loss|gradient)"):
+        make_policy(model).update(samples, lr=1e-2)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_micro_batches_hold_every_sample_once_within_the_budget():
+    samples = samples_for(small_model(), count=20)
+    policy = make_policy(token_budget=50)
+    batches = list(policy._micro_batches(samples))
+    assert sorted(i for batch in batches for i in batch) == list(range(20))
+    for batch in batches:
+        width = max(len(samples[i].prompt_ids) for i in batch) + max(len(samples[i].response_ids) for i in batch)
+        assert len(batch) == 1 or len(batch) * width <= 50
