@@ -1,3 +1,4 @@
+# `make demo ARGS="seed=1"` and `make test ARGS="tests/algo"` hand words on.
 # Everything goes through `make setup`, which does nothing where everything is set up.
 PYTHON ?= python3
 VENV := .venv
@@ -17,10 +18,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 demo: setup
-	$(BIN)/dapo train
+	$(BIN)/dapo train $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -90,9 +90,9 @@ def train(
     name = recipe.stem if recipe else "tiny"
     trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
     stopped_by = _stop_on_signals(trainer)
-    trainer.train(resume=resume)
-    if (number := stopped_by()) is not None:
-        raise typer.Exit(128 + number)
+    summary = trainer.train(resume=resume)
+    if not summary["finished"]:
+        raise typer.Exit(128 + (stopped_by() or signal.SIGINT))
 
 
 @app.command()

@@ -7,8 +7,12 @@ class UserError(Exception):
     exit_code = 2
 
 
+class NonFiniteError(ArithmeticError):
+    """A log-probability, loss or gradient that is not a number, met before the weights were touched."""
+
+
 class DivergedError(Exception):
-    """A loss or gradient that is not finite: the run stops before the weights are touched, exit code 3."""
+    """A run that met a number that is not finite stops with everything saved untouched, exit code 3."""
 
     exit_code = 3
 

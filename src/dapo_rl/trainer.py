@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
 from dapo_rl.errors import UserError
@@ -51,6 +53,8 @@ class DAPOTrainer:
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
     ) -> None:
+        # The display shows progress; a bar for every weight that is loaded or saved would run across it.
+        logging.disable_progress_bar()
         self.config = config = _as_config(config, model)
         self.display = display or make_display()
         self.run_dir = Path(run_dir or new_run_directory())

@@ -199,7 +199,7 @@ def test_the_batch_arithmetic_of_the_paper():
         updates_per_step=16,
         samples_per_update=512,
         tokens_generated_per_step=167_772_160,
-        tokens_generated_per_step_at_cap=1_677_721_600,
+        tokens_generated_per_step_at_cap=5_033_164_800,
         tokens_trained_per_step=167_772_160,
         steps=100,
         total_updates=1600,

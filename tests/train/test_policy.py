@@ -12,7 +12,8 @@ from support import small_model, tokenizer
 
 from dapo_rl.algo import reference
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.train.policy import HFPolicy, NonFiniteError
+from dapo_rl.errors import NonFiniteError
+from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

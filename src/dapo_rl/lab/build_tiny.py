@@ -25,7 +25,7 @@ from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pick_device
 from dapo_rl.models.tokenizer import build_tokenizer
 
-STEPS, BATCH, LR, LONGEST = 1500, 64, 3e-3, 96
+STEPS, BATCH, LR, LONGEST = 2000, 64, 3e-3, 96
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
 

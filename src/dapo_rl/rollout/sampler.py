@@ -17,7 +17,7 @@ import torch
 
 from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import CapReachedError, UserError
+from dapo_rl.errors import CapReachedError, NonFiniteError, UserError
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
 from dapo_rl.types import Fate, Group, Prompt, Sample, Verdict, Verifier
@@ -215,6 +215,8 @@ class Sampler:
             flight = self._flights[completion.request_id]
             flight.samples[completion.index] = completion.sample
             step.tokens += len(completion.sample.token_ids)
+            if not all(map(math.isfinite, completion.sample.logps)):
+                raise NonFiniteError("the engine sampled a token whose log-probability is not a number")
             if None not in flight.samples:
                 whole.append(self._flights.pop(completion.request_id))
         started = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dapo_rl.config import Config
-from dapo_rl.errors import DivergedError
+from dapo_rl.errors import DivergedError, NonFiniteError
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.sampler import Fill, Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -20,7 +20,6 @@ from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
-from dapo_rl.train.policy import NonFiniteError
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import Batch, TrainSample
 
@@ -72,20 +71,14 @@ def train(run: Run) -> None:
     if progress.step == 0 and not progress.evaluations:
         _evaluate(run)
     for step in range(progress.step + 1, config.train.steps + 1):
-        started = time.perf_counter()
-        run.display.phase("sampling", 0, config.sampling.prompts_per_step)
-        fill = run.sampler.fill(config.sampling.prompts_per_step)
-        batch = make_batch(fill.kept, config)
-        run.display.phase("updating")
-        update_started = time.perf_counter()
-        updates = _update(run, batch, step)
-        run.engine.load_weights(step, run.policy.weights())
-        timing = {"update": time.perf_counter() - update_started, "step": time.perf_counter() - started}
-
+        try:
+            fill, batch, metrics = _step(run, step)
+        except NonFiniteError as error:
+            latest = run.checkpoints.latest()
+            raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
         progress.step = step
         progress.ledger.add(fill, batch)
-        metrics = step_metrics(fill, batch, updates, config) | _timings(fill, timing)
-        last = step == config.train.steps
+        last, stopping = step == config.train.steps, run.stop_requested()
         if last or (config.eval.every and step % config.eval.every == 0):
             metrics |= _evaluate(run)
         progress.metrics = metrics
@@ -93,7 +86,6 @@ def train(run: Run) -> None:
         run.directory.append_metrics(step, metrics)
         if config.log.rollouts:
             run.directory.write_rollouts(step, _rows(fill, batch))
-        stopping = run.stop_requested()
         if last or stopping or step % config.checkpoint_every == 0:
             run.save()
         if fill.note:
@@ -103,18 +95,32 @@ def train(run: Run) -> None:
             return
 
 
-def _update(run: Run, batch: Batch, step: int) -> list[dict[str, float]]:
-    lr = learning_rate(step, run.config.train)
-    try:
-        updates = [
-            run.policy.update(mini_batch, lr)
-            for _ in range(run.config.train.epochs_per_step)
-            for mini_batch in split_mini_batches(batch, run.config.train.mini_batches)
-        ]
-    except NonFiniteError as error:
-        latest = run.checkpoints.latest()
-        raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
-    return [update for update in updates if update]
+def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
+    """One step of Algorithm 1, and its numbers."""
+    config, started = run.config, time.perf_counter()
+    run.display.phase("sampling", 0, config.sampling.prompts_per_step)
+    fill = run.sampler.fill(config.sampling.prompts_per_step)
+    batch = make_batch(fill.kept, config)
+
+    run.display.phase("updating")
+    sampled = time.perf_counter()
+    lr = learning_rate(step, config.train)
+    updates = [
+        run.policy.update(mini_batch, lr)
+        for _ in range(config.train.epochs_per_step)
+        for mini_batch in split_mini_batches(batch, config.train.mini_batches)
+    ]
+    run.engine.load_weights(step, run.policy.weights())
+
+    ended = time.perf_counter()
+    metrics = step_metrics(fill, batch, [update for update in updates if update], config) | {
+        "timing_s/gen": fill.generate_seconds,
+        "timing_s/verify": fill.verify_seconds,
+        "timing_s/update": ended - sampled,
+        "timing_s/step": ended - started,
+        "perf/throughput": fill.tokens_generated / (ended - started),
+    }
+    return fill, batch, metrics
 
 
 def _evaluate(run: Run) -> dict[str, float]:
@@ -123,16 +129,6 @@ def _evaluate(run: Run) -> dict[str, float]:
         return {}
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
     return evaluation.metrics()
-
-
-def _timings(fill: Fill, timing: Mapping[str, float]) -> dict[str, float]:
-    return {
-        "timing_s/gen": fill.generate_seconds,
-        "timing_s/verify": fill.verify_seconds,
-        "timing_s/update": timing["update"],
-        "timing_s/step": timing["step"],
-        "perf/throughput": fill.tokens_generated / timing["step"],
-    }
 
 
 def _rows(fill: Fill, batch: Batch) -> list[GroupRow]:

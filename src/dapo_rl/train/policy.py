@@ -13,12 +13,9 @@ from torch import Tensor
 from dapo_rl.algo import aggregate, dapo_policy_loss, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.forward import response_logps
 from dapo_rl.types import TrainSample
-
-
-class NonFiniteError(ArithmeticError):
-    """A loss or gradient that is not a number, met before the weights were touched."""
 
 
 class HFPolicy:

@@ -1,0 +1,161 @@
+"""The command line, as a user meets it: exit codes, one line for a mistake, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import REPOSITORY
+from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.slow
+
+DAPO = Path(sys.executable).with_name("dapo")
+SMALL = [
+    "sampling.prompts_per_step=4",
+    "sampling.group_size=4",
+    "train.mini_batches=2",
+    "data.train.size=200",
+    "data.eval.size=16",
+]
+
+
+def dapo(*words, cwd, timeout=300):
+    return subprocess.run([DAPO, *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+def started(*words, cwd):
+    """A run in the background that has finished its first step."""
+    process = subprocess.Popen(
+        [DAPO, *words],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
+    for line in process.stdout:
+        if line.startswith("step "):
+            break
+    return process
+
+
+def mistake(*words, cwd):
+    result = dapo(*words, cwd=cwd)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("dapo: ")
+    return lines[0]
+
+
+def test_train_prints_a_line_a_step_and_the_outcome(tmp_path):
+    result = dapo("train", *SMALL, "train.steps=2", "--run", "here", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("step ") for line in lines) == 2
+    assert any(line.startswith("held-out accuracy") for line in lines)
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["steps"] == 2
+    assert mistake("train", *SMALL, "--run", "here", cwd=tmp_path).endswith(
+        "holds a run already; continue it with --resume, or name another with --run"
+    )
+    changed = mistake("train", "--run", "here", "--resume", "algo.clip_high=0.3", cwd=tmp_path)
+    assert "algo.clip_high 0.28 → 0.3" in changed
+    longer = dapo("train", "--run", "here", "--resume", "train.steps=3", cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert json.loads((tmp_path / "here" / "summary.json").read_text())["steps"] == 3
+
+
+def test_mistakes_are_one_line_and_exit_2(tmp_path):
+    assert "did you mean algo.clip_high?" in mistake("train", "algo.clip_hihg=0.3", cwd=tmp_path)
+    assert "no such recipe" in mistake("train", "nowhere.yaml", cwd=tmp_path)
+    assert "two recipes" in mistake("train", "a.yaml", "b.yaml", cwd=tmp_path)
+    assert "no directory ./nowhere" in mistake("train", "model.name=./nowhere", cwd=tmp_path)
+    assert "data.train" in mistake("train", "data.train=missing.jsonl", cwd=tmp_path)
+    assert "there is no run in runs/" in mistake("train", "--resume", cwd=tmp_path)
+    assert "no run here" in mistake("train", "--resume", "--run", "nothing", cwd=tmp_path)
+    assert "did you mean tiny?" in mistake("model", "build", "huge", cwd=tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "no rows" in mistake("train", "data.train=empty.jsonl", cwd=tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_option_is_explained(tmp_path):
+    result = dapo("train", "--rezume", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "--rezume" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_divergence_exits_with_3(tmp_path):
+    result = dapo(
+        "train", *SMALL, "train.steps=3", "train.lr=1e30", "train.warmup_steps=0", "--run", "run", cwd=tmp_path
+    )
+    assert result.returncode == 3, result.stdout + result.stderr
+    assert result.stderr.startswith("dapo: diverged at step 1: ")
+    assert "no checkpoint had been written yet" in result.stderr
+
+
+def test_help_is_worth_reading(tmp_path):
+    text = dapo("train", "--help", cwd=tmp_path).stdout
+    for words in ("dapo train recipe.yaml", "algo.clip_high = 0.28", "Clip-Higher", "--resume", "sampling.on_cap"):
+        assert words in text
+    assert dapo("--version", cwd=tmp_path).stdout.startswith("dapo-rl ")
+
+
+def test_check_reports_and_speaks_json(tmp_path):
+    result = dapo("check", REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip().endswith("conformant: every row as in the paper")
+    report = json.loads(dapo("check", "preset=grpo", "--json", cwd=tmp_path).stdout)
+    assert report["verdict"].startswith("not DAPO: ")
+    assert report["arithmetic"]["samples_per_step"] == 128
+
+
+@pytest.mark.parametrize("recipe", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_loads(recipe, tmp_path):
+    assert dapo("check", recipe, cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
+    process = started("train", *SMALL, "train.steps=500", "checkpoint.every=400", "--run", "run", cwd=tmp_path)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == code, errors
+    assert "stopping after this step" in output
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step-"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps"], summary["finished"]) == (step, False)
+    resumed = dapo("train", "--run", "run", "--resume", f"train.steps={step + 1}", "eval.prompts=4", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, step + 2))
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    process = started("train", "train.steps=500", "--run", "run", cwd=tmp_path)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_the_embedded_model_can_be_rebuilt(tmp_path):
+    result = dapo("model", "build", "tiny", "--out", "built", "--steps", "2", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "built" / "model.safetensors").stat().st_size < 4_000_000
+    text = "12+3=?\nWait\nAnswer: -5 é😀\x00"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "built")
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+    train = dapo("train", "model.name=built", *SMALL, "train.steps=1", "sampling.cap=4", cwd=tmp_path)
+    assert train.returncode == 2, "an untrained model is never right, and the cap says so"
+    assert "sampling.cap: 4 groups drawn, 0 of 4 kept (4 all wrong)" in train.stderr

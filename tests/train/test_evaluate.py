@@ -1,0 +1,41 @@
+"""Held-out accuracy: on correctness, with failed verdicts apart."""
+
+import pytest
+from support import ScriptedEngine, TextVerifier, make_prompt, make_sample
+
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.train.evaluate import evaluate
+
+TEXTS = {
+    "eval-0": ["right", "right"],
+    "eval-1": ["right", "wrong"],
+    "eval-2": ["wrong", "wrong"],
+    "eval-3": ["crash"] * 2,
+}
+
+
+def run(names):
+    def script(request):
+        return [
+            make_sample(2 + i, finish_reason="length" if i else "stop", text=text)
+            for i, text in enumerate(TEXTS[request.id])
+        ]
+
+    prompts = [make_prompt(str(i)) for i in range(len(names))]
+    return evaluate(ScriptedEngine(script), TextVerifier(), prompts, SamplingParams(9), samples=2, seed=0)
+
+
+def test_figures_by_hand():
+    result = run(["eval-0", "eval-1", "eval-2"])
+    assert result.accuracy == pytest.approx(3 / 6)
+    assert result.pass_at_k == pytest.approx(2 / 3)
+    assert result.response_length == pytest.approx(2.5)
+    assert result.truncated == pytest.approx(0.5)
+    assert result.verifier_errors == 0
+    assert result.metrics()["eval/pass@2"] == pytest.approx(2 / 3)
+
+
+def test_trap_9_a_crash_is_no_wrong_answer_here_either():
+    result = run(["eval-0", "eval-1", "eval-2", "eval-3"])
+    assert result.accuracy == pytest.approx(3 / 6)
+    assert result.verifier_errors == 2
