@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.config import DataSettings, SourceSettings
-from dapo_rl.data import build_prompts, copies, load_rows
+from dapo_rl.data import build_prompts, copies, load_rows, once_each
 from dapo_rl.errors import UserError
 
 USER = {"role": "user", "content": "1+1?"}
@@ -279,6 +279,8 @@ class TestRealData:
         assert set(first.columns) == {"data_source", "ability", "reward_model", "extra_info"}
         assert copies(built.prompts) == 32
         assert copies(built.prompts[:-1]) == 1
+        problems = once_each(built.prompts)
+        assert (len(problems), len({p.text for p in problems}), problems[0]) == (30, 30, built.prompts[0])
 
 
 def test_arithmetic_from_end_to_end(plain_tokenizer):
@@ -297,6 +299,13 @@ def test_copies_are_what_every_count_is_a_multiple_of(plain_tokenizer):
     assert [of("aabb"), of("aabbbb"), of("aab"), of("abc"), copies([])] == [2, 2, 1, 1, 1]
     same_text = [{"prompt": "a", "answer": answer} for answer in ("1", "2")]
     assert copies(build(same_text, plain_tokenizer).prompts) == 1
+
+
+def test_problems_once_each_in_the_order_of_the_file(plain_tokenizer):
+    def of(texts):
+        return "".join(p.text for p in once_each(build([{"prompt": t} for t in texts], plain_tokenizer).prompts))
+
+    assert [of("baba"), of("bbaa"), of("aab"), of("cab")] == ["ba", "ba", "aab", "cab"]
 
 
 def test_a_prompt_that_comes_again_is_read_once(plain_tokenizer, monkeypatch):

@@ -255,3 +255,14 @@ def test_loading_imports_neither_torch_nor_an_extra():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "[]\n"
+
+
+def test_the_real_datasets_library_loads_by_name(tmp_path, monkeypatch):
+    """`json` is a name that needs no network: the parameters go to `datasets.load_dataset`."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+2", "answer": "3"}\n')
+    rows = load_rows(SourceSettings(source="json", data_files=str(file), cache_dir=str(tmp_path / "cache")))
+    assert [row.columns["answer"] for row in rows.good] == ["2", "3"]
+    assert rows.good[1].where == "json:row 1"

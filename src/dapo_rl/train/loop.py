@@ -88,8 +88,9 @@ def train(run: Run) -> None:
             run.directory.write_rollouts(step, _rows(fill, batch))
         if last or stopping or step % config.checkpoint_every == 0:
             run.save()
-        if fill.note:
-            run.display.note(f"step {step}: {fill.note}")
+        for note in (fill.note, _verifier_failures(fill)):
+            if note:
+                run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)
         if stopping:
             return
@@ -129,6 +130,13 @@ def _evaluate(run: Run) -> dict[str, float]:
         return {}
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
     return evaluation.metrics()
+
+
+def _verifier_failures(fill: Fill) -> str | None:
+    failed = [v for group, fate in fill.dropped if fate == "verifier_error" for v in group.verdicts if v.failed]
+    if not failed:
+        return None
+    return f"the verifier failed on {len(failed)} samples, whose groups are dropped; the first: {failed[0].detail}"
 
 
 def _rows(fill: Fill, batch: Batch) -> list[GroupRow]:
