@@ -93,6 +93,8 @@ class TrainSample:
     """Index of its group in the batch."""
     in_loss: bool = True
     """False: masked out (a truncated sample under overlong filtering); it leaves the denominator too."""
+    fresh: bool = True
+    """Sampled by the weights that the step's first update starts from; false for groups carried over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
 
     def poisoned(mini_batch, lr):
         calls.append(lr)
-        if len(calls) == 5:  # the first of step 3
+        if len(calls) == 9:  # the first of step 3: two passes over two mini-batches make a step
             with torch.no_grad():
                 next(trainer.model.parameters()).fill_(torch.nan)
         return update(mini_batch, lr)
@@ -214,8 +214,7 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
         summary = trainer.train()
         assert summary["steps"] == 2
         assert 0 <= summary["accuracy_after"] <= 1
-    prompt, completions, answer, columns = seen[0]
-    assert completions == 4
+    prompt, _, answer, columns = next(call for call in seen if call[1] == 4)  # a group; evaluation has one sample
     assert str(sum(map(int, prompt.removesuffix("=?\n").split("+")))) == answer
     assert {"level", "ground_truth", "completion_ids"} <= set(columns)
 

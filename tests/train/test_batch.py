@@ -68,6 +68,11 @@ def test_every_token_of_a_sample_has_its_old_log_probability():
         assert trained.old_logps == sample.logps
 
 
+def test_samples_of_older_weights_are_marked():
+    assert all(s.fresh for s in make_batch([GROUP], config(), version=0).samples[0])
+    assert not any(s.fresh for s in make_batch([GROUP], config(), version=1).samples[0])
+
+
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])
 def test_mini_batches_hold_whole_groups(groups, count, sizes):
     batch = make_batch([group((True, 3, False), (False, 4, False), draw=i) for i in range(groups)], config())

@@ -130,6 +130,15 @@ def test_an_update_raises_the_probability_of_what_was_good():
     assert metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_the_mismatch_of_engine_and_trainer_leaves_out_carried_samples():
+    model = small_model()
+    exact, drifted = samples_for(model, drift=0.0), samples_for(model, seed=1, drift=0.5)
+    carried = [replace(sample, fresh=False, group=9) for sample in drifted]
+    assert make_policy(model).update([*exact, *carried], 0.0)["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert make_policy(model).update([*exact, *drifted], 0.0)["actor/mismatch_kl"] > 0.01
+    assert math.isnan(make_policy(model).update(carried, 0.0)["actor/mismatch_kl"])
+
+
 def test_gradients_are_clipped_to_the_norm():
     model = small_model()
     samples = samples_for(model)

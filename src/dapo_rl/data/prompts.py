@@ -83,7 +83,10 @@ def once_each(prompts: Sequence[Prompt]) -> list[Prompt]:
     """The problems of a file that has each of them the same number of times over; any other file as it is."""
     if copies(prompts) == 1:
         return list(prompts)
-    return list({(prompt.text, prompt.answer): prompt for prompt in reversed(prompts)}.values())[::-1]
+    first: dict[tuple[str, str | None], Prompt] = {}
+    for prompt in prompts:
+        first.setdefault((prompt.text, prompt.answer), prompt)
+    return list(first.values())
 
 
 def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings) -> Prompt:

@@ -13,7 +13,8 @@ from dapo_rl.config import Config
 from dapo_rl.types import Batch, Group, ScoredSample, TrainSample
 
 
-def make_batch(groups: Sequence[Group], config: Config) -> Batch:
+def make_batch(groups: Sequence[Group], config: Config, version: int = 0) -> Batch:
+    """The batch that the weights of `version` are trained on."""
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
     lengths_PG = torch.tensor([[len(s.token_ids) for s in group.samples] for group in groups])
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
@@ -38,6 +39,7 @@ def make_batch(groups: Sequence[Group], config: Config) -> Batch:
                     advantage=advantages_PG[p, g].item(),
                     group=p,
                     in_loss=bool(in_loss_PG[p, g]),
+                    fresh=sample.versions == (version, version),
                 )
                 for g, sample in enumerate(group.samples)
             )

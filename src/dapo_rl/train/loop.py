@@ -101,7 +101,7 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
-    batch = make_batch(fill.kept, config)
+    batch = make_batch(fill.kept, config, run.engine.version)
 
     run.display.phase("updating")
     sampled = time.perf_counter()

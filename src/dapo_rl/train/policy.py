@@ -123,11 +123,13 @@ class HFPolicy:
         with torch.no_grad():
             high, low, dual = clipped_tokens(stats.logps, old_logps, advantages, mask, **bounds)
             probabilities = stats.logps.exp()
+            fresh = mask & torch.tensor([s.fresh for s in samples], device=mask.device)[:, None]
             sums |= {
                 "entropy": stats.entropy[mask].sum().item(),
                 "prob": probabilities[mask].sum().item(),
                 "ppo_kl": (old_logps - stats.logps)[mask].sum().item(),
-                "mismatch_kl": kl_penalty(old_logps, stats.logps)[mask].sum().item(),
+                "mismatch_kl": kl_penalty(old_logps, stats.logps)[fresh].sum().item(),
+                "fresh": fresh.sum().item(),
                 "high": high.sum().item(),
                 "high_prob": probabilities[high].sum().item(),
                 "low": low.sum().item(),
@@ -144,7 +146,7 @@ class HFPolicy:
             "actor/entropy": mean("entropy"),
             "actor/prob": mean("prob"),
             "actor/ppo_kl": mean("ppo_kl"),
-            "actor/mismatch_kl": mean("mismatch_kl"),
+            "actor/mismatch_kl": totals["mismatch_kl"] / totals["fresh"] if totals.get("fresh") else math.nan,
             "actor/pg_clipfrac": mean("high") + mean("low"),
             "actor/pg_clipfrac_high": mean("high"),
             "actor/pg_clipfrac_low": mean("low"),
