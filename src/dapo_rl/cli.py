@@ -16,6 +16,7 @@ import typer
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.runs.format import printable
 from dapo_rl.version import __version__
 
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
@@ -90,9 +91,13 @@ def train(
     name = recipe.stem if recipe else "tiny"
     trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
     stopped_by = _stop_on_signals(trainer)
-    summary = trainer.train(resume=resume)
-    if not summary["finished"]:
-        raise typer.Exit(128 + (stopped_by() or signal.SIGINT))
+    try:
+        summary = trainer.train(resume=resume)
+    except KeyboardInterrupt:
+        _complain("stopped at once; --resume goes on from the last checkpoint")
+        raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
+    if not summary["finished"] and (number := stopped_by()) is not None:
+        raise typer.Exit(128 + number)
 
 
 @app.command()
@@ -142,14 +147,11 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except (UserError, DivergedError) as error:
-        print(f"dapo: {error}", file=sys.stderr)
+        _complain(str(error), getattr(error, "more", ""))
         code = error.exit_code
-    except KeyboardInterrupt:
-        print("dapo: stopped; `--resume` goes on from the last checkpoint", file=sys.stderr)
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except OSError as error:  # a full disk, a directory that may not be written
+        _complain(str(error))
+        code = 2
     except Exception as error:
         # click's own mistakes (a missing argument, an unknown option) know how to show themselves.
         if not hasattr(error, "show"):
@@ -157,6 +159,13 @@ def main() -> None:
         error.show()
         code = getattr(error, "exit_code", 2)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(line: str, more: str = "") -> None:
+    """One line, and below it what else there is; text of data files and models cannot steer the terminal."""
+    print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
+    if more:
+        print(printable(more), file=sys.stderr)
 
 
 def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
@@ -175,8 +184,13 @@ def _newest_run() -> Path:
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
 
 
-FREE_TO_CHANGE = ("train.steps", "eval.", "checkpoint.", "log.", "data.eval")
-"""What a resumed run may have otherwise than it began; anything else would make it another run."""
+FREE_TO_CHANGE = (
+    *("train.steps", "train.lr", "train.min_lr_share", "train.warmup_steps", "train.max_grad_norm"),
+    *("train.token_budget", "sampling.cap", "sampling.on_cap", "sampling.max_batch"),
+    *("reward.timeout_s", "reward.max_error_share", "eval.", "checkpoint.", "log.", "data.eval"),
+)
+"""What a resumed run may have otherwise than it began: its length, what is written, and the remedies that our own
+errors advise. Anything else would make it another run."""
 
 
 def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Config:

@@ -90,7 +90,12 @@ NAMES_ELSEWHERE = {
 
 class Section(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
 
@@ -98,7 +103,7 @@ class ModelSettings(Section):
     name: str = "tiny"
     """A directory, a hub name, or `tiny`: the model inside the package."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type of the weights."""
+    """The type of the weights. In bfloat16 updates at small learning rates round away: train in float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
 
@@ -138,7 +143,7 @@ class RewardSettings(Section):
     threshold: float = 0.5
     """A user function's score above this counts as correct; a gym scorer's score from this on."""
     timeout_s: float = Field(5.0, gt=0)
-    """A verdict that takes longer is counted as timed out, not as wrong."""
+    """`math`: a comparison that takes longer is counted as timed out, not as wrong."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops when the verifier failed on more than this share of a step's groups."""
 
@@ -347,7 +352,7 @@ class Config(Section):
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
         if algo.clip_ratio_c is not None and algo.clip_ratio_c <= 1:
             yield "algo.clip_ratio_c", f"{algo.clip_ratio_c:g} is not above 1", "verl uses 3.0; null turns it off"
-        if sampling.group_size == 1 and (sampling.dynamic or algo.normalize in ("group", "leave-one-out")):
+        if sampling.group_size == 1:
             what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
             yield "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"
         if self.reward.correct <= self.reward.wrong:
@@ -406,8 +411,16 @@ class Config(Section):
                 f"sampling.max_new_tokens = {self.longest_sample}",
                 f"use {self.longest_sample} or more",
             )
-        if self.eval.every is not None and self.data.eval is None:
-            yield "eval.every", "there is nothing to evaluate on", "set data.eval to held-out prompts"
+        if any(not 0 <= beta < 1 for beta in self.train.betas):
+            yield "train.betas", f"{list(self.train.betas)} is outside [0, 1)", "AdamW's usual values are [0.9, 0.999]"
+        if "" in sampling.stop:
+            yield "sampling.stop", "an empty string is in every response", "leave it out"
+        if sampling.dynamic and sampling.surplus == "carry" and sampling.max_staleness == 0:
+            yield (
+                "sampling.max_staleness",
+                "0 with sampling.surplus=carry: what is carried is a version old when its turn comes",
+                "use 1 or more, or sampling.surplus=drop",
+            )
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "it needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 

@@ -2,9 +2,16 @@
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us: shown as one line, exit code 2."""
+    """A mistake in what the user gave us: shown as one line, exit code 2.
+
+    `more` goes below that line: the traceback of a function of the user's own.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, more: str = "") -> None:
+        super().__init__(message)
+        self.more = more
 
 
 class NonFiniteError(ArithmeticError):

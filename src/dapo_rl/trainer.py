@@ -11,10 +11,11 @@ from typing import Any
 
 from transformers.utils import logging
 
-from dapo_rl.config import Config
+from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
+from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import check_tokenizer, describe, load_model, pad_id
+from dapo_rl.models.load import check_context, check_tokenizer, describe, load_model, make_savable, pad_id, save_model
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.engine import SamplingParams
@@ -55,7 +56,7 @@ class DAPOTrainer:
     ) -> None:
         # The display shows progress; a bar for every weight that is loaded or saved would run across it.
         logging.disable_progress_bar()
-        self.config = config = _as_config(config, model)
+        self.config = config = _as_config(config, model, reward_funcs, train_dataset, eval_dataset)
         self.display = display or make_display()
         self.run_dir = Path(run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
@@ -69,6 +70,10 @@ class DAPOTrainer:
         )
         eval_source = eval_dataset if eval_dataset is not None else config.data.eval
         self._eval_prompts = self._prompts(eval_source, "data.eval") if eval_source is not None else None
+        if config.eval.every is not None and self._eval_prompts is None:
+            raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
+        everything = [*self._train_prompts.prompts, *(self._eval_prompts.prompts if self._eval_prompts else [])]
+        check_context(self.model, max(len(p.token_ids) for p in everything), config.sampling.max_new_tokens)
 
         self._stream = PromptStream(self._train_prompts.prompts, config.seed)
         self._engine = HFEngine(self.model, self.tokenizer, config.sampling.max_batch)
@@ -141,11 +146,11 @@ class DAPOTrainer:
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
         """The model and its tokenizer in Hugging Face format."""
-        self.model.save_pretrained(path)
-        self.tokenizer.save_pretrained(path)
+        save_model(self.model, self.tokenizer, path)
 
     def _prompts(self, source: Any, key: str) -> PromptSet:
-        return build_prompts(load_rows(source, key=key), self.tokenizer, self.config.data)
+        needs_answer = getattr(self._verifier, "needs_answer", False)
+        return build_prompts(load_rows(source, key=key), self.tokenizer, self.config.data, needs_answer)
 
     def _evaluate(self) -> Evaluation | None:
         if self._eval_prompts is None:
@@ -187,6 +192,11 @@ class DAPOTrainer:
             self.display.note(f"{self.run_dir}: no checkpoint yet; starting from the first step")
             directory.truncate_metrics(0)
             return directory
+        if checkpoint.step > self.config.train.steps:
+            raise UserError(
+                f"train.steps: {self.config.train.steps} is below step {checkpoint.step}, which {self.run_dir} has "
+                "reached; name more, or start a new run"
+            )
         optimizer, state = checkpoint.load(self.model)
         self._policy.restore(optimizer)
         self._stream.restore(state["stream"])
@@ -194,6 +204,7 @@ class DAPOTrainer:
         self._engine.restore(state["engine"])
         self._progress = loop.progress_from(state["progress"])
         directory.truncate_metrics(checkpoint.step)
+        directory.write_config(self.config)
         self.display.note(f"resumed from {checkpoint.path}")
         return directory
 
@@ -207,8 +218,8 @@ class DAPOTrainer:
             "finished": finished,
             "steps": progress.step,
             "seed": config.seed,
-            "accuracy_before": accuracies[0][1] if accuracies else None,
-            "accuracy_after": accuracies[-1][1] if len(accuracies) > 1 else None,
+            "accuracy_before": accuracies[0][1] if accuracies and accuracies[0][0] == 0 else None,
+            "accuracy_after": accuracies[-1][1] if accuracies and accuracies[-1][0] > 0 else None,
             "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
             "wall_seconds": progress.wall_seconds,
             "tokens": progress.ledger.columns(self._sampler.carried_tokens),
@@ -236,16 +247,34 @@ def new_run_directory(name: str = "dapo") -> Path:
     return path
 
 
-def _as_config(config: Config | Mapping[str, Any] | str | os.PathLike[str] | None, model: Any) -> Config:
+def _as_config(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str] | None,
+    model: Any,
+    reward_funcs: Any,
+    train_dataset: Any,
+    eval_dataset: Any,
+) -> Config:
+    """The settings, with what was handed over beside them named in them, so that the run directory tells the truth."""
     if isinstance(config, Mapping):
         config = Config.build(config)
     elif not isinstance(config, Config):
         config = Config.load(Path(config) if config is not None else None)
-    name = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
-    if name:
-        settings = config.model.model_copy(update={"name": os.fspath(name)})
-        config = config.model_copy(update={"model": settings})
-    return config
+    given: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}}
+    if name := model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None):
+        given["model"]["name"] = os.fspath(name)
+    if reward_funcs is not None:
+        functions = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+        given["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else _name_of(f) for f in functions)
+    for key, source in (("train", train_dataset), ("eval", eval_dataset)):
+        if source is not None:
+            named = os.fspath(source) if isinstance(source, os.PathLike) else source
+            given["data"][key] = named if isinstance(named, str | SourceSettings) else IN_MEMORY
+    sections = {section: getattr(config, section).model_copy(update=values) for section, values in given.items()}
+    return config.model_copy(update=sections)
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def _model_and_tokenizer(model: Any, tokenizer: Any, config: Config) -> tuple[Any, Any]:
@@ -255,6 +284,7 @@ def _model_and_tokenizer(model: Any, tokenizer: Any, config: Config) -> tuple[An
     if tokenizer is None:
         raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
     check_tokenizer(tokenizer, config.model.name)
+    make_savable(model)
     return model, tokenizer
 
 

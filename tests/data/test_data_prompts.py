@@ -316,3 +316,11 @@ def test_a_prompt_that_comes_again_is_read_once(plain_tokenizer, monkeypatch):
     )
     built = build([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}], plain_tokenizer)
     assert (calls, [p.text for p in built.prompts]) == (["a", "b"], ["a", "b", "a"])
+
+
+def test_a_row_without_a_ground_truth_is_bad_where_one_is_needed(plain_tokenizer):
+    rows = load_rows([{"prompt": "a", "answer": "1"}, {"prompt": "b"}, {"prompt": "c", "answer": " "}])
+    assert len(build_prompts(rows, plain_tokenizer, DataSettings()).prompts) == 3
+    built = build_prompts(rows, plain_tokenizer, DataSettings(), needs_answer=True)
+    assert [p.text for p in built.prompts] == ["a"]
+    assert "row 1: no ground truth to compare with" in built.report()

@@ -69,9 +69,15 @@ def test_train_prints_a_line_a_step_and_the_outcome(tmp_path):
     longer = dapo("train", "--run", "here", "--resume", "train.steps=3", cwd=tmp_path)
     assert longer.returncode == 0, longer.stderr
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["steps"] == 3
+    assert "train.steps: 1 is below step 3" in mistake(
+        "train", "--run", "here", "--resume", "train.steps=1", cwd=tmp_path
+    )
+    again = dapo("train", "--run", "here", "--resume", cwd=tmp_path)
+    assert again.returncode == 0, "the longer run is the one that is finished"
 
 
 def test_mistakes_are_one_line_and_exit_2(tmp_path):
+    (tmp_path / "hostile.jsonl").write_text('{"\\u001b]0;title\\u0007": 1}\n')
     assert "did you mean algo.clip_high?" in mistake("train", "algo.clip_hihg=0.3", cwd=tmp_path)
     assert "no such recipe" in mistake("train", "nowhere.yaml", cwd=tmp_path)
     assert "two recipes" in mistake("train", "a.yaml", "b.yaml", cwd=tmp_path)
@@ -80,6 +86,12 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "there is no run in runs/" in mistake("train", "--resume", cwd=tmp_path)
     assert "no run here" in mistake("train", "--resume", "--run", "nothing", cwd=tmp_path)
     assert "did you mean tiny?" in mistake("model", "build", "huge", cwd=tmp_path)
+    assert "eval.every: there is nothing to evaluate on" in mistake("train", "data.eval=null", cwd=tmp_path)
+    long = mistake("train", "sampling.max_new_tokens=600", cwd=tmp_path)
+    assert "sampling.max_new_tokens: " in long
+    assert "is made for 512" in long
+    hostile = mistake("train", "data.train=hostile.jsonl", cwd=tmp_path)
+    assert "\x1b" not in hostile
     (tmp_path / "empty.jsonl").write_text("")
     assert "no rows" in mistake("train", "data.train=empty.jsonl", cwd=tmp_path)
     assert not (tmp_path / "runs").exists()
@@ -146,7 +158,8 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in errors
+    assert errors == "dapo: stopped at once; --resume goes on from the last checkpoint\n"
+    assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_the_embedded_model_can_be_rebuilt(tmp_path):

@@ -205,7 +205,7 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
     rows = [{"prompt": f"{a}+{b}=?\n", "answer": str(a + b), "level": a} for a in range(1, 10) for b in range(1, 10)]
     settings = {
         "sampling.prompts_per_step": 4, "sampling.group_size": 4, "sampling.max_new_tokens": 48,
-        "train.steps": 2, "train.lr": 1e-4, "train.warmup_steps": 0,
+        "train.steps": 2, "train.lr": 1e-4, "train.warmup_steps": 0, "eval.every": 1,
     }  # fmt: skip
     for i, reward in enumerate((right_sum, compute_score, [right_sum, compute_score])):
         trainer = DAPOTrainer(
@@ -213,7 +213,11 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
         )
         summary = trainer.train()
         assert summary["steps"] == 2
-        assert 0 <= summary["accuracy_after"] <= 1
+        assert [e["step"] for e in summary["evaluations"]] == [0, 1, 2]
+        recorded = Config.load(tmp_path / f"run{i}" / "config.yaml")
+        assert recorded.data.train == recorded.data.eval == "in memory"
+        names = [f.__name__ for f in (reward if isinstance(reward, list) else [reward])]
+        assert all(name in recorded.reward.verifier for name in names)
     prompt, _, answer, columns = next(call for call in seen if call[1] == 4)  # a group; evaluation has one sample
     assert str(sum(map(int, prompt.removesuffix("=?\n").split("+")))) == answer
     assert {"level", "ground_truth", "completion_ids"} <= set(columns)

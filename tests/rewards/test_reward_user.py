@@ -178,7 +178,7 @@ def test_verl_s_crash_fails_its_sample_alone():
     assert [v.status for v in verdicts(compute_score)] == ["correct", "error"]
 
 
-@pytest.mark.parametrize("error", [RecursionError, MemoryError, asyncio.CancelledError, GeneratorExit, AssertionError])
+@pytest.mark.parametrize("error", [RecursionError, MemoryError, asyncio.CancelledError, GeneratorExit, SystemExit])
 def test_no_crash_comes_out(error):
     def reward(completions):
         raise error("x")
@@ -186,12 +186,11 @@ def test_no_crash_comes_out(error):
     assert [v.status for v in verdicts(reward)] == ["error", "error"]
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-def test_a_stop_comes_out(stop):
+def test_ctrl_c_comes_out():
     def reward(completions):
-        raise stop
+        raise KeyboardInterrupt
 
-    with pytest.raises(stop):
+    with pytest.raises(KeyboardInterrupt):
         verdicts(reward)
 
 

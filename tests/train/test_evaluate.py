@@ -1,5 +1,7 @@
 """Held-out accuracy: on correctness, with failed verdicts apart."""
 
+import math
+
 import pytest
 from support import ScriptedEngine, TextVerifier, make_prompt, make_sample
 
@@ -39,3 +41,17 @@ def test_trap_9_a_crash_is_no_wrong_answer_here_either():
     result = run(["eval-0", "eval-1", "eval-2", "eval-3"])
     assert result.accuracy == pytest.approx(3 / 6)
     assert result.verifier_errors == 2
+    assert result.first_error == "ValueError: it crashed"
+
+
+def test_where_nothing_was_judged_there_is_no_accuracy():
+    crash = evaluate(
+        ScriptedEngine(lambda request: [make_sample(text="crash")]),
+        TextVerifier(),
+        [make_prompt("0")],
+        SamplingParams(9),
+        samples=1,
+        seed=0,
+    )
+    assert math.isnan(crash.accuracy)
+    assert math.isnan(crash.pass_at_k)

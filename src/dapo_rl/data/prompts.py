@@ -50,8 +50,11 @@ class PromptSet:
         return "\n".join(lines)
 
 
-def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings) -> PromptSet:
-    """Every usable row as a prompt, in the order of the source; its id is the row's number there."""
+def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False) -> PromptSet:
+    """Every usable row as a prompt, in the order of the source; its id is the row's number there.
+
+    Where the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
+    """
     reader = PromptReader(tokenizer, settings, rows.key)
     prompts: list[Prompt] = []
     bad = list(rows.bad)
@@ -59,6 +62,8 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings) -> P
     for row in rows.good:
         try:
             prompt = _prompt(row, rows.source, reader, settings)
+            if needs_answer and not (prompt.answer or "").strip():
+                raise BadRowError("no ground truth to compare with; data.answer_key names its column")
         except BadRowError as error:
             bad.append(BadRow(row.number, row.where, str(error)))
             continue

@@ -18,6 +18,9 @@ from dapo_rl.data.parameters import check_names
 from dapo_rl.data.rows import BadRow, Row, Rows, make_row, one_line
 from dapo_rl.errors import UserError
 
+IN_MEMORY = "in memory"
+"""What a run's settings say of data that was handed over as an object."""
+
 Source = str | os.PathLike[str] | SourceSettings | Iterable[Mapping[str, Any]]
 
 
@@ -44,6 +47,8 @@ def _partition(key: str, name: str, rows: Iterator[Row | BadRow]) -> Rows:
 
 
 def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row | BadRow]:
+    if name == IN_MEMORY:
+        raise UserError(f"{key}: the run was given its data in Python; resume it there, with train(resume=True)")
     if name == arithmetic.NAME:
         return arithmetic.read_arithmetic(parameters, key)
     if name.startswith(GYM):

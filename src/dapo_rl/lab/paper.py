@@ -337,6 +337,14 @@ def _optimizer(config: Config) -> Finding:
     return recipe, False, meaning
 
 
+@_component("Precision", "verl script", "settings", "float32 weights", "model.dtype")
+def _precision(config: Config) -> Finding:
+    if config.model.dtype == "float32":
+        return "float32 weights", True, ""
+    meaning = "an update smaller than half a step of bfloat16 (0.4 % of a weight) is rounded away: at small learning "
+    return f"{config.model.dtype} weights", False, meaning + "rates most weights never move"
+
+
 @_component("New tokens", "Sec. 4.1", "settings", "20,480 at most", "sampling.max_new_tokens")
 def _new_tokens(config: Config) -> Finding:
     limit = config.sampling.max_new_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,43 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, settings.dtype))
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # a missing file, a damaged one, an unknown architecture: each has its own class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.name: {name} cannot be loaded: {reason}") from None
     check_tokenizer(tokenizer, name)
+    make_savable(model)
     return model.to(device), tokenizer
+
+
+def make_savable(model: Any) -> None:
+    """Publishers leave a temperature beside do_sample=false; transformers loads that, and refuses to save it."""
+    settings = model.generation_config
+    try:
+        if settings is not None:
+            settings.validate(strict=True)
+    except ValueError:
+        settings.do_sample = True
+
+
+def check_context(model: Any, longest_prompt: int, new_tokens: int) -> None:
+    """A model with learnt positions fails on a token beyond them, in the middle of a run."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if isinstance(limit, int) and longest_prompt + new_tokens > limit:
+        raise UserError(
+            f"sampling.max_new_tokens: {new_tokens} after a prompt of {longest_prompt} tokens, and the model is made "
+            f"for {limit}; lower it, or data.max_prompt_tokens"
+        )
+
+
+def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
+    """The model and its tokenizer in Hugging Face format."""
+    if Path(path).is_file():  # transformers would log that, and save nothing
+        raise UserError(f"{path}: a model is saved as a directory, and there is a file of that name")
+    try:
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:

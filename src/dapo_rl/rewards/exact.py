@@ -12,6 +12,8 @@ from dapo_rl.types import Prompt, Sample, Verdict
 class ExactVerifier:
     """Correct where the response, without white space around it, is the ground truth."""
 
+    needs_answer = True
+
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
 

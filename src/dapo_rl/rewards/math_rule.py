@@ -13,6 +13,8 @@ from dapo_rl.types import Prompt, Sample, Verdict
 class MathVerifier:
     """Compares the last `Answer:` line with the ground truth. A truncated response counts by its text."""
 
+    needs_answer = True
+
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
 

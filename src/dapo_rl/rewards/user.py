@@ -59,7 +59,7 @@ class UserVerifier:
         """The verdicts on the `count` scores that the call returns, failures where it raises."""
         try:
             return [self._verdict(score) for score in call()]
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             return [self._crash(error) for _ in range(count)]

@@ -49,6 +49,8 @@ class Fill:
     carried_over: int
     """Groups that wait for the next step."""
     tokens_generated: int
+    tokens_cancelled: int
+    """Of groups that were still being sampled when the batch was full."""
     generate_seconds: float
     verify_seconds: float
     note: str | None = None
@@ -78,6 +80,7 @@ class _Step:
     sampled: list[Group] = field(default_factory=list)
     drawn: int = 0
     tokens: int = 0
+    cancelled: int = 0
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
 
@@ -116,18 +119,19 @@ class Sampler:
                 break
             self._advance(step)
             self._admit(step, n)
+            self._check_verifier(step)
             self._on_progress(len(step.kept), n)
         filled_up, note = self._at_cap(step, n) if len(step.kept) < n else (0, None)
-        self._put_back_what_never_ran(step)
+        self._put_back_the_unfinished(step)
         self._settle_surplus(step)
-        self._check_verifier(step)
         return Fill(
             kept=tuple(step.kept),
             dropped=tuple(step.dropped),
             sampled=tuple(step.sampled),
             filled_up=filled_up,
             carried_over=len(self._carried),
-            tokens_generated=step.tokens,
+            tokens_generated=step.tokens + step.cancelled,
+            tokens_cancelled=step.cancelled,
             generate_seconds=step.generate_seconds,
             verify_seconds=step.verify_seconds,
             note=note,
@@ -288,11 +292,11 @@ class Sampler:
             "or choose sampling.on_cap=partial or fill"
         )
 
-    def _put_back_what_never_ran(self, step: _Step) -> None:
-        """Requests that the engine has not begun when the batch is full go back to the front of the stream."""
+    def _put_back_the_unfinished(self, step: _Step) -> None:
+        """Prompts whose groups are not whole when the batch is full go back to the front of the stream."""
         unused = sorted(self._flights.values(), key=lambda flight: flight.draw)
         for flight in unused:
-            step.tokens += self._engine.cancel(f"draw-{flight.draw}")
+            step.cancelled += self._engine.cancel(f"draw-{flight.draw}")
         step.drawn -= len(unused)
         self._flights.clear()
         self._prompts.push_front([flight.prompt for flight in unused])
@@ -311,12 +315,16 @@ class Sampler:
         step.judged.clear()
 
     def _check_verifier(self, step: _Step) -> None:
-        errors = [group for group, fate in step.dropped if fate == "verifier_error"]
-        if step.drawn and len(errors) / step.drawn > self._max_error_share:
-            details = [v.detail for group in errors for v in group.verdicts if v.failed]
+        """Stops a run whose verifier is broken, as soon as a batch's worth of groups shows it."""
+        judged = len(step.sampled)
+        errors = [group for group in step.sampled if any(verdict.failed for verdict in group.verdicts)]
+        if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:
+            first = next(verdict.detail for group in errors for verdict in group.verdicts if verdict.failed)
+            line, _, traceback = first.partition("\n")
             raise UserError(
-                f"reward.verifier: failed on {len(errors)} of {step.drawn} groups, more than reward.max_error_share "
-                f"{self._max_error_share:g} allows; the first failure: {details[0] if details else 'no detail'}"
+                f"reward.verifier: failed on {len(errors)} of {judged} groups, more than reward.max_error_share "
+                f"{self._max_error_share:g} allows; the first failure: {line or 'no detail'}",
+                more=traceback,
             )
 
 

@@ -40,7 +40,7 @@ class RunDirectory:
             if run._holds_a_run():
                 raise UserError(f"{path}: holds a run already; continue it with --resume, or name another with --run")
             run.path.mkdir(parents=True, exist_ok=True)
-            atomic_write(run.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
+            run.write_config(config)
         except (FileExistsError, NotADirectoryError):
             raise UserError(f"{path}: is not a directory; name another with --run") from None
         except OSError as error:
@@ -63,6 +63,9 @@ class RunDirectory:
 
     def read_config(self) -> Config:
         return Config.load(self.config_path)
+
+    def write_config(self, config: Config) -> None:
+        atomic_write(self.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """One line of JSON, in the hands of the operating system when this returns."""

@@ -55,7 +55,8 @@ class Checkpoints:
     ) -> Checkpoint:
         final, beside = self._directory / f"step-{step}", self._directory / f".step-{step}.part"
         try:
-            shutil.rmtree(beside, ignore_errors=True)
+            for left_by_a_crash in self._directory.glob(".step-*.part"):
+                shutil.rmtree(left_by_a_crash)
             beside.mkdir(parents=True)
             model.save_pretrained(beside / "model")
             tokenizer.save_pretrained(beside / "model")
@@ -67,7 +68,7 @@ class Checkpoints:
                 shutil.rmtree(final)
             beside.rename(final)
             _fsync(self._directory)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(
                 f"{final}: the checkpoint cannot be written: {error}; earlier ones are untouched"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,8 @@ class Evaluation:
     response_length: float
     truncated: float
     verifier_errors: int
-    """Samples without a verdict; they count in no figure above."""
+    """Samples without a verdict; they count in no accuracy."""
+    first_error: str = ""
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -58,11 +60,12 @@ def evaluate(
     whole = [group for group in judged if len(group) == samples]
     everything = [sample for group in finished for sample in group]
     return Evaluation(
-        accuracy=sum(answers) / max(1, len(answers)),
-        pass_at_k=sum(pass_at_k(samples, sum(group), samples) for group in whole) / max(1, len(whole)),
+        accuracy=sum(answers) / len(answers) if answers else math.nan,
+        pass_at_k=sum(pass_at_k(samples, sum(g), samples) for g in whole) / len(whole) if whole else math.nan,
         prompts=len(prompts),
         samples=samples,
         response_length=sum(len(s.token_ids) for s in everything) / len(everything),
         truncated=sum(s.truncated for s in everything) / len(everything),
         verifier_errors=len(everything) - len(answers),
+        first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),
     )

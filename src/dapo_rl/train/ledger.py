@@ -14,6 +14,7 @@ class Ledger:
 
     def add(self, fill: Fill, batch: Batch) -> None:
         self._counts["total"] += fill.tokens_generated
+        self._counts["cancelled"] += fill.tokens_cancelled
         for group in batch.samples:
             for sample in group:
                 self._counts["trained" if sample.in_loss else "masked_truncated"] += len(sample.response_ids)

@@ -128,6 +128,11 @@ def _evaluate(run: Run) -> dict[str, float]:
     evaluation = run.evaluate()
     if evaluation is None:
         return {}
+    if evaluation.verifier_errors:
+        run.display.note(
+            f"evaluation: the verifier failed on {evaluation.verifier_errors} samples, which are left out; the first: "
+            f"{evaluation.first_error}"
+        )
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
     return evaluation.metrics()
 

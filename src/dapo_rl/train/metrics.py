@@ -34,13 +34,15 @@ def step_metrics(fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], 
         "sampling/carried": fill.carried_over,
         "sampling/tokens_generated": fill.tokens_generated,
         "sampling/tokens_trained": trained,
+        "sampling/wasted_share": _share(sum(group.tokens for group, _ in fill.dropped), fill.tokens_generated),
         "sampling/staleness": _staleness(batch),
         **_mean_of(updates),
         "actor/updates": len(updates),
     }
-    if updates:
-        # Before the first update the policy is the one that sampled: what differs is how engine and trainer compute.
-        metrics["rollout/mismatch_kl"] = updates[0]["actor/mismatch_kl"]
+    # Before the first update the policy is the one that sampled: what differs is how engine and trainer compute. Where
+    # the first mini-batch is all carried groups, the first that is not stands in.
+    mismatches = [update["actor/mismatch_kl"] for update in updates if not math.isnan(update["actor/mismatch_kl"])]
+    metrics["rollout/mismatch_kl"] = mismatches[0] if mismatches else math.nan
     metrics.pop("actor/mismatch_kl", None)
     return metrics
 
