@@ -21,7 +21,7 @@ demo: setup
 	$(BIN)/dapo train $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

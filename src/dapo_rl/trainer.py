@@ -22,7 +22,8 @@ from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.display import Display, make_display
+from dapo_rl.runs.display import Display
+from dapo_rl.runs.live import make_display
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from dapo_rl.config import Config
-from dapo_rl.runs.display import Pace, PlainDisplay, make_display, step_line
+from dapo_rl.runs.display import Pace, PlainDisplay, step_line
 from dapo_rl.runs.format import closing_rows, count, dropped, duration, sparkline
-from dapo_rl.runs.live import LiveDisplay
+from dapo_rl.runs.live import LiveDisplay, make_display
 
 METRICS = {
     "reward/mean": -0.12,

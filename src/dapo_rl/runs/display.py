@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -35,20 +34,6 @@ class Display(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def make_display(stream: TextIO | None = None) -> Display:
-    """The display for standard output, or for another stream."""
-    stream = stream or sys.stdout
-    if stream.isatty():
-        from rich.console import Console
-
-        from dapo_rl.runs.live import LiveDisplay
-
-        console = Console(file=stream)
-        if not console.is_dumb_terminal:
-            return LiveDisplay(console)
-    return PlainDisplay(stream)
 
 
 class Pace:

@@ -14,12 +14,12 @@ def beside(path: Path) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.tmp")
     try:
         yield draft
-        _sync(draft)
+        sync(draft)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
     # The new name is durable only once its directory is.
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
@@ -28,7 +28,8 @@ def atomic_write(path: Path, content: bytes | str) -> None:
         draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Returns once a file or directory is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

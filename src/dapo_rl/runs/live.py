@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from threading import RLock
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.config import Config
-from dapo_rl.runs.display import Metrics, Pace, headline
+from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline
 from dapo_rl.runs.format import (
     closing_rows,
     count,
@@ -160,3 +161,10 @@ class LiveDisplay:
             return Text("")
         reasons = ", ".join(dropped(self._latest)) or "none"
         return Text(f"groups  {kept:.0f} kept  dropped: {reasons}")
+
+
+def make_display(stream: TextIO | None = None) -> Display:
+    """The display for standard output, or for another stream: live on a terminal, lines anywhere else."""
+    stream = stream or sys.stdout
+    console = Console(file=stream)
+    return LiveDisplay(console) if stream.isatty() and not console.is_dumb_terminal else PlainDisplay(stream)

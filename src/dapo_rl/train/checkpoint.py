@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from dapo_rl.errors import UserError
+from dapo_rl.runs.files import sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Checkpoints:
             torch.save(dict(optimizer), beside / "optimizer.pt")
             (beside / "state.json").write_text(json.dumps({"step": step, **state}))
             for path in [*beside.rglob("*"), beside]:
-                _fsync(path)
+                sync(path)
             if final.exists():
                 shutil.rmtree(final)
             beside.rename(final)
-            _fsync(self._directory)
+            sync(self._directory)
         except (OSError, ValueError) as error:
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(
@@ -76,11 +76,3 @@ class Checkpoints:
         for old in self.all()[: -self._keep]:
             shutil.rmtree(old.path)
         return Checkpoint(step, final)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
