@@ -162,6 +162,21 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("kilobytes", [2000, 5000], ids=["weights", "optimizer"])
+def test_a_disk_that_takes_no_checkpoint_is_one_line_and_the_last_one_stays(tmp_path, kilobytes):
+    """A limit on file sizes fails in the middle of a write, as a full disk does."""
+    assert dapo("train", *SMALL, "train.steps=1", "--run", "run", cwd=tmp_path).returncode == 0
+    limited = f"ulimit -f {kilobytes}; exec '{DAPO}' train --run run --resume train.steps=2"
+    result = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 2, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert "step-2: the checkpoint cannot be written" in line
+    assert line.endswith("earlier ones are untouched")
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
+    again = dapo("train", "--run", "run", "--resume", "train.steps=2", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
 def test_the_embedded_model_can_be_rebuilt(tmp_path):
     result = dapo("model", "build", "tiny", "--out", "built", "--steps", "2", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

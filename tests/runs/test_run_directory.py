@@ -43,7 +43,7 @@ def test_a_directory_with_a_run_is_refused_and_left_alone(run, holds):
     if holds == "metrics":
         run.append_metrics(1, {"acc/mean": 0.5})
     else:
-        run.checkpoint(3).mkdir(parents=True)
+        (run.checkpoints_path / "step-3").mkdir(parents=True)
     before = run.config_path.read_text()
     with pytest.raises(UserError, match=r"holds a run already.*--resume.*--run") as error:
         RunDirectory.create(run.path, Config(seed=9))

@@ -64,7 +64,7 @@ def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
     try:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # on a full disk safetensors raises a class of its own
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 

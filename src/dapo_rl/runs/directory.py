@@ -55,9 +55,6 @@ class RunDirectory:
             raise UserError(f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run")
         return run
 
-    def checkpoint(self, step: int) -> Path:
-        return self.checkpoints_path / f"step-{step}"
-
     def rollout(self, step: int) -> Path:
         return self.rollouts_path / f"step-{step:06d}.parquet"
 

@@ -68,7 +68,7 @@ class Checkpoints:
                 shutil.rmtree(final)
             beside.rename(final)
             sync(self._directory)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # on a full disk torch and safetensors raise classes of their own
             shutil.rmtree(beside, ignore_errors=True)
             raise UserError(
                 f"{final}: the checkpoint cannot be written: {error}; earlier ones are untouched"
