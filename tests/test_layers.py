@@ -7,7 +7,7 @@ from support import REPOSITORY
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 LAYERS = [
-    {"errors", "version", "types", "config"},
+    {"errors", "version", "types", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
     {"train"},
@@ -16,9 +16,9 @@ LAYERS = [
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SIDEWAYS = {("types", "errors"), ("config", "errors"), ("models", "algo")}
+SIDEWAYS = {("types", "errors"), ("recipe", "errors"), ("config", "errors"), ("config", "recipe"), ("models", "algo")}
 """What may be imported from a neighbour on the same layer."""
-WITHOUT_TORCH = {"errors", "version", "types", "config", "data", "rewards", "runs"}
+WITHOUT_TORCH = {"errors", "version", "types", "recipe", "config", "data", "rewards", "runs"}
 
 
 def part_of(path):

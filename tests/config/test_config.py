@@ -9,8 +9,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo_rl.config import NAMES_ELSEWHERE, PRESETS, Config, known_keys
+from dapo_rl.config import PRESETS, Config, known_keys
 from dapo_rl.errors import UserError
+from dapo_rl.recipe import NAMES_ELSEWHERE
 
 
 def error_of(*overrides):
