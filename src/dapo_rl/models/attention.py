@@ -1,0 +1,76 @@
+"""The model's attention in our hands: the Hugging Face module unchanged, over sequences and caches of our own.
+
+transformers looks an attention function up by name at every layer. Inside `attending(model, attend)` the name is ours
+and the function is `attend`; outside it the module is as it was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor
+from transformers import AttentionInterface
+
+NAME = "dapo"
+
+
+class Attend(Protocol):
+    """Attention of one layer over a row of T tokens that belong to any number of sequences."""
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        """Queries with H heads, keys and values with K, each D wide (H is a multiple of K); returns `[T, H, D]`."""
+        ...
+
+
+class UnsupportedAttentionError(Exception):
+    """The module asks for something that plain causal attention is not."""
+
+
+_current: Attend | None = None
+_current_reach = 0
+# Masks are not ours to know: with no mask function of this name, transformers makes none.
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **more: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls at every layer: `[1, heads, T, D]` in, `[1, T, heads, D]` out."""
+    for name in ("softcap", "s_aux", "position_bias"):
+        if more.get(name) is not None:
+            raise UnsupportedAttentionError(f"attention with {name}")
+    window = more.get("sliding_window")
+    if window is not None and window < _current_reach:
+        raise UnsupportedAttentionError(f"a sliding window of {window} tokens in a context of {_current_reach}")
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedAttentionError("attention that is not causal")
+    if _current is None:
+        raise RuntimeError("the attention of dapo_rl.models.attention, called outside attending()")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return _current(module.layer_idx, q, k, v, scale)[None], None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+@contextmanager
+def attending(model: Any, attend: Attend, reach: int) -> Iterator[None]:
+    """Runs the module's attention through `attend`; `reach` is the longest context it will see.
+
+    A backward pass that recomputes activations calls the attention again: keep it inside.
+    """
+    global _current, _current_reach
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}.values()
+    before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
+    outer = (_current, _current_reach)
+    _current, _current_reach = attend, reach
+    for config, _ in before:
+        config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        _current, _current_reach = outer
+        for config, name in before:
+            config._attn_implementation = name
