@@ -115,8 +115,12 @@ class SamplingSettings(Section):
     """Nucleus sampling; 1 is off. Log-probabilities are kept without the truncation."""
     top_k: int = Field(0, ge=0)
     """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens below this share of the likeliest one's probability; 0 is off."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, beside the end-of-sequence token."""
+    ignore_eos: bool = False
+    """For benchmarks: responses run to max_new_tokens, whatever tokens they have."""
     dynamic: bool = True
     """Dynamic Sampling: drop groups that are all right or all wrong, and go on sampling until the batch is full."""
     metric: Literal["correct", "score"] = "correct"
@@ -135,6 +139,8 @@ class SamplingSettings(Section):
     """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
     max_batch: int = Field(256, ge=1)
     """Sequences that the engine generates at the same time, at most."""
+    kv_memory_gib: float | None = Field(None, gt=0)
+    """`native`: memory for keys and values at most; requests beyond it wait. By default a third of what is free."""
 
 
 class AlgoSettings(Section):
@@ -235,8 +241,8 @@ class Config(Section):
     """dapo: the paper's techniques on; grpo: none of them; dr_grpo: mean-only advantages and a constant norm."""
     seed: int = Field(0, ge=0)
     """Decides prompts, samples and everything else that is random."""
-    engine: Literal["hf"] = "hf"
-    """What samples: `hf` is transformers' generate."""
+    engine: Literal["hf", "vllm"] = "hf"
+    """What samples: `hf` is transformers' generate; `vllm` is vLLM, on a GPU, with its own copy of the weights."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()

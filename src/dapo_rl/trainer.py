@@ -18,8 +18,8 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_context, check_tokenizer, describe, load_model, make_savable, pad_id, save_model
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.user import load_function
+from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams
-from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
@@ -77,7 +77,8 @@ class DAPOTrainer:
         check_context(self.model, max(len(p.token_ids) for p in everything), config.sampling.max_new_tokens)
 
         self._stream = PromptStream(self._train_prompts.prompts, config.seed)
-        self._engine = HFEngine(self.model, self.tokenizer, config.sampling.max_batch)
+        dtype = next(self.model.parameters()).dtype
+        self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype)
         self._sampler = Sampler(
             self._stream,
             self._engine,
@@ -88,6 +89,7 @@ class DAPOTrainer:
                 top_p=config.sampling.top_p,
                 top_k=config.sampling.top_k,
                 stop=config.sampling.stop,
+                ignore_eos=config.sampling.ignore_eos,
             ),
             config.sampling,
             cap=config.sampling_cap,
@@ -96,16 +98,7 @@ class DAPOTrainer:
             keep=_group_filter(config.sampling.filter),
             on_progress=lambda done, total: self.display.phase("sampling", done, total),
         )
-        self._policy = HFPolicy(
-            self.model,
-            pad_id=pad_id(self.tokenizer),
-            temperature=config.sampling.temperature,
-            algo=config.algo,
-            train=config.train,
-            norm_length=config.norm_length,
-            token_budget=config.token_budget,
-            reference=copy.deepcopy(self.model).requires_grad_(False) if config.algo.kl_coef > 0 else None,
-        )
+        self._policy = build_policy(self.model, self.tokenizer, config)
         self._progress = loop.Progress()
         self._checkpoints = Checkpoints(self.run_dir / "checkpoints", config.checkpoint.keep)
 
@@ -237,6 +230,20 @@ class DAPOTrainer:
         directory.write_summary(summary)
         draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)
         return summary
+
+
+def build_policy(model: Any, tokenizer: Any, config: Config) -> HFPolicy:
+    """The policy that a run trains, with its optimizer."""
+    return HFPolicy(
+        model,
+        pad_id=pad_id(tokenizer),
+        temperature=config.sampling.temperature,
+        algo=config.algo,
+        train=config.train,
+        norm_length=config.norm_length,
+        token_budget=config.token_budget,
+        reference=copy.deepcopy(model).requires_grad_(False) if config.algo.kl_coef > 0 else None,
+    )
 
 
 def new_run_directory(name: str = "dapo") -> Path:

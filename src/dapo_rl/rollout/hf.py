@@ -12,8 +12,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id
-from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
-from dapo_rl.rollout.engine import Completion, Request, SamplingParams
+from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
+from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.engine import Completion, Request
 from dapo_rl.types import FinishReason, Sample
 
 
@@ -80,7 +81,9 @@ class HFEngine:
         device = next(self._model.parameters()).device
         input_ids, mask = pad([request.prompt_ids for request, _ in rows], pad_id(self._tokenizer), side="left")
         input_ids, mask = input_ids.to(device), mask.to(device)
-        drawing = _DrawProcessor(row_keys([(request.seed, index) for request, index in rows]), params)
+        stop_ids = frozenset[int]() if params.ignore_eos else self._stop_ids
+        keys_B = row_keys([(request.seed, index) for request, index in rows]).to(device)
+        drawing = _DrawProcessor(keys_B, DrawParams.of([params] * len(rows), device))
         stopping = _StopStrings(self._tokenizer, params.stop, input_ids.shape[1])
         # `generate` fills what a configuration leaves open from the model's own, where publishers put their favourite
         # sampling settings (a repetition penalty, for one): those would change the policy, so none of them is left.
@@ -92,7 +95,7 @@ class HFEngine:
                 generation_config=GenerationConfig(
                     max_new_tokens=params.max_new_tokens,
                     do_sample=False,
-                    eos_token_id=sorted(self._stop_ids),
+                    eos_token_id=sorted(stop_ids) or None,
                     pad_token_id=pad_id(self._tokenizer),
                 ),
                 logits_processor=LogitsProcessorList([drawing]),
@@ -103,42 +106,31 @@ class HFEngine:
         tokens = output[:, input_ids.shape[1] :].tolist()
         logps = torch.stack(drawing.logps, dim=1).tolist()
         stopped_at = stopping.stopped_at
-        return [self._sample(t, p, stopped_at.get(i)) for i, (t, p) in enumerate(zip(tokens, logps, strict=True))]
+        finished = enumerate(zip(tokens, logps, strict=True))
+        return [self._sample(t, p, stopped_at.get(i), stop_ids) for i, (t, p) in finished]
 
-    def _sample(self, tokens: list[int], logps: list[float], stopped_at: int | None) -> Sample:
-        end = next((i + 1 for i, token in enumerate(tokens) if token in self._stop_ids), None)
+    def _sample(
+        self, tokens: list[int], logps: list[float], stopped_at: int | None, stop_ids: frozenset[int]
+    ) -> Sample:
+        end = next((i + 1 for i, token in enumerate(tokens) if token in stop_ids), None)
         finish: FinishReason = "stop"
         if end is None or (stopped_at is not None and stopped_at < end):
             end = stopped_at
         if end is None:
             end, finish = len(tokens), "length"
-        text_ids = tokens[: end - 1] if tokens[end - 1] in self._stop_ids else tokens[:end]
-        return Sample(
-            token_ids=tuple(tokens[:end]),
-            logps=tuple(logps[:end]),
-            text=self._tokenizer.decode(text_ids, skip_special_tokens=True),
-            finish_reason=finish,
-            versions=(self.version, self.version),
-        )
-
-
-def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokenizer's end-of-sequence token and what the model's generation configuration adds to it."""
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ids = configured if isinstance(configured, list) else [configured]
-    return frozenset(int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None)
+        versions = (self.version, self.version)
+        return make_sample(self._tokenizer, tokens[:end], logps[:end], finish, stop_ids, versions)
 
 
 class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
     """Draws the token itself and leaves it as the only possible one, so that the random numbers are ours."""
 
-    def __init__(self, keys_B: Tensor, params: SamplingParams) -> None:
-        self._keys_B, self._params = keys_B, params
+    def __init__(self, keys_B: Tensor, how: DrawParams) -> None:
+        self._keys_B, self._how = keys_B, how
         self.logps: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        uniforms_B = uniforms(self._keys_B, position=len(self.logps))
-        tokens_B, logps_B = draw_tokens(scores, uniforms_B, self._params)
+        tokens_B, logps_B = draw_tokens(scores, uniforms(self._keys_B, len(self.logps)), self._how)
         self.logps.append(logps_B)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens_B[:, None], 0.0)
 
@@ -154,8 +146,8 @@ class _StopStrings(StoppingCriteria):  # type: ignore[misc]
         responses = input_ids[:, self._prompt_width :].tolist()
         for row, ids in enumerate(responses):
             if row not in self.stopped_at:
-                text = self._tokenizer.decode(ids, skip_special_tokens=True)
-                if any(string in text for string in self._strings):
-                    self.stopped_at[row] = len(ids)
+                end = stop_string_end(self._tokenizer, ids, self._strings, seen=len(ids) - 1)
+                if end is not None:
+                    self.stopped_at[row] = end
         stopped = [row in self.stopped_at for row in range(len(responses))]
         return torch.tensor(stopped, device=input_ids.device)
