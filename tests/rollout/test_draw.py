@@ -4,16 +4,24 @@ import numpy as np
 import pytest
 import torch
 
-from dapo_rl.rollout.draw import derive_seed, draw_tokens, row_keys, truncate, uniforms
+from dapo_rl.rollout.draw import DrawParams, derive_seed, draw_tokens, row_keys, truncate, uniforms
 from dapo_rl.rollout.engine import SamplingParams
 
 LOGITS = torch.tensor([[2.0, 1.0, 0.0, -1.0, -torch.inf]])
 PLAIN = SamplingParams(max_new_tokens=1)
 
 
+def draw(logits, u, params):
+    return draw_tokens(logits, u, DrawParams.of([params] * len(logits)))
+
+
+def kept(probabilities, params):
+    return (truncate(torch.tensor([probabilities]), DrawParams.of([params])) > 0).tolist()[0]
+
+
 def frequencies(params, draws=20_000):
     u = torch.rand(draws, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    tokens, _ = draw_tokens(LOGITS.expand(draws, -1), u, params)
+    tokens, _ = draw(LOGITS.expand(draws, -1), u, params)
     return np.bincount(tokens.numpy(), minlength=5) / draws
 
 
@@ -32,24 +40,58 @@ def test_top_k_and_top_p_leave_out_the_tail():
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
-    logps = torch.log(torch.tensor([[0.1, 0.5, 0.15, 0.25]]))
-    kept = torch.isfinite(truncate(logps, SamplingParams(1, top_p=0.75)))
-    assert kept.tolist() == [[False, True, False, True]]
-    kept = torch.isfinite(truncate(logps, SamplingParams(1, top_p=0.76)))
-    assert kept.tolist() == [[False, True, True, True]]
+    probabilities = [0.1, 0.5, 0.15, 0.25]
+    assert kept(probabilities, SamplingParams(1, top_p=0.75)) == [False, True, False, True]
+    assert kept(probabilities, SamplingParams(1, top_p=0.76)) == [False, True, True, True]
+
+
+def test_min_p_is_a_share_of_the_likeliest():
+    probabilities = [0.1, 0.5, 0.15, 0.25]
+    assert kept(probabilities, SamplingParams(1, min_p=0.29)) == [False, True, True, True]
+    assert kept(probabilities, SamplingParams(1, min_p=0.31)) == [False, True, False, True]
+    assert kept(probabilities, SamplingParams(1, min_p=1.0)) == [False, True, False, False]
+
+
+def test_each_row_is_drawn_in_its_own_way():
+    ways = [
+        SamplingParams(1, temperature=0),
+        SamplingParams(1, top_k=1),
+        SamplingParams(1),
+        SamplingParams(1, temperature=2.0, top_p=0.85),
+    ]
+    u = torch.full((4,), 0.97, dtype=torch.float64)
+    together = draw_tokens(LOGITS.expand(4, -1), u, DrawParams.of(ways))
+    alone = [draw(LOGITS, u[:1], way) for way in ways]
+    assert together[0].tolist() == [token.item() for token, _ in alone] == [0, 0, 3, 2]
+    torch.testing.assert_close(together[1], torch.cat([logp for _, logp in alone]))
+
+
+@pytest.mark.parametrize("vocabulary", [3, 1024, 1025, 5000])
+def test_the_inverse_cdf_finds_the_token_in_any_chunk(vocabulary):
+    """Against NumPy's cumulative sum in float64; numbers that fall within rounding of a boundary are left out."""
+    torch.manual_seed(vocabulary)
+    logits = 3 * torch.randn(64, vocabulary)
+    u = torch.rand(64, dtype=torch.float64)
+    p = torch.softmax(logits.double(), -1).numpy()
+    cdf = np.cumsum(p, -1) / p.sum(-1, keepdims=True)
+    expected = (cdf <= u[:, None].numpy()).sum(-1)
+    clear = np.abs(cdf - u[:, None].numpy()).min(-1) > 1e-6
+    tokens, _ = draw(logits, u, PLAIN)
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(tokens.numpy()[clear], expected[clear])
 
 
 def test_trap_12_log_probabilities_are_those_before_truncation():
     """What the trainer recomputes knows no top-p: the ratio of an unchanged policy is 1."""
     u = torch.linspace(0, 0.999, 50, dtype=torch.float64)
-    tokens, logps = draw_tokens(LOGITS.expand(50, -1), u, SamplingParams(1, temperature=0.7, top_p=0.6, top_k=3))
+    tokens, logps = draw(LOGITS.expand(50, -1), u, SamplingParams(1, temperature=0.7, top_p=0.6, top_k=3))
     expected = torch.log_softmax(LOGITS[0] / 0.7, -1)[tokens]
     torch.testing.assert_close(logps, expected)
     assert logps.max() < -0.1  # the truncated distribution would say 0: one token is left
 
 
 def test_greedy_takes_the_likeliest():
-    tokens, logps = draw_tokens(LOGITS, torch.tensor([0.999]), SamplingParams(1, temperature=0))
+    tokens, logps = draw(LOGITS, torch.tensor([0.999]), SamplingParams(1, temperature=0))
     assert tokens.item() == 0
     assert logps.item() == pytest.approx(torch.log_softmax(LOGITS[0], -1)[0].item())
 
@@ -57,7 +99,7 @@ def test_greedy_takes_the_likeliest():
 def test_a_token_of_no_mass_is_never_drawn():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     for u in (0.0, 0.4999999999, 0.5, 1 - 2**-53):
-        token, _ = draw_tokens(logits, torch.tensor([u], dtype=torch.float64), PLAIN)
+        token, _ = draw(logits, torch.tensor([u], dtype=torch.float64), PLAIN)
         assert token.item() == (1 if u < 0.5 else 3)
 
 

@@ -6,6 +6,7 @@ and the function is `attend`; outside it the module is as it was loaded.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -55,6 +56,17 @@ def _attention(
 AttentionInterface.register(NAME, _attention)
 
 
+_configs_of: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+def _configs(model: Any) -> list[Any]:
+    """Every configuration that a part of the model reads its attention's name from."""
+    if model not in _configs_of:
+        found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+        _configs_of[model] = list(found.values())
+    return _configs_of[model]
+
+
 @contextmanager
 def attending(model: Any, attend: Attend, reach: int) -> Iterator[None]:
     """Runs the module's attention through `attend`; `reach` is the longest context it will see.
@@ -62,7 +74,7 @@ def attending(model: Any, attend: Attend, reach: int) -> Iterator[None]:
     A backward pass that recomputes activations calls the attention again: keep it inside.
     """
     global _current, _current_reach
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}.values()
+    configs = _configs(model)
     before = [(config, getattr(config, "_attn_implementation", None)) for config in configs]
     outer = (_current, _current_reach)
     _current, _current_reach = attend, reach

@@ -18,7 +18,16 @@ class SamplingParams:
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    """Every response has max_new_tokens tokens: for benchmarks."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are never drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True)

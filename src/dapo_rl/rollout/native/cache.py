@@ -1,0 +1,67 @@
+"""Keys and values of the sequences that are being sampled: a slot for each, of one capacity.
+
+Shapes: L layers, S slots, K key-value heads, C tokens of capacity, D the width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    heads: int
+    key_width: int
+    value_width: int
+
+
+class KVCache:
+    def __init__(
+        self, layers: Mapping[int, LayerShape], slots: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.keys = {
+            layer: _zeros((slots, shape.heads, capacity, shape.key_width), dtype, device)
+            for layer, shape in layers.items()
+        }
+        self.values = {
+            layer: _zeros((slots, shape.heads, capacity, shape.value_width), dtype, device)
+            for layer, shape in layers.items()
+        }
+
+    def put(self, layer: int, slots_E: Tensor, positions_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
+        """Writes E tokens, each to its slot and position."""
+        self.keys[layer][slots_E, :, positions_E] = keys_EKD
+        self.values[layer][slots_E, :, positions_E] = values_EKD
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """A sequence goes to another slot."""
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def take_over(self, other: KVCache, slots: int) -> None:
+        """The first slots of another cache, of no more capacity."""
+        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            for layer, tensor in theirs.items():
+                mine[layer][:slots, :, : other.capacity] = tensor[:slots]
+
+
+def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
+    return sum(shape.heads * (shape.key_width + shape.value_width) for shape in layers.values()) * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Places beyond a sequence are multiplied before they are masked, so they must be finite.
+
+    On a CPU the zeros are calloc's: memory that is never written to is never taken, and a long capacity costs nothing.
+    """
+    if device.type != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)

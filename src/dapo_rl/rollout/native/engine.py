@@ -1,0 +1,367 @@
+"""The `native` engine: continuous batching on the Hugging Face module itself.
+
+Each sequence has a slot of the cache. A prompt is computed once for its group and its keys and values are copied to
+the slots of its samples; whenever slots are free, the next samples in the queue take them.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.errors import UserError
+from dapo_rl.models.packed import pack
+from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
+from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
+from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
+from dapo_rl.rollout.native.probe import probe
+from dapo_rl.rollout.native.state import SlotState
+from dapo_rl.types import FinishReason
+
+PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
+"""Prompt tokens that are computed in one pass."""
+STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
+"""Tokens between two looks at what has finished. On a GPU a look waits for the device."""
+CAPACITY_STEP = {"cpu": 64, "cuda": 256}
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sample that is being generated."""
+
+    request: Request
+    index: int
+    slot: int
+    version: int
+    """The weights that it started with."""
+    searched: int = 0
+    """Tokens in which no stop string was found."""
+
+
+@dataclass(slots=True)
+class _Started:
+    """A request at the head of the queue of which some samples still wait for slots."""
+
+    request: Request
+    next_index: int
+    keys: dict[int, Tensor]
+    values: dict[int, Tensor]
+    logits_V: Tensor
+
+
+class NativeEngine:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_batch: int = 256,
+        kv_memory_bytes: int | None = None,
+        longest: int = 0,
+    ) -> None:
+        """`longest` is the longest context to come, where it is known: a model that cannot have it is refused now."""
+        self.version = 0
+        self._tokenizer, self._max_batch = tokenizer, max_batch
+        self._stop_ids = stop_token_ids(model, tokenizer)
+        self._device = next(model.parameters()).device
+        self._model, self._is_copy = _in_dtype(model, dtype)
+        self._dtype = dtype
+        self._layers, vocabulary = probe(self._model, longest, CachedAttention)
+        self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
+        self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
+        self._kv_memory = kv_memory_bytes or _free_memory(self._device) // 3
+        self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
+        self._state = SlotState.empty(1, 0, self._device)
+        self._queue: deque[Request] = deque()
+        self._started: _Started | None = None
+        self._rows: list[_Row] = []
+
+    @property
+    def pending(self) -> int:
+        waiting = sum(request.count for request in self._queue)
+        if self._started is not None:
+            waiting += self._started.request.count - self._started.next_index
+        return waiting + len(self._rows)
+
+    def submit(self, request: Request) -> None:
+        needs = self._capacity_for(request)
+        if self._slots_at(needs) < 1:
+            raise UserError(
+                f"sampling.kv_memory_gib: one sequence of {needs} tokens takes "
+                f"{needs * self._token_bytes / 2**30:.2g} GiB, and {self._kv_memory / 2**30:.2g} are allowed; "
+                "raise it, or lower sampling.max_new_tokens"
+            )
+        self._queue.append(request)
+
+    def poll(self) -> list[Completion]:
+        with torch.inference_mode():
+            while self.pending:
+                self._admit()
+                finished = self._collect()
+                if not finished:
+                    self._step()
+                    finished = self._collect()
+                if finished:
+                    return finished
+        return []
+
+    def cancel(self, request_id: str) -> int:
+        self._queue = deque(request for request in self._queue if request.id != request_id)
+        if self._started is not None and self._started.request.id == request_id:
+            self._started = None
+        rows = [row for row in self._rows if row.request.id == request_id]
+        if not rows:
+            return 0
+        slots = torch.tensor([row.slot for row in rows], device=self._device)
+        with torch.inference_mode():
+            lost = int(self._state.generated[slots].sum())
+            self._release(rows)
+        return lost
+
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
+        own = dict(self._model.named_parameters())
+        stale = [(own[name], tensor) for name, tensor in weights.items() if own[name].data_ptr() != tensor.data_ptr()]
+        with torch.no_grad():
+            if stale:
+                torch._foreach_copy_([mine for mine, _ in stale], [theirs for _, theirs in stale])
+        self.version = version
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.version = state["version"]
+
+    # Admission: requests take slots.
+
+    def _admit(self) -> None:
+        rows: list[_Row] = []
+        logits: list[Tensor] = []
+        if self._started is not None:
+            new = self._take_slots(self._started.request, self._started.next_index)
+            if new:
+                self._place(self._started, new)
+                rows += new
+                logits += [self._started.logits_V] * len(new)
+                self._started.next_index += len(new)
+                if self._started.next_index == self._started.request.count:
+                    self._started = None
+        while self._started is None and self._queue:
+            batch = self._next_batch()
+            if not batch:
+                break
+            batch_logits = self._prefill(batch)
+            for (_, new), logits_V in zip(batch, batch_logits, strict=True):
+                rows += new
+                logits += [logits_V] * len(new)
+        if rows:
+            self._draw_first(rows, torch.stack(logits))
+
+    def _next_batch(self) -> list[tuple[Request, list[_Row]]]:
+        """The oldest requests that find slots, up to the prompt tokens of one pass."""
+        batch: list[tuple[Request, list[_Row]]] = []
+        tokens = 0
+        while self._queue and tokens < PREFILL_TOKENS[self._device.type]:
+            request = self._queue[0]
+            if not self._make_room(request):
+                break
+            rows = self._take_slots(request, 0)
+            if not rows:
+                break
+            batch.append((self._queue.popleft(), rows))
+            tokens += len(request.prompt_ids)
+            if len(rows) < request.count:
+                break
+        return batch
+
+    def _take_slots(self, request: Request, start: int) -> list[_Row]:
+        """As many of the request's samples as there are slots, from an index on."""
+        taken = {row.slot for row in self._rows}
+        free = [slot for slot in range(self._cache.slots) if slot not in taken][: request.count - start]
+        rows = [_Row(request, start + i, slot, self.version) for i, slot in enumerate(free)]
+        self._rows += rows
+        return rows
+
+    def _prefill(self, batch: Sequence[tuple[Request, list[_Row]]]) -> Tensor:
+        """Computes prompts, fills the slots of their samples, and returns each prompt's next-token logits."""
+        prompts = [request.prompt_ids for request, _ in batch]
+        packed, _ = pack([(prompt, ()) for prompt in prompts], self._device, share_prompts=False)
+        starts = [0]
+        for prompt in prompts:
+            starts.append(starts[-1] + len(prompt))
+        tokens, slots, positions = [], [], []
+        for (request, rows), start in zip(batch, starts[:-1], strict=True):
+            span = torch.arange(len(request.prompt_ids))
+            for row in rows:
+                tokens.append(start + span)
+                slots.append(torch.full_like(span, row.slot))
+                positions.append(span)
+        tokens_E, slots_E, positions_E = (torch.cat(x).to(self._device) for x in (tokens, slots, positions))
+        (last_request, last_rows), last_start = batch[-1], starts[-2]
+        waits = len(last_rows) < last_request.count
+        keys: dict[int, Tensor] = {}
+        values: dict[int, Tensor] = {}
+
+        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+            self._cache.put(layer, slots_E, positions_E, k_TKD[tokens_E], v_TKD[tokens_E])
+            if waits:
+                keys[layer], values[layer] = k_TKD[last_start:].clone(), v_TKD[last_start:].clone()
+            return packed(layer, q_THD, k_TKD, v_TKD, scale)
+
+        ends = torch.tensor(starts[1:], device=self._device) - 1
+        logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
+        if waits:
+            self._started = _Started(last_request, len(last_rows), keys, values, logits[-1])
+        return logits
+
+    def _place(self, started: _Started, rows: Sequence[_Row]) -> None:
+        """A computed prompt goes to the slots of more of its samples."""
+        length = len(started.request.prompt_ids)
+        slots_E = torch.tensor([row.slot for row in rows], device=self._device).repeat_interleave(length)
+        positions_E = torch.arange(length, device=self._device).repeat(len(rows))
+        for layer in started.keys:
+            self._cache.put(
+                layer, slots_E, positions_E, started.keys[layer][positions_E], started.values[layer][positions_E]
+            )
+
+    def _draw_first(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
+        slots = torch.tensor([row.slot for row in rows], device=self._device)
+        keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self._device)
+        params = [row.request.params for row in rows]
+        self._state.start(slots, keys_B, [len(row.request.prompt_ids) for row in rows], params)
+        how = self._state.how(slots, any(p.truncates for p in params))
+        tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
+        self._state.advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
+
+    # Decoding: every row gets its next tokens.
+
+    def _step(self) -> None:
+        truncates = any(row.request.params.truncates for row in self._rows)
+        self._close_gaps()
+        eager_step(self._model, self._cache, self._state, len(self._rows), truncates, self._is_stop_V)
+
+    def _close_gaps(self) -> None:
+        """The last rows move into slots that are free, so that the rows are the first slots."""
+        taken = {row.slot for row in self._rows}
+        gaps = [slot for slot in range(len(self._rows)) if slot not in taken]
+        behind = [row for row in self._rows if row.slot >= len(self._rows)]
+        for row, gap in zip(behind, gaps, strict=True):
+            self._cache.move(row.slot, gap, int(self._state.position[row.slot]))
+            self._state.move(row.slot, gap)
+            row.slot = gap
+
+    # Collecting: finished rows become samples.
+
+    def _collect(self) -> list[Completion]:
+        if not self._rows:
+            return []
+        slots = torch.tensor([row.slot for row in self._rows], device=self._device)
+        done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
+        lengths = {row.slot: length for row, length in zip(self._rows, generated, strict=True)}
+        finished = [row for row, is_done in zip(self._rows, done, strict=True) if is_done]
+        finished += [row for row, is_done in zip(self._rows, done, strict=True) if row.request.params.stop and not is_done]
+        if not finished:
+            return []
+        width = max(lengths[row.slot] for row in finished)
+        slots = torch.tensor([row.slot for row in finished], device=self._device)
+        tokens = self._state.tokens[slots, :width].tolist()
+        logps = self._state.logps[slots, :width].tolist()
+        ended = dict(zip((row.slot for row in self._rows), done, strict=True))
+        completions: list[Completion] = []
+        leaving: list[_Row] = []
+        for row, row_tokens, row_logps in zip(finished, tokens, logps, strict=True):
+            end = self._end(row, row_tokens[: lengths[row.slot]], bool(ended[row.slot]))
+            if end is None:
+                continue
+            length, reason = end
+            stop_ids = frozenset[int]() if row.request.params.ignore_eos else self._stop_ids
+            versions = (row.version, self.version)
+            sample = make_sample(self._tokenizer, row_tokens[:length], row_logps[:length], reason, stop_ids, versions)
+            completions.append(Completion(row.request.id, row.index, sample))
+            leaving.append(row)
+        self._release(leaving)
+        return completions
+
+    def _end(self, row: _Row, tokens: list[int], done: bool) -> tuple[int, FinishReason] | None:
+        """How many tokens a row's response has and why it ended; none where it goes on."""
+        params = row.request.params
+        if params.stop:
+            end = stop_string_end(self._tokenizer, tokens, params.stop, row.searched)
+            if end is not None:
+                return end, "stop"
+            row.searched = len(tokens)
+        if not done:
+            return None
+        return len(tokens), "stop" if tokens[-1] in self._stop_ids and not params.ignore_eos else "length"
+
+    def _release(self, rows: Sequence[_Row]) -> None:
+        if not rows:
+            return
+        leaving = {row.slot for row in rows}
+        self._state.done[torch.tensor(sorted(leaving), device=self._device)] = True
+        self._rows = [row for row in self._rows if row.slot not in leaving]
+
+    # Memory.
+
+    @property
+    def _token_bytes(self) -> int:
+        return bytes_per_token(self._layers, self._dtype)
+
+    def _capacity_for(self, request: Request) -> int:
+        step = CAPACITY_STEP[self._device.type]
+        return -(-(len(request.prompt_ids) + request.params.max_new_tokens) // step) * step
+
+    def _slots_at(self, capacity: int) -> int:
+        """Sequences that the memory holds; one more slot is for rows that only fill up a batch."""
+        extra = 1 if self._device.type == "cuda" else 0
+        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - extra)
+
+    def _make_room(self, request: Request) -> bool:
+        """Whether the cache has, or now gets, the capacity that a request needs."""
+        capacity = max(self._capacity_for(request), self._cache.capacity)
+        longest = max(request.params.max_new_tokens, self._state.tokens.shape[1])
+        if capacity == self._cache.capacity and longest == self._state.tokens.shape[1]:
+            return True
+        slots = self._slots_at(capacity)
+        if len(self._rows) > slots:
+            return False
+        self._close_gaps()
+        cache = KVCache(self._layers, slots, capacity, self._dtype, self._device)
+        state = SlotState.empty(slots + 1, longest, self._device)
+        held = len(self._rows)
+        cache.take_over(self._cache, held)
+        state.take_over(self._state, held)
+        self._cache, self._state = cache, state
+        return True
+
+
+def _in_dtype(model: Any, dtype: torch.dtype) -> tuple[Any, bool]:
+    """The model itself where its weights are of the type, else a copy. Buffers (rotary frequencies) stay as they are."""
+    if next(model.parameters()).dtype == dtype:
+        return model, False
+    own = copy.deepcopy(model).requires_grad_(False).eval()
+    for parameter in own.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return own, True
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,0 +1,77 @@
+"""Whether the engine computes what the model itself computes: found out on a few tokens, before the first request.
+
+An architecture that keeps a state of its own, looks further than plain causal attention, or never asks for attention
+by name gives other numbers here, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.errors import UserError
+from dapo_rl.models.attention import Attend, UnsupportedAttentionError
+from dapo_rl.models.packed import pack
+from dapo_rl.rollout.native.cache import KVCache, LayerShape
+from dapo_rl.rollout.native.decode import next_logits
+
+DecodeAttention = Callable[[KVCache, Tensor, Tensor], Attend]
+"""Attention of one new token a row, from the cache, the rows' slots and their positions."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+"""The mean difference of log-probabilities that rounding explains; another computation is off by more than 1."""
+
+
+def probe(model: Any, longest: int, decode: DecodeAttention) -> tuple[dict[int, LayerShape], int]:
+    """The layers that keep keys and values, and the vocabulary's size; or a line that says what does not work."""
+    name = type(model).__name__
+    try:
+        difference, layers, vocabulary = _compare(model, longest, decode)
+    except UnsupportedAttentionError as error:
+        raise UserError(f"engine=native: {name} has {error}, which it does not do; use engine=hf") from None
+    except Exception as error:  # an architecture may fail in any way that its code can
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        raise UserError(f"engine=native: {name} does not run on it ({reason}); use engine=hf") from error
+    if not difference < _TOLERANCE[next(model.parameters()).dtype]:
+        raise UserError(
+            f"engine=native: {name} gives other probabilities with its keys and values in our cache (log-probabilities "
+            f"differ by {difference:.2g}), as a model with a state or a window of its own does; use engine=hf"
+        )
+    return layers, vocabulary
+
+
+@torch.inference_mode()
+def _compare(model: Any, longest: int, decode: DecodeAttention) -> tuple[float, dict[int, LayerShape], int]:
+    parameter = next(model.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(vocabulary, (n,), generator=generator).tolist() for n in (9, 6)]
+    plain = torch.stack(
+        [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1] for ids in sequences]
+    )
+    prompts = [ids[:-1] for ids in sequences]
+    packed, _ = pack([(prompt, ()) for prompt in prompts], device, share_prompts=False)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def prefill(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        kept[layer] = (k_TKD.clone(), v_TKD.clone())
+        return packed(layer, q_THD, k_TKD, v_TKD, scale)
+
+    next_logits(model, packed.input_ids_T, packed.position_ids_T, prefill, max(longest, packed.longest))
+    if not kept:
+        raise UnsupportedAttentionError("no attention that transformers looks up by name")
+    layers = {layer: LayerShape(k.shape[1], k.shape[2], v.shape[2]) for layer, (k, v) in kept.items()}
+    cache = KVCache(layers, len(sequences), 16, dtype, device)
+    slots_T = torch.tensor([slot for slot, prompt in enumerate(prompts) for _ in prompt], device=device)
+    for layer, (k, v) in kept.items():
+        cache.put(layer, slots_T, packed.position_ids_T, k, v)
+    last = torch.tensor([ids[-1] for ids in sequences], device=device)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    attend = decode(cache, torch.arange(len(sequences), device=device), positions)
+    ours = next_logits(model, last, positions, attend, max(longest, packed.longest))
+    difference = (ours.float().log_softmax(-1) - plain.float().log_softmax(-1)).abs().mean().item()
+    return difference, layers, ours.shape[-1]

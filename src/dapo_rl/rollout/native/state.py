@@ -1,0 +1,101 @@
+"""What the device knows of each slot: its last token, how far it is, how it is drawn, and what it has written.
+
+All tensors are indexed by slot. One slot more than the cache's sequences need takes the rows that only fill up a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from dapo_rl.rollout.draw import DrawParams
+from dapo_rl.rollout.engine import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    last_token: Tensor
+    position: Tensor
+    """Tokens whose keys and values are in the cache; the last token's are not yet."""
+    generated: Tensor
+    limit: Tensor
+    done: Tensor
+    heeds_stop: Tensor
+    key: Tensor
+    """Of the random numbers."""
+    temperature: Tensor
+    top_p: Tensor
+    top_k: Tensor
+    min_p: Tensor
+    tokens: Tensor
+    """`[S, M]`: what each slot has written."""
+    logps: Tensor
+
+    @classmethod
+    def empty(cls, slots: int, longest: int, device: torch.device) -> SlotState:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(slots, *shape, dtype=dtype, device=device)
+
+        return cls(
+            last_token=zeros(torch.int64),
+            position=zeros(torch.int32),
+            generated=zeros(torch.int32),
+            limit=zeros(torch.int32),
+            done=torch.ones(slots, dtype=torch.bool, device=device),
+            heeds_stop=zeros(torch.bool),
+            key=zeros(torch.int64),
+            temperature=torch.ones(slots, device=device),
+            top_p=torch.ones(slots, device=device),
+            top_k=zeros(torch.int64),
+            min_p=zeros(torch.float32),
+            tokens=zeros(torch.int64, longest),
+            logps=zeros(torch.float32, longest),
+        )
+
+    def start(self, slots: Tensor, keys: Tensor, lengths: Sequence[int], params: Sequence[SamplingParams]) -> None:
+        """Slots that begin a response, after prompts of these lengths."""
+        device = self.done.device
+        how = DrawParams.of(params, device)
+        values = {
+            "position": torch.tensor(lengths, dtype=torch.int32),
+            "generated": torch.zeros(len(params), dtype=torch.int32),
+            "limit": torch.tensor([p.max_new_tokens for p in params], dtype=torch.int32),
+            "done": torch.zeros(len(params), dtype=torch.bool),
+            "heeds_stop": torch.tensor([not p.ignore_eos for p in params]),
+            "key": keys,
+            "temperature": how.temperature_B,
+            "top_p": how.top_p_B,
+            "top_k": how.top_k_B,
+            "min_p": how.min_p_B,
+        }
+        for name, value in values.items():
+            getattr(self, name)[slots] = value.to(device)
+
+    def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
+        return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
+
+    def advance(self, slots: Tensor, tokens_B: Tensor, logps_B: Tensor, is_stop_V: Tensor, cached: int) -> None:
+        """Writes the drawn tokens down, `cached` tokens more being in the cache; a slot that is done changes no more."""
+        active = ~self.done[slots]
+        slots, tokens_B, logps_B = slots[active], tokens_B[active], logps_B[active]
+        written = self.generated[slots].long()
+        self.position[slots] += cached
+        self.tokens[slots, written] = tokens_B
+        self.logps[slots, written] = logps_B
+        self.last_token[slots] = tokens_B
+        self.generated[slots] += 1
+        self.done[slots] = (is_stop_V[tokens_B] & self.heeds_stop[slots]) | (written + 1 >= self.limit[slots])
+
+    def move(self, source: int, target: int) -> None:
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            tensor[target] = tensor[source]
+
+    def take_over(self, other: SlotState, slots: int) -> None:
+        """The first slots of another state, with no longer responses."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)[:slots]
+            mine[tuple(slice(0, n) for n in theirs.shape)] = theirs
