@@ -241,8 +241,8 @@ class Config(Section):
     """dapo: the paper's techniques on; grpo: none of them; dr_grpo: mean-only advantages and a constant norm."""
     seed: int = Field(0, ge=0)
     """Decides prompts, samples and everything else that is random."""
-    engine: Literal["hf", "vllm"] = "hf"
-    """What samples: `hf` is transformers' generate; `vllm` is vLLM, on a GPU, with its own copy of the weights."""
+    engine: Literal["native", "hf", "vllm"] = "native"
+    """`native` samples on the model itself; `hf` is transformers' generate, for any architecture; `vllm` is vLLM."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()

@@ -74,11 +74,13 @@ class DAPOTrainer:
         if config.eval.every is not None and self._eval_prompts is None:
             raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
         everything = [*self._train_prompts.prompts, *(self._eval_prompts.prompts if self._eval_prompts else [])]
-        check_context(self.model, max(len(p.token_ids) for p in everything), config.sampling.max_new_tokens)
+        longest_prompt = max(len(p.token_ids) for p in everything)
+        check_context(self.model, longest_prompt, config.sampling.max_new_tokens)
 
         self._stream = PromptStream(self._train_prompts.prompts, config.seed)
         dtype = next(self.model.parameters()).dtype
-        self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype)
+        longest = longest_prompt + config.sampling.max_new_tokens
+        self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype, longest)
         self._sampler = Sampler(
             self._stream,
             self._engine,
@@ -88,6 +90,7 @@ class DAPOTrainer:
                 temperature=config.sampling.temperature,
                 top_p=config.sampling.top_p,
                 top_k=config.sampling.top_k,
+                min_p=config.sampling.min_p,
                 stop=config.sampling.stop,
                 ignore_eos=config.sampling.ignore_eos,
             ),
@@ -196,6 +199,7 @@ class DAPOTrainer:
         self._stream.restore(state["stream"])
         self._sampler.restore(state["sampler"])
         self._engine.restore(state["engine"])
+        self._engine.load_weights(self._engine.version, self._policy.weights())
         self._progress = loop.progress_from(state["progress"])
         directory.truncate_metrics(checkpoint.step)
         directory.write_config(self.config)
