@@ -16,6 +16,7 @@ import typer
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.runs.format import printable
 from dapo_rl.version import __version__
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models that come with the package.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
+app.add_typer(bench_app, name="bench")
 
 
 def _settings_help() -> str:

@@ -18,9 +18,9 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import save_model
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Completion, Request, SamplingParams
-from dapo_rl.rollout.hf import stop_token_ids
-from dapo_rl.types import Sample
+from dapo_rl.rollout.ending import make_sample, stop_token_ids
+from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.types import FinishReason
 
 
 class VLLMEngine:
@@ -108,7 +108,7 @@ class VLLMEngine:
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
-            min_p=getattr(params, "min_p", 0.0),
+            min_p=params.min_p,
             stop=list(params.stop),
             stop_token_ids=[] if params.ignore_eos else sorted(self._stop_ids),
             ignore_eos=params.ignore_eos,
@@ -124,21 +124,10 @@ class VLLMEngine:
         request, index, version = self._running.pop(output.request_id)
         done = output.outputs[0]
         tokens = tuple(int(token) for token in done.token_ids)
-        return Completion(
-            request.id,
-            index,
-            Sample(
-                token_ids=tokens,
-                logps=_sampled_logps(done.logprobs, tokens),
-                text=self._text(tokens, request.params),
-                finish_reason="length" if done.finish_reason == "length" else "stop",
-                versions=(version, self.version),
-            ),
-        )
-
-    def _text(self, tokens: tuple[int, ...], params: SamplingParams) -> str:
-        ended = not params.ignore_eos and tokens[-1] in self._stop_ids
-        return str(self._tokenizer.decode(tokens[:-1] if ended else tokens, skip_special_tokens=True))
+        logps = _sampled_logps(done.logprobs, tokens)
+        finish: FinishReason = "length" if done.finish_reason == "length" else "stop"
+        sample = make_sample(self._tokenizer, tokens, logps, finish, self._stop_ids, (version, self.version))
+        return Completion(request.id, index, sample)
 
     def _tokens_so_far(self, name: str) -> int:
         """vLLM has no public count of a running request's tokens."""

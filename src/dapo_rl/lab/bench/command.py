@@ -1,0 +1,205 @@
+"""`dapo bench rollout|update|step`: the options, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.work import Work
+
+app = typer.Typer(
+    help="Measure speed and memory on work of a fixed size, beside what others reach on the same work.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
+
+Model = Annotated[
+    str,
+    typer.Option(
+        help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b), a "
+        "directory, a hub name, or tiny."
+    ),
+]
+Prompts = Annotated[int, typer.Option(help="Prompts.")]
+Group = Annotated[int, typer.Option(help="Samples for each prompt.")]
+Tokens = Annotated[int, typer.Option(help="Tokens of every sample; end-of-sequence is ignored.")]
+PromptTokens = Annotated[int, typer.Option(help="Tokens of every prompt.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 where the hardware has it.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+EngineName = Annotated[str, typer.Option(help="native, hf or vllm.")]
+Repeats = Annotated[int, typer.Option(help="Measured rounds; the median counts.")]
+Warmup = Annotated[int, typer.Option(help="Rounds before them.")]
+Seed = Annotated[int, typer.Option(help="Decides weights, prompts and samples.")]
+Timeout = Annotated[float, typer.Option(help="Seconds that one contender may take.")]
+PeerVariant = Annotated[str | None, typer.Option(help="Only this setting of the peer; by default all, and the best.")]
+Sweep = Annotated[str | None, typer.Option(help="One number in several sizes, for example prompts=8,16,32.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
+Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)]
+
+ENGINE: str = Config.model_fields["engine"].default
+
+
+@app.command()
+def rollout(
+    settings: Settings = None,
+    model: Model = "smollm2-135m",
+    prompts: Prompts = 4,
+    group: Group = 8,
+    tokens: Tokens = 64,
+    prompt_tokens: PromptTokens = 64,
+    dtype: Dtype = "auto",
+    engine: EngineName = ENGINE,
+    device: Device = "auto",
+    repeats: Repeats = 3,
+    warmup: Warmup = 1,
+    seed: Seed = 0,
+    against: Annotated[
+        str | None, typer.Option(help="On the same work in the same run: generate, hf, native or vllm.")
+    ] = None,
+    peer_variant: PeerVariant = None,
+    timeout: Timeout = 1800,
+    sweep: Sweep = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sampling with log-probabilities. `--against generate` is transformers' generate as it is, without them."""
+    work = Work(
+        kind="rollout",
+        model=model,
+        prompts=prompts,
+        group=group,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        engine=engine,
+        device=device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        settings=tuple(settings or ()),
+    )
+    _run(work, against, peer_variant, timeout, sweep, as_json)
+
+
+@app.command()
+def update(
+    settings: Settings = None,
+    model: Model = "smollm2-135m",
+    prompts: Prompts = 4,
+    group: Group = 8,
+    tokens: Tokens = 64,
+    prompt_tokens: PromptTokens = 64,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    repeats: Repeats = 3,
+    warmup: Warmup = 1,
+    seed: Seed = 0,
+    timeout: Timeout = 1800,
+    sweep: Sweep = None,
+    as_json: AsJson = False,
+) -> None:
+    """One optimizer step on prompts × group samples; tokens/s counts response tokens."""
+    work = Work(
+        kind="update",
+        model=model,
+        prompts=prompts,
+        group=group,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        engine=ENGINE,
+        device=device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        settings=tuple(settings or ()),
+    )
+    _run(work, None, None, timeout, sweep, as_json)
+
+
+@app.command()
+def step(
+    settings: Settings = None,
+    model: Model = "smollm2-135m",
+    prompts: Prompts = 4,
+    group: Group = 8,
+    tokens: Tokens = 64,
+    prompt_tokens: PromptTokens = 64,
+    dtype: Dtype = "auto",
+    engine: EngineName = ENGINE,
+    device: Device = "auto",
+    repeats: Repeats = 3,
+    warmup: Warmup = 1,
+    seed: Seed = 0,
+    against: Annotated[str | None, typer.Option(help="On the same work in the same run: trl.")] = None,
+    peer_variant: PeerVariant = None,
+    timeout: Timeout = 1800,
+    sweep: Sweep = None,
+    as_json: AsJson = False,
+) -> None:
+    """A whole step: sampling, verifying, one update, and the new weights to the engine."""
+    work = Work(
+        kind="step",
+        model=model,
+        prompts=prompts,
+        group=group,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        engine=engine,
+        device=device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        settings=tuple(settings or ()),
+    )
+    _run(work, against, peer_variant, timeout, sweep, as_json)
+
+
+def _run(
+    work: Work, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
+) -> None:
+    from dapo_rl.lab.bench.run import bench
+    from dapo_rl.lab.bench.show import show
+
+    name, works = _sweep(work, sweep)
+    for each in works:
+        _check(each)
+    with Console(stderr=True).status("") as status:
+        tell: Callable[[str], None] = status.update
+        reports = bench(works, against, variant, timeout, tell)
+    if as_json:
+        result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
+        print(json.dumps(result, indent=2))
+    else:
+        show(reports, name)
+
+
+def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:
+    if sweep is None:
+        return None, [work]
+    name, _, values = sweep.replace("-", "_").partition("=")
+    numbers = values.split(",")
+    if name not in SWEEPABLE or not all(number.strip().isdecimal() for number in numbers):
+        raise UserError(f"--sweep: {sweep!r} is not NAME=N,N,… with NAME one of {', '.join(SWEEPABLE)}")
+    sizes: list[dict[str, Any]] = [{name: int(number)} for number in numbers]
+    return name, [replace(work, **size) for size in sizes]
+
+
+def _check(work: Work) -> None:
+    least = {"prompts": 1, "group": 1 if work.kind == "rollout" else 2, "tokens": 1, "prompt_tokens": 2}
+    least |= {"repeats": 1, "warmup": 0, "seed": 0}
+    for name, bound in least.items():
+        if (number := getattr(work, name)) < bound:
+            raise UserError(f"--{name.replace('_', '-')}: {number} is below {bound}")
+    for name, choices in (("dtype", ("auto", "float32", "bfloat16")), ("device", ("auto", "cpu", "cuda"))):
+        if (choice := getattr(work, name)) not in choices:
+            raise UserError(f"--{name}: {choice!r} is not one of {', '.join(choices)}")

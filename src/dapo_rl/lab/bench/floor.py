@@ -1,0 +1,82 @@
+"""The least time that work takes on a machine: bytes that must be read and operations that must be done.
+
+A decode step reads every weight once and the keys and values so far; a prompt that G samples share is computed once
+and its keys are read once. Launches, sampling and everything else count nothing, so nothing reaches the floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dapo_rl.lab.bench.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a model costs."""
+
+    body: int
+    """Parameters that every token is multiplied by."""
+    head: int
+    """Those that only a token whose successor is wanted is multiplied by: the output layer."""
+    attention_width: int
+    """Query heads × head size × layers."""
+    kv_width: int
+    """Numbers of keys and values that a token leaves behind, over all layers."""
+    parameters: int
+
+    @classmethod
+    def of(cls, model: Any) -> Size:
+        config = model.config.get_text_config()
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        parameters = sum(p.numel() for p in model.parameters())
+        head = model.get_output_embeddings().weight.numel()
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        body = parameters - head - (0 if tied else model.get_input_embeddings().weight.numel())
+        return cls(body, head, heads * head_dim * layers, 2 * kv_heads * head_dim * layers, parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    bandwidth_bytes_per_s: float
+    matmul_flops_per_s: float
+
+    def seconds(self, read_bytes: float, flops: float) -> float:
+        return max(read_bytes / self.bandwidth_bytes_per_s, flops / self.matmul_flops_per_s)
+
+
+def floor_seconds(work: Work, size: Size, limit: Limit) -> float:
+    rollout, update = rollout_floor(work, size, limit), update_floor(work, size, limit)
+    return {"rollout": rollout, "update": update, "step": rollout + update}[work.kind]
+
+
+def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
+    width = 2 if work.dtype == "bfloat16" else 4
+    weights = (size.body + size.head) * width
+    prompt = work.prompts * work.prompt_tokens
+    prefill = 2 * size.body * prompt + 2 * size.head * work.prompts + _attention(size, prompt, work.prompt_tokens / 2)
+    total = limit.seconds(weights, prefill)
+    # The prefill gives the first token; each further step gives one to every sample.
+    for position in range(1, work.tokens):
+        cached = prompt + work.samples * position
+        flops = 2.0 * (size.body + size.head) * work.samples
+        flops += _attention(size, work.samples, work.prompt_tokens + position)
+        total += limit.seconds(weights + cached * size.kv_width * width, flops)
+    return total
+
+
+def update_floor(work: Work, size: Size, limit: Limit) -> float:
+    """Forward once and backward twice that; the output layer for response tokens alone."""
+    prompt = work.prompts * work.prompt_tokens
+    flops = 2.0 * size.body * (prompt + work.response_tokens) + 2 * size.head * work.response_tokens
+    flops += _attention(size, prompt, work.prompt_tokens / 2)
+    flops += _attention(size, work.response_tokens, work.prompt_tokens + work.tokens / 2)
+    return 3 * flops / limit.matmul_flops_per_s
+
+
+def _attention(size: Size, queries: int, keys: float) -> float:
+    """Queries times keys, and weights times values."""
+    return 4 * size.attention_width * queries * keys

@@ -1,0 +1,28 @@
+"""Times rounds of work: the warm-up apart, each repeat alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dapo_rl.lab.bench.machine import synchronize
+from dapo_rl.lab.bench.memory import PeakMemory
+from dapo_rl.lab.bench.work import Measurement, Work
+
+
+def measure(run: Callable[[int], Any], work: Work, device: torch.device, facts: dict[str, Any]) -> Measurement:
+    """`run` takes the number of the round, so that no round repeats the prompts of another."""
+    for i in range(work.warmup):
+        run(i)
+    seconds = []
+    with PeakMemory(device) as memory:
+        for i in range(work.warmup, work.rounds):
+            synchronize(device)
+            started = time.perf_counter()
+            run(i)
+            synchronize(device)
+            seconds.append(time.perf_counter() - started)
+    return Measurement(tuple(seconds), memory.peak, memory.how, facts=facts)

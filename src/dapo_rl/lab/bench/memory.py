@@ -1,0 +1,55 @@
+"""The most memory that a stretch of work held."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+PERIOD_S = 0.02
+
+
+class PeakMemory:
+    """On a GPU what torch had allocated there; on a CPU the process's resident memory, looked at every 20 ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._done = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self.peak = 0
+        self.how = "allocated by torch on the GPU" if device.type == "cuda" else "resident in the process"
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self.peak = _resident()
+            self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            self.peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self._done.set()
+            self._watcher.join()
+            self.peak = max(self.peak, _resident())
+
+    def _watch(self) -> None:
+        while not self._done.wait(PERIOD_S):
+            self.peak = max(self.peak, _resident())
+
+
+def _resident() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux: the peak since the start has to do
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

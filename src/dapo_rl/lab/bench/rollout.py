@@ -1,0 +1,118 @@
+"""Sampling: every engine through the Engine protocol, and transformers' own `generate` as users call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.floor import Size
+from dapo_rl.lab.bench.measure import measure
+from dapo_rl.lab.bench.prompts import random_prompts
+from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, VLLM_VARIANTS
+from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.models.forward import pad
+from dapo_rl.models.load import check_context, pad_id, pick_device
+from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.draw import derive_seed
+from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+
+
+def measure_engine(work: Work, variant: str = "") -> Measurement:
+    model, tokenizer, prompts, facts = _open(work)
+    engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
+    if work.engine == "vllm":
+        del model
+    sampling = work.config().sampling
+    params = SamplingParams(
+        max_new_tokens=work.tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        ignore_eos=True,
+    )
+
+    def run(i: int) -> None:
+        for p, ids in enumerate(prompts(i)):
+            engine.submit(Request(f"{i}-{p}", ids, work.group, params, derive_seed(work.seed, i, p)))
+        sampled = 0
+        while engine.pending:
+            sampled += sum(len(done.sample.logps) for done in engine.poll())
+        if sampled != work.response_tokens:
+            raise AssertionError(f"{sampled} tokens have a log-probability, of {work.response_tokens}")
+
+    device = pick_device(work.device)
+    result = measure(run, work, device, facts)
+    if work.engine == "vllm" and device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Measurement(
+            result.seconds, total - free, "in use on the GPU, with vLLM's reserved cache", result.parts, result.facts
+        )
+    return result
+
+
+def measure_generate(work: Work, variant: str = "") -> Measurement:
+    """Sampled tokens alone: `generate` gives no log-probabilities unless it keeps all logits."""
+    model, tokenizer, prompts, facts = _open(work)
+    device = pick_device(work.device)
+    settings = dict(
+        do_sample=True,
+        top_k=0,
+        min_new_tokens=work.tokens,
+        max_new_tokens=work.tokens,
+        pad_token_id=pad_id(tokenizer),
+        **GENERATE_VARIANTS[variant or "dynamic-cache"],
+    )
+
+    @torch.inference_mode()
+    def run(i: int) -> None:
+        ids, mask = pad([ids for ids in prompts(i) for _ in range(work.group)], pad_id(tokenizer), side="left")
+        output = model.generate(ids.to(device), attention_mask=mask.long().to(device), **settings)
+        output[:, ids.shape[1] :].tolist()
+
+    return measure(run, work, device, facts)
+
+
+def _open(work: Work) -> tuple[Any, Any, Callable[[int], list[tuple[int, ...]]], dict[str, Any]]:
+    # vLLM gets the GPU to itself: what it reads is written from the CPU.
+    device = "cpu" if work.engine == "vllm" else work.device
+    model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
+    model.requires_grad_(False)
+    texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
+    ids = [tuple(tokenizer(text).input_ids) for text in texts]
+    check_context(model, max(map(len, ids)), work.tokens)
+
+    def prompts(i: int) -> list[tuple[int, ...]]:
+        return ids[i * work.prompts : (i + 1) * work.prompts]
+
+    return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
+
+
+def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
+    return build_engine(work.engine, model, tokenizer, work.config().sampling, getattr(torch, work.dtype))
+
+
+def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
+    from dapo_rl.rollout.vllm import VLLMEngine
+
+    options = dict(VLLM_VARIANTS[variant or "default"])
+    if "max_cudagraph_capture_size" in options:
+        options["max_cudagraph_capture_size"] = work.samples
+    dtype = getattr(torch, work.dtype)
+    if not torch.cuda.is_available():
+        raise UserError("--engine: vllm needs a GPU here")
+    # Seeds of its own for each request cost vLLM time; alone in its process it may have nearly all memory.
+    return VLLMEngine(
+        model,
+        tokenizer,
+        work.config().sampling,
+        dtype,
+        gpu_memory_utilization=0.85,
+        seeded=False,
+        max_model_len=2 * work.prompt_tokens + 16 + work.tokens,
+        **options,
+    )

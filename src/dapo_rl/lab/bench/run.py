@@ -1,0 +1,162 @@
+"""Runs the contenders one after the other, each in its own process, and puts their numbers side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.floor import Limit, Size, floor_seconds
+from dapo_rl.lab.bench.variants import all_variants, installed, variants_of
+from dapo_rl.lab.bench.work import Job, Work
+
+PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
+
+Tell = Callable[[str], None]
+
+
+class ContenderError(RuntimeError):
+    """Our own contender crashed: its log is the message."""
+
+
+def bench(
+    works: Sequence[Work], against: str | None, variant: str | None, timeout: float, tell: Tell
+) -> list[dict[str, Any]]:
+    """A report for each work; the machine's rates are measured once, before them."""
+    _check_peer(works[0], against, variant)
+    for work in works:
+        work.config()
+    tell("measuring the machine")
+    limit = _ours(Job("limit", works[0]), timeout)
+    here = {"device": limit["device"], "dtype": limit["dtype"]}
+    return [_report(replace(work, **here), limit, against, variant, timeout, tell) for work in works]
+
+
+def _report(
+    work: Work, limit: dict[str, Any], against: str | None, variant: str | None, timeout: float, tell: Tell
+) -> dict[str, Any]:
+    tell(f"measuring {work.kind}{'' if work.kind == 'update' else f' with engine {work.engine}'}")
+    ours = _ours(Job("dapo", work), timeout)
+    numbers = _numbers(work, ours)
+    size = Size(**ours["facts"].pop("size"))
+    rates = Limit(limit["bandwidth_bytes_per_s"], limit["matmul_flops_per_s"])
+    floor = floor_seconds(work, size, rates)
+    settings = {name: value for name, value in asdict(work).items() if name not in ("kind", "repeats", "settings")}
+    report: dict[str, Any] = {
+        "bench": work.kind,
+        **settings,
+        "settings": list(work.settings),
+        "samples": work.samples,
+        "parameters": size.parameters,
+        **numbers,
+        "limit": {**asdict(rates), "floor_seconds": floor, "share": floor / numbers["seconds"]},
+        "machine": limit["machine"],
+    }
+    if against:
+        report["against"] = _peer(work, against, variant, timeout, tell)
+        theirs = report["against"].get("seconds")
+        report["ratio"] = theirs / numbers["seconds"] if theirs else None
+    return report
+
+
+def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
+    """Every variant's numbers, and those of the fastest as the peer's own."""
+    cuda, bfloat16 = work.device == "cuda", work.dtype == "bfloat16"
+    names = [variant] if variant else variants_of(name, cuda=cuda, bfloat16=bfloat16, samples=work.samples)
+    their_work = replace(work, engine=name) if name in ("hf", "native", "vllm") else work
+    tried = []
+    for each in names:
+        tell(f"measuring {name}{f', {each}' if each else ''}")
+        result = _run(Job(name, their_work, each), timeout)
+        numbers = {"error": result["error"]} if "error" in result else _numbers(their_work, result)
+        tried.append({"variant": each, **numbers})
+    finished = [numbers for numbers in tried if "seconds" in numbers]
+    best = min(finished, key=lambda numbers: numbers["seconds"]) if finished else {}
+    return {"name": name, **best, "variants": tried}
+
+
+def _numbers(work: Work, result: dict[str, Any]) -> dict[str, Any]:
+    seconds = median(result["seconds"])
+    return {
+        "seconds": seconds,
+        "tokens_per_second": work.response_tokens / seconds,
+        "peak_memory_bytes": result["peak_memory_bytes"],
+        "memory": result["memory"],
+        "repeats": list(result["seconds"]),
+        "parts": result["parts"],
+        **{name: value for name, value in result["facts"].items() if name != "size"},
+    }
+
+
+def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
+    if work.engine == "vllm" or against == "vllm":
+        _need("vllm", "--against vllm" if against == "vllm" else "--engine vllm")
+    if against is None:
+        return
+    if against not in PEERS[work.kind]:
+        there = ", ".join(PEERS[work.kind]) or "none"
+        raise UserError(f"--against: {against!r} does not do `bench {work.kind}`; peers of it: {there}")
+    if against == work.engine:
+        raise UserError(f"--against: {against} is the engine itself; name another with --engine")
+    if against == "trl":
+        _need("trl", "--against trl")
+    if variant is not None and variant not in all_variants(against):
+        there = ", ".join(all_variants(against)) or "none"
+        raise UserError(f"--peer-variant: {against} has no variant {variant!r}; there are: {there}")
+
+
+def _need(package: str, option: str) -> None:
+    if not installed(package):
+        raise UserError(f"{option}: {package} is not installed; pip install {package}")
+
+
+def _ours(job: Job, timeout: float) -> dict[str, Any]:
+    result = _run(job, timeout)
+    if result.get("mistake"):
+        raise UserError(result["error"])
+    if "error" in result:
+        raise ContenderError(f"{job.contender}: {result['error']}\n{result.get('log', '')}")
+    return result
+
+
+def _run(job: Job, timeout: float) -> dict[str, Any]:
+    """The job's result, or an `error` with the end of its log."""
+    with TemporaryDirectory(prefix="dapo-bench-") as directory:
+        answer, log = Path(directory) / "result.json", Path(directory) / "log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dapo_rl.lab.bench.worker", str(answer)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                process.communicate(job.to_json(), timeout)
+            except subprocess.TimeoutExpired:
+                return {"error": f"took longer than {timeout:g} s"}
+            finally:
+                _end(process)
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+        if not answer.exists():
+            return {"error": f"its process ended with {process.returncode} and no result", "log": tail}
+        result: dict[str, Any] = json.loads(answer.read_text())
+        return result | {"log": tail} if "error" in result else result
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The process and those that it started: vLLM's would keep the GPU's memory."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

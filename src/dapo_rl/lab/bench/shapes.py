@@ -1,0 +1,121 @@
+"""Models of known shapes with random weights, so that a benchmark downloads nothing."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from dapo_rl.config import ModelSettings
+from dapo_rl.errors import UserError
+from dapo_rl.models.load import load_model, pick_device
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "model_type": "llama",
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-3b": {
+        "model_type": "qwen2",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+}
+"""The published configurations, as far as they decide what is computed."""
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+
+
+def open_model(name: str, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, Any]:
+    """A shape with random weights, or what `model.name` names, and its tokenizer."""
+    if name not in SHAPES:
+        kind = str(dtype).removeprefix("torch.")
+        return load_model(ModelSettings(name=name, dtype=kind, device=device))  # type: ignore[arg-type]
+    torch.manual_seed(seed)
+    with torch.device(pick_device(device)):
+        model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
+    return model.eval(), synthetic_tokenizer(SHAPES[name]["vocab_size"])
+
+
+def shape_config(name: str) -> Any:
+    shape = dict(SHAPES[name])
+    return AutoConfig.for_model(shape.pop("model_type"), **shape, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+
+
+def check_model(name: str) -> None:
+    """A misspelt shape would be looked for in the hub."""
+    if name in SHAPES or name == "tiny" or "/" in name or Path(name).expanduser().exists():
+        return
+    close = difflib.get_close_matches(name, [*SHAPES, "tiny"], n=1)
+    hint = f"; did you mean {close[0]}?" if close else f"; shapes are {', '.join([*SHAPES, 'tiny'])}"
+    raise UserError(f"--model: {name} is neither a shape, nor a directory, nor a hub name (owner/name){hint}")
+
+
+def synthetic_tokenizer(size: int) -> Any:
+    """`t3 t4 t5 …`: a word for each token, so that any ids are a text that gives the same ids again."""
+    vocabulary = {PAD: 0, BOS: 1, EOS: 2} | {f"t{i}": i for i in range(3, size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([PAD, BOS, EOS])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)

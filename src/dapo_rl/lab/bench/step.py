@@ -1,0 +1,111 @@
+"""A whole step of `DAPOTrainer`: sampling, verifying, the update, and the new weights to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from dapo_rl.config import Config
+from dapo_rl.lab.bench.floor import Size
+from dapo_rl.lab.bench.memory import PeakMemory
+from dapo_rl.lab.bench.prompts import random_prompts
+from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.models.load import pick_device
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.trainer import DAPOTrainer
+
+PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
+
+
+def measure_step(work: Work) -> Measurement:
+    config = work.config()
+    model, tokenizer = open_model(work.model, training_dtype(config), work.device, work.seed)
+    prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
+    watch = _Watch(work, PeakMemory(pick_device(work.device)))
+    with TemporaryDirectory(prefix="dapo-bench-") as directory:
+        run_dir = Path(directory) / "run"
+        trainer = DAPOTrainer(
+            model,
+            reward_funcs=alternating_rewards,
+            train_dataset=[{"prompt": text} for text in prompts],
+            config=config,
+            processing_class=tokenizer,
+            run_dir=run_dir,
+            display=watch,
+        )
+        with suppress(_EnoughError):
+            trainer.train()
+        rows = RunDirectory(run_dir).read_metrics()[work.warmup : work.rounds]
+    generated = {row["sampling/tokens_generated"] for row in rows}
+    if generated != {work.response_tokens}:
+        raise AssertionError(f"a step had {sorted(generated)} tokens, not {work.response_tokens}")
+    return Measurement(
+        seconds=tuple(row["timing_s/step"] for row in rows),
+        peak_memory_bytes=watch.memory.peak,
+        memory=watch.memory.how,
+        parts={name: median(row[key] for row in rows) for name, key in PARTS.items()} | watch.wall(),
+        facts={"size": asdict(Size.of(model))},
+    )
+
+
+def alternating_rewards(completions: list[Any], **_: Any) -> list[float]:
+    """Every group is half right: its advantages are never all zero."""
+    return [float(i % 2) for i in range(len(completions))]
+
+
+def training_dtype(config: Config) -> torch.dtype:
+    return getattr(torch, config.model.dtype)  # type: ignore[no-any-return]
+
+
+class _EnoughError(Exception):
+    """Ends the run where its measurement ends: a run that finishes writes a checkpoint and a model."""
+
+
+class _Watch:
+    """A display that shows nothing: it knows when a step is over."""
+
+    def __init__(self, work: Work, memory: PeakMemory) -> None:
+        self._work, self.memory = work, memory
+        self._ends: list[float] = []
+
+    def wall(self) -> dict[str, float]:
+        """From the end of one step to the end of the next, with all that lies between."""
+        ends = self._ends[max(self._work.warmup - 1, 0) :]
+        gaps = [after - before for before, after in pairwise(ends)]
+        return {"wall": median(gaps)} if gaps else {}
+
+    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
+        if self._work.warmup == 0:
+            self.memory.__enter__()
+
+    def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        self._ends.append(time.perf_counter())
+        if step == self._work.warmup:
+            self.memory.__enter__()
+        if step == self._work.rounds:
+            self.memory.__exit__(None, None, None)
+            raise _EnoughError
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

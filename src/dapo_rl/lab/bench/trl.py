@@ -1,0 +1,135 @@
+"""TRL's GRPOTrainer on the work of `bench step`, in the settings that make it fast.
+
+Written against TRL 1.16. Every variant does one update a step on the same prompts, with completions of the same
+length, by the DAPO loss without a KL term; gradient checkpointing is off, and nothing is logged or saved.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from dapo_rl.lab.bench.machine import synchronize
+from dapo_rl.lab.bench.memory import PeakMemory
+from dapo_rl.lab.bench.prompts import random_prompts
+from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.variants import TRL_VARIANTS, Variant
+from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.models.load import pick_device, save_model
+
+
+def measure_trl(work: Work, variant: str) -> Measurement:
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    how = TRL_VARIANTS[variant]
+    device = pick_device(work.device)
+    watch = _Watch(work, device)
+
+    class Callback(TrainerCallback):  # type: ignore[misc]
+        """Steps are measured from end to end: TRL samples inside of the step that it trains."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            watch.step_ended(0)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            watch.step_ended(state.global_step)
+
+    with TemporaryDirectory(prefix="dapo-bench-trl-") as directory:
+        weights = torch.float32 if how.float32_weights else getattr(torch, work.dtype)
+        model, tokenizer = open_model(work.model, weights, work.device, work.seed)
+        tokenizer.padding_side = "left"
+        if how.vllm:  # which reads the model from a directory
+            save_model(model, tokenizer, f"{directory}/model")
+            model.name_or_path = model.config.name_or_path = f"{directory}/model"
+        prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=watch.rewards,
+            args=GRPOConfig(output_dir=f"{directory}/out", **_arguments(work, how)),
+            train_dataset=Dataset.from_dict({"prompt": prompts}),
+            processing_class=tokenizer,
+            callbacks=[Callback()],
+        )
+        trainer.train()
+    return watch.measurement()
+
+
+def _arguments(work: Work, how: Variant) -> dict[str, Any]:
+    config = work.config()
+    micro_batch = work.group if how.accumulate else work.samples
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": work.samples // micro_batch,
+        "num_generations": work.group,
+        "max_completion_length": work.tokens,
+        "generation_kwargs": {"ignore_eos": True} if how.vllm else {"min_new_tokens": work.tokens},
+        "loss_type": "dapo",
+        "beta": 0.0,
+        "epsilon": config.algo.clip_low,
+        "epsilon_high": config.algo.clip_high,
+        "temperature": config.sampling.temperature,
+        "learning_rate": config.train.lr,
+        "weight_decay": config.train.weight_decay,
+        "max_grad_norm": config.train.max_grad_norm,
+        "lr_scheduler_type": "constant",
+        "bf16": work.dtype == "bfloat16" and not how.without_autocast,
+        "gradient_checkpointing": False,
+        "max_steps": work.rounds,
+        "shuffle_dataset": False,
+        "seed": work.seed,
+        "use_cpu": pick_device(work.device).type == "cpu",
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
+        "report_to": "none",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    if how.vllm:
+        longest = 2 * work.prompt_tokens + 16 + work.tokens
+        arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}
+    if how.continuous:
+        # The engine of continuous batching knows no least length: without a stop token nothing ends early.
+        arguments |= {"use_transformers_continuous_batching": True, "generation_kwargs": {"eos_token_id": -1}}
+    return arguments | how.arguments
+
+
+class _Watch:
+    """The ends of steps, the memory after the warm-up, and the tokens that were sampled."""
+
+    def __init__(self, work: Work, device: torch.device) -> None:
+        self._work, self._device = work, device
+        self._memory = PeakMemory(device)
+        self._ends: list[float] = []
+        self._tokens: list[int] = []
+
+    def rewards(self, completions: list[Any], completion_ids: list[list[int]] | None = None, **_: Any) -> list[float]:
+        """Every group is half right, as in our own step."""
+        self._tokens.append(sum(map(len, completion_ids or [])))
+        return [float(i % 2) for i in range(len(completions))]
+
+    def step_ended(self, step: int) -> None:
+        synchronize(self._device)
+        self._ends.append(time.perf_counter())
+        if step == self._work.warmup:
+            self._memory.__enter__()
+        if step == self._work.rounds:
+            self._memory.__exit__(None, None, None)
+
+    def measurement(self) -> Measurement:
+        if len(self._ends) != self._work.rounds + 1:
+            raise AssertionError(f"TRL did {len(self._ends) - 1} steps, not {self._work.rounds}")
+        seconds = [after - before for before, after in pairwise(self._ends)]
+        return Measurement(
+            seconds=tuple(seconds[self._work.warmup :]),
+            peak_memory_bytes=self._memory.peak,
+            memory=self._memory.how,
+            facts={"tokens_per_step": median(self._tokens)},
+        )

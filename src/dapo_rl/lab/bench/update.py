@@ -1,0 +1,52 @@
+"""The update alone: one optimizer step on samples of random tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, replace
+from typing import Any
+
+from dapo_rl.lab.bench.floor import Size
+from dapo_rl.lab.bench.measure import measure
+from dapo_rl.lab.bench.prompts import random_prompts
+from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.step import training_dtype
+from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.models.load import pick_device
+from dapo_rl.trainer import build_policy
+from dapo_rl.types import TrainSample
+
+NOISE = 0.01
+"""Old log-probabilities are this far from the policy's: as after a mini-batch or two."""
+
+
+def measure_update(work: Work) -> Measurement:
+    config = work.config()
+    model, tokenizer = open_model(work.model, training_dtype(config), work.device, work.seed)
+    policy = build_policy(model, tokenizer, config)
+    samples = _samples(work, tokenizer, model)
+    rng = random.Random(work.seed)
+    known = policy.logprobs(samples)
+    batch = [
+        replace(sample, old_logps=tuple(logp + rng.gauss(0, NOISE) for logp in logps))
+        for sample, logps in zip(samples, known, strict=True)
+    ]
+    facts = {"size": asdict(Size.of(model))}
+    return measure(lambda _: policy.update(batch, config.train.lr), work, pick_device(work.device), facts)
+
+
+def _samples(work: Work, tokenizer: Any, model: Any) -> list[TrainSample]:
+    rng = random.Random(work.seed)
+    prompts = random_prompts(tokenizer, work.prompts, work.prompt_tokens, work.seed)
+    vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)
+    return [
+        TrainSample(
+            prompt_ids=tuple(tokenizer(text).input_ids),
+            response_ids=tuple(rng.randrange(vocabulary) for _ in range(work.tokens)),
+            old_logps=(0.0,) * work.tokens,
+            advantage=1.0 if sample % 2 else -1.0,
+            group=group,
+        )
+        for group, text in enumerate(prompts)
+        for sample in range(work.group)
+    ]

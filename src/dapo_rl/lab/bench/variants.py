@@ -1,0 +1,82 @@
+"""The settings in which a peer is tried; the fastest stands for it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What a run of TRL has otherwise than the plain one: the whole batch at once, weights in the work's dtype."""
+
+    accumulate: bool = False
+    """A group at a time, gradients added up."""
+    float32_weights: bool = False
+    """Under bfloat16 autocast, as TRL's own default has it."""
+    without_autocast: bool = False
+    continuous: bool = False
+    """transformers' continuous batching."""
+    vllm: bool = False
+    """vLLM in the same process."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """More of GRPOConfig's."""
+
+
+TRL_VARIANTS: dict[str, Variant] = {
+    "whole": Variant(),
+    "accumulate": Variant(accumulate=True),
+    "static-cache": Variant(arguments={"cache_implementation": "static"}),
+    "continuous": Variant(continuous=True),
+    "autocast": Variant(float32_weights=True),
+    "pure-bfloat16": Variant(without_autocast=True),
+    "liger": Variant(arguments={"use_liger_kernel": True}),
+    "vllm": Variant(vllm=True),
+    "vllm-autocast": Variant(vllm=True, float32_weights=True),
+    "vllm-liger": Variant(vllm=True, arguments={"use_liger_kernel": True}),
+}
+
+VLLM_VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {"in_process": False},
+    "in-process": {"in_process": True},
+    # By default vLLM has no graph for more than 512 sequences.
+    "wide-graphs": {"in_process": False, "max_cudagraph_capture_size": None},
+}
+
+GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
+    "dynamic-cache": {},
+    "static-cache": {"cache_implementation": "static", "disable_compile": True},
+}
+
+
+def variants_of(peer: str, *, cuda: bool, bfloat16: bool, samples: int) -> list[str]:
+    """Those that make sense here, in the order in which they are tried."""
+    applies: dict[str, Callable[[str], bool]] = {
+        "trl": lambda name: _trl_applies(TRL_VARIANTS[name], cuda, bfloat16),
+        "vllm": lambda name: name != "wide-graphs" or samples > 512,
+        "generate": lambda name: True,
+    }
+    return [name for name in all_variants(peer) if applies[peer](name)] or [""]
+
+
+def all_variants(peer: str) -> list[str]:
+    known: dict[str, dict[str, Any]] = {
+        "trl": TRL_VARIANTS,
+        "vllm": VLLM_VARIANTS,
+        "generate": GENERATE_VARIANTS,
+    }
+    return list(known.get(peer, {}))
+
+
+def installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def _trl_applies(variant: Variant, cuda: bool, bfloat16: bool) -> bool:
+    if (variant.float32_weights or variant.without_autocast) and not bfloat16:
+        return False
+    if variant.vllm and not (cuda and installed("vllm")):
+        return False
+    return not variant.arguments.get("use_liger_kernel") or (cuda and installed("liger_kernel"))

@@ -1,0 +1,104 @@
+"""What a benchmark measures: work of a fixed size, the same for every contender."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from dapo_rl.config import Config
+
+Kind = Literal["rollout", "update", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`prompts` × `group` samples of exactly `tokens` tokens, `repeats` times after `warmup` times."""
+
+    kind: Kind
+    model: str
+    prompts: int
+    group: int
+    tokens: int
+    prompt_tokens: int
+    dtype: str
+    """`float32` or `bfloat16`: what the matrices are multiplied in."""
+    engine: str
+    device: str
+    repeats: int
+    warmup: int
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    """More settings, `key=value`, as on the command line of `dapo train`."""
+
+    @property
+    def samples(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def response_tokens(self) -> int:
+        return self.samples * self.tokens
+
+    @property
+    def rounds(self) -> int:
+        return self.warmup + self.repeats
+
+    def config(self) -> Config:
+        """The settings of a run that does this work; what the user names wins."""
+        return Config.load(None, [*self._overrides(), *self.settings])
+
+    def _overrides(self) -> list[str]:
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "engine": self.engine,
+            "model.device": self.device,
+            "model.dtype": self.dtype if self.dtype != "auto" else "float32",
+            "data.max_prompt_tokens": 2 * self.prompt_tokens + 16,
+            "sampling.prompts_per_step": self.prompts,
+            "sampling.group_size": max(self.group, 2),
+            "sampling.max_new_tokens": self.tokens,
+            "sampling.max_batch": self.samples,
+            "sampling.ignore_eos": True,
+            "sampling.dynamic": False,
+            "overlong.shape": "off",
+            # The loop ends the run after `rounds`; a last step would write a checkpoint.
+            "train.steps": self.rounds + 1,
+            "train.warmup_steps": 0,
+            "checkpoint.every": self.rounds + 2,
+            "log.rollouts": False,
+        }
+        return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One contender's part, handed to a process of its own."""
+
+    contender: str
+    """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
+    work: Work
+    variant: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        fields = json.loads(text)
+        work = fields.pop("work")
+        return cls(work=Work(**{**work, "settings": tuple(work["settings"])}), **fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a contender's process reports."""
+
+    seconds: tuple[float, ...]
+    """One for each repeat."""
+    peak_memory_bytes: int
+    memory: str
+    """How that was measured."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Medians over the repeats of what the seconds are made of."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The parameters, and what else belongs beside the numbers."""

@@ -1,0 +1,87 @@
+"""One contender in a process of its own, so that peaks of memory and allocators do not mix.
+
+python -m dapo_rl.lab.bench.worker RESULT < JOB
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.work import Job, Work
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """What the contender measured; its modules are imported here, so that each has only its own."""
+    if job.contender == "limit":
+        return measure_limit(job.work)
+    if job.contender == "trl":
+        from dapo_rl.lab.bench.trl import measure_trl
+
+        return asdict(measure_trl(job.work, job.variant))
+    if job.contender == "generate":
+        from dapo_rl.lab.bench.rollout import measure_generate
+
+        return asdict(measure_generate(job.work, job.variant))
+    if job.work.kind == "rollout":
+        from dapo_rl.lab.bench.rollout import measure_engine
+
+        return asdict(measure_engine(job.work, job.variant))
+    if job.work.kind == "update":
+        from dapo_rl.lab.bench.update import measure_update
+
+        return asdict(measure_update(job.work))
+    from dapo_rl.lab.bench.step import measure_step
+
+    return asdict(measure_step(job.work))
+
+
+def measure_limit(work: Work) -> dict[str, Any]:
+    """The machine's rates, and what `auto` means on it."""
+    import torch
+
+    from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate, pick_dtype
+    from dapo_rl.lab.bench.shapes import check_model
+    from dapo_rl.models.load import pick_device
+
+    check_model(work.model)
+    device = pick_device(work.device)
+    dtype = pick_dtype(work.dtype, device)
+    return {
+        "device": device.type,
+        "dtype": dtype,
+        "machine": describe_machine(device),
+        "bandwidth_bytes_per_s": bandwidth(device),
+        "matmul_flops_per_s": matmul_rate(device, getattr(torch, dtype)),
+    }
+
+
+def main() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    job = Job.from_json(sys.stdin.read())
+    try:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        result = run_job(job)
+    except UserError as error:
+        result = {"error": str(error), "mistake": True}
+    except Exception as error:
+        traceback.print_exc()
+        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+    Path(sys.argv[1]).write_text(json.dumps(result))
+    # Libraries leave threads and engines behind that would keep the process from ending.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
