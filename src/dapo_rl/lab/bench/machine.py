@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +67,15 @@ def synchronize(device: torch.device) -> None:
 
 
 def _cpu_name() -> str:
-    return _cpu_field("model name") or platform.processor() or platform.machine()
+    """/proc does not name an Arm processor, lscpu does."""
+    if name := _cpu_field("model name"):
+        return name
+    try:
+        listed = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        listed = []
+    names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _cpu_field(*names: str) -> str:

@@ -93,7 +93,8 @@ def _open(work: Work) -> tuple[Any, Any, Callable[[int], list[tuple[int, ...]]],
 
 
 def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
-    return build_engine(work.engine, model, tokenizer, work.config().sampling, getattr(torch, work.dtype))
+    dtype = getattr(torch, work.dtype)
+    return build_engine(work.engine, model, tokenizer, work.config().sampling, dtype, work.longest)
 
 
 def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
@@ -113,6 +114,6 @@ def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
         dtype,
         gpu_memory_utilization=0.85,
         seeded=False,
-        max_model_len=2 * work.prompt_tokens + 16 + work.tokens,
+        max_model_len=work.longest,
         **options,
     )

@@ -93,8 +93,7 @@ def _arguments(work: Work, how: Variant) -> dict[str, Any]:
         "disable_tqdm": True,
     }
     if how.vllm:
-        longest = 2 * work.prompt_tokens + 16 + work.tokens
-        arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}
+        arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": work.longest}
     if how.continuous:
         # The engine of continuous batching knows no least length: without a stop token nothing ends early.
         arguments |= {"use_transformers_continuous_batching": True, "generation_kwargs": {"eos_token_id": -1}}

@@ -40,6 +40,15 @@ class Work:
         return self.samples * self.tokens
 
     @property
+    def longest_prompt(self) -> int:
+        """Some tokenizers give a random text a few tokens more than were wanted."""
+        return 2 * self.prompt_tokens + 16
+
+    @property
+    def longest(self) -> int:
+        return self.longest_prompt + self.tokens
+
+    @property
     def rounds(self) -> int:
         return self.warmup + self.repeats
 
@@ -53,7 +62,7 @@ class Work:
             "engine": self.engine,
             "model.device": self.device,
             "model.dtype": self.dtype if self.dtype != "auto" else "float32",
-            "data.max_prompt_tokens": 2 * self.prompt_tokens + 16,
+            "data.max_prompt_tokens": self.longest_prompt,
             "sampling.prompts_per_step": self.prompts,
             "sampling.group_size": max(self.group, 2),
             "sampling.max_new_tokens": self.tokens,
