@@ -68,7 +68,7 @@ class VLLMEngine:
         for index in range(request.count):
             self._submitted += 1
             name = f"{self._submitted}:{request.id}:{index}"
-            prompt = {"prompt_token_ids": list(request.prompt_ids)}
+            prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
             self._engine.add_request(name, prompt, self._params(request, index))
             self._running[name] = (request, index, self.version)
 
@@ -151,7 +151,7 @@ def _logprobs_mode(settings: SamplingSettings) -> str:
     """
     if settings.temperature == 1:
         return "raw_logprobs"
-    if settings.top_p < 1 or settings.top_k or getattr(settings, "min_p", 0):
+    if settings.top_p < 1 or settings.top_k or settings.min_p:
         raise UserError(
             "sampling.temperature: with top_p, top_k or min_p the vllm engine gives the trainer's log-probabilities "
             "only at temperature 1; use engine=native"
@@ -161,6 +161,8 @@ def _logprobs_mode(settings: SamplingSettings) -> str:
 
 def _import_vllm(in_process: bool) -> tuple[Any, Any, Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    # A forked engine would inherit torch's threads in whatever state they are.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     try:

@@ -23,7 +23,8 @@ from dapo_rl.rollout.engine import Engine, Request, SamplingParams
 
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
-    model, tokenizer, prompts, facts = _open(work)
+    # vLLM gets the GPU to itself: what it reads is written from the CPU.
+    model, tokenizer, prompts, facts = _open(work, "cpu" if work.engine == "vllm" else work.device)
     engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
     if work.engine == "vllm":
         del model
@@ -33,6 +34,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
+        min_p=sampling.min_p,
         ignore_eos=True,
     )
 
@@ -57,7 +59,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
 
 def measure_generate(work: Work, variant: str = "") -> Measurement:
     """Sampled tokens alone: `generate` gives no log-probabilities unless it keeps all logits."""
-    model, tokenizer, prompts, facts = _open(work)
+    model, tokenizer, prompts, facts = _open(work, work.device)
     device = pick_device(work.device)
     settings = dict(
         do_sample=True,
@@ -77,9 +79,7 @@ def measure_generate(work: Work, variant: str = "") -> Measurement:
     return measure(run, work, device, facts)
 
 
-def _open(work: Work) -> tuple[Any, Any, Callable[[int], list[tuple[int, ...]]], dict[str, Any]]:
-    # vLLM gets the GPU to itself: what it reads is written from the CPU.
-    device = "cpu" if work.engine == "vllm" else work.device
+def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[tuple[int, ...]]], dict[str, Any]]:
     model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
     model.requires_grad_(False)
     texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
