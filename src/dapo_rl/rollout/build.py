@@ -30,7 +30,7 @@ def build_engine(
     if name == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 
-        return VLLMEngine(model, tokenizer, settings, dtype)
+        return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None)
     close = difflib.get_close_matches(name, ENGINES, n=1)
     hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(ENGINES)}"
     raise UserError(f"engine: there is no engine {name!r}{hint}")

@@ -1,0 +1,166 @@
+"""The vLLM engine's bookkeeping, over a stand-in for vLLM that speaks its 0.24 interface."""
+
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import small_model, tokenizer
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.errors import UserError
+from dapo_rl.rollout.engine import Request, SamplingParams
+
+
+class StandInParams(SimpleNamespace):
+    pass
+
+
+@dataclass
+class StandInEngine:
+    """Gives every request the token 5, one a step, to its limit; a request with stop tokens ends with one of them."""
+
+    running: dict[str, list[Any]] = field(default_factory=dict)
+    loaded: list[str] = field(default_factory=list)
+    resets: int = 0
+
+    def add_request(self, request_id, prompt, params):
+        assert prompt["type"] == "token"
+        self.running[request_id] = [params, []]
+
+    def step(self):
+        done = []
+        for name, (params, tokens) in list(self.running.items()):
+            tokens.append(5)
+            if len(tokens) < params.max_tokens:
+                continue
+            if params.stop_token_ids:
+                tokens[-1] = params.stop_token_ids[0]
+            logprobs = SimpleNamespace(logprobs=[-0.5 - i for i in range(len(tokens))])
+            reason = "stop" if params.stop_token_ids else "length"
+            output = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason=reason)
+            done.append(SimpleNamespace(request_id=name, finished=True, outputs=[output]))
+            del self.running[name]
+        return done
+
+    def abort_request(self, request_ids):
+        for name in request_ids:
+            del self.running[name]
+
+    def apply_model(self, function):
+        function(SimpleNamespace(load_weights=lambda weights: self.loaded.extend(name for name, _ in weights)))
+
+    def reset_prefix_cache(self):
+        self.resets += 1
+
+    @property
+    def output_processor(self):
+        def state(name):
+            tokens = self.running[name][1]
+            return SimpleNamespace(detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens)))
+
+        return SimpleNamespace(
+            external_req_ids={name: [name] for name in self.running},
+            request_states={name: state(name) for name in self.running},
+        )
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    made = {}
+
+    def llm(**arguments):
+        made.update(arguments)
+        return SimpleNamespace(llm_engine=StandInEngine())
+
+    vllm, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    vllm.LLM, vllm.SamplingParams = llm, StandInParams
+    params.RequestOutputKind = SimpleNamespace(FINAL_ONLY=2)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_WORKER_MULTIPROCESSING_METHOD"):
+        monkeypatch.setenv(name, "")
+
+    def build(settings=None, **options):
+        from dapo_rl.rollout.vllm import VLLMEngine
+
+        settings = settings or SamplingSettings(max_batch=7)
+        return VLLMEngine(small_model(), tokenizer(), settings, torch.bfloat16, **options), made
+
+    return build
+
+
+def request(name, count=2, tokens=3, **params):
+    return Request(name, (4, 5, 6), count, SamplingParams(max_new_tokens=tokens, **params), seed=1)
+
+
+def drain(engine):
+    done = []
+    while engine.pending:
+        done += engine.poll()
+    return done
+
+
+def test_samples_come_back_by_request_and_index_with_their_log_probabilities(engine):
+    ours, arguments = engine()
+    assert arguments["dtype"] == "bfloat16"
+    assert arguments["max_num_seqs"] == 7
+    ours.submit(request("a", tokens=3, ignore_eos=True))
+    ours.submit(request("b", count=1, tokens=2))
+    assert ours.pending == 3
+    done = {(c.request_id, c.index): c.sample for c in drain(ours)}
+    assert set(done) == {("a", 0), ("a", 1), ("b", 0)}
+    assert done["a", 0].token_ids == (5, 5, 5)
+    assert done["a", 0].logps == (-0.5, -1.5, -2.5)
+    assert done["a", 0].finish_reason == "length"
+    stopped = done["b", 0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.token_ids == (5, tokenizer().eos_token_id)
+    assert stopped.text == tokenizer().decode([5])
+    assert ours.poll() == []
+
+
+def test_every_sample_has_a_seed_of_its_own_unless_told_otherwise(engine):
+    for seeded in (True, False):
+        ours, _ = engine(seeded=seeded)
+        ours.submit(request("a", count=3))
+        seeds = {params.seed for params, _ in ours._engine.running.values()}
+        assert len(seeds) == (3 if seeded else 1)
+        assert (None in seeds) is not seeded
+
+
+def test_cancelling_frees_the_request_and_counts_what_is_lost(engine):
+    ours, _ = engine()
+    ours.submit(request("long", count=2, tokens=9))
+    ours.submit(request("short", count=1, tokens=2))
+    assert [c.request_id for c in ours.poll()] == ["short"]
+    assert ours.cancel("long") == 4
+    assert ours.pending == 0
+    assert ours.cancel("long") == 0
+
+
+def test_new_weights_reach_the_model_and_forget_cached_prefixes(engine):
+    ours, _ = engine()
+    ours.submit(request("a", count=1))
+    ours.load_weights(3, {"model.norm.weight": torch.ones(1)})
+    assert ours._engine.loaded == ["model.norm.weight"]
+    assert ours._engine.resets == 1
+    assert drain(ours)[0].sample.versions == (0, 3)
+    assert ours.state() == {"version": 3}
+
+
+def test_log_probabilities_are_those_that_the_trainer_recomputes(engine):
+    assert engine(SamplingSettings(top_p=0.9))[1]["logprobs_mode"] == "raw_logprobs"
+    assert engine(SamplingSettings(temperature=0.7))[1]["logprobs_mode"] == "processed_logprobs"
+    with pytest.raises(UserError, match="only at temperature 1"):
+        engine(SamplingSettings(temperature=0.7, top_p=0.9))
+
+
+def test_without_vllm_it_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    from dapo_rl.rollout.vllm import VLLMEngine
+
+    with pytest.raises(UserError, match="pip install vllm"):
+        VLLMEngine(small_model(), tokenizer(), SamplingSettings(), torch.float32)
