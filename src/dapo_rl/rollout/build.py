@@ -19,14 +19,14 @@ ENGINES = ("native", "hf", "vllm")
 def build_engine(
     name: str, model: Any, tokenizer: Any, settings: SamplingSettings, dtype: torch.dtype, longest: int = 0
 ) -> Engine:
-    """Samples from `model` in `dtype`; `hf` samples from the module as it is. `longest` is the longest context to come."""
+    """Samples from `model`, computing in `dtype`. `longest` is the longest context to come."""
     if name == "native":
         memory = None if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
         return NativeEngine(
             model, tokenizer, dtype=dtype, max_batch=settings.max_batch, kv_memory_bytes=memory, longest=longest
         )
     if name == "hf":
-        return HFEngine(model, tokenizer, settings.max_batch)
+        return HFEngine(model, tokenizer, settings.max_batch, dtype)
     if name == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 

@@ -21,9 +21,10 @@ from dapo_rl.types import FinishReason, Sample
 class HFEngine:
     """Samples whole requests, up to `max_batch` sequences in one call of `generate`."""
 
-    def __init__(self, model: Any, tokenizer: Any, max_batch: int) -> None:
+    def __init__(self, model: Any, tokenizer: Any, max_batch: int, dtype: torch.dtype = torch.float32) -> None:
         self.version = 0
         self._model, self._tokenizer, self._max_batch = model, tokenizer, max_batch
+        self._dtype = dtype
         self._queue: deque[Request] = deque()
         self._stop_ids = stop_token_ids(model, tokenizer)
 
@@ -89,18 +90,19 @@ class HFEngine:
         # sampling settings (a repetition penalty, for one): those would change the policy, so none of them is left.
         theirs, self._model.generation_config = self._model.generation_config, GenerationConfig()
         try:
-            output = self._model.generate(
-                input_ids,
-                attention_mask=mask.long(),
-                generation_config=GenerationConfig(
-                    max_new_tokens=params.max_new_tokens,
-                    do_sample=False,
-                    eos_token_id=sorted(stop_ids) or None,
-                    pad_token_id=pad_id(self._tokenizer),
-                ),
-                logits_processor=LogitsProcessorList([drawing]),
-                stopping_criteria=StoppingCriteriaList([stopping] if params.stop else []),
-            )
+            with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
+                output = self._model.generate(
+                    input_ids,
+                    attention_mask=mask.long(),
+                    generation_config=GenerationConfig(
+                        max_new_tokens=params.max_new_tokens,
+                        do_sample=False,
+                        eos_token_id=sorted(stop_ids) or None,
+                        pad_token_id=pad_id(self._tokenizer),
+                    ),
+                    logits_processor=LogitsProcessorList([drawing]),
+                    stopping_criteria=StoppingCriteriaList([stopping] if params.stop else []),
+                )
         finally:
             self._model.generation_config = theirs
         tokens = output[:, input_ids.shape[1] :].tolist()

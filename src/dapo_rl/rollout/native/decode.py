@@ -20,7 +20,8 @@ def next_logits(model: Any, ids_T: Tensor, positions_T: Tensor, attend: Attend, 
         output = model(
             input_ids=ids_T[None], position_ids=positions_T[None].long(), use_cache=False, logits_to_keep=keep
         )
-    return output.logits[0]
+    logits: Tensor = output.logits[0]
+    return logits
 
 
 def eager_step(model: Any, cache: KVCache, state: SlotState, rows: int, truncates: bool, is_stop_V: Tensor) -> None:

@@ -10,6 +10,7 @@ import copy
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,16 @@ from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Completion, Request
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
+from dapo_rl.rollout.native.fuse import fuse
+from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention
 from dapo_rl.rollout.native.probe import probe
 from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.types import FinishReason
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Prompt tokens that are computed in one pass."""
-STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
-"""Tokens between two looks at what has finished. On a GPU a look waits for the device."""
+STEPS_PER_LOOK = 8
+"""On a GPU, tokens between two looks at what has finished: a look waits for the device."""
 CAPACITY_STEP = {"cpu": 64, "cuda": 256}
 
 
@@ -75,14 +78,17 @@ class NativeEngine:
         self._tokenizer, self._max_batch = tokenizer, max_batch
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._device = next(model.parameters()).device
-        self._model, self._is_copy = _in_dtype(model, dtype)
-        self._dtype = dtype
-        self._layers, vocabulary = probe(self._model, longest, CachedAttention)
+        self._on_gpu = self._device.type == "cuda"
+        self._model, self._dtype = _own(model, dtype), dtype
+        self._layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
+        self._fused: AbstractContextManager[Any] = fuse(self._model) if self._on_gpu else nullcontext()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
         self._kv_memory = kv_memory_bytes or _free_memory(self._device) // 3
+        self._slots = 0
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
-        self._state = SlotState.empty(1, 0, self._device)
+        self._state = SlotState.empty(0, 0, self._device)
+        self._graphs: GraphedSteps | None = None
         self._queue: deque[Request] = deque()
         self._started: _Started | None = None
         self._rows: list[_Row] = []
@@ -189,7 +195,7 @@ class NativeEngine:
     def _take_slots(self, request: Request, start: int) -> list[_Row]:
         """As many of the request's samples as there are slots, from an index on."""
         taken = {row.slot for row in self._rows}
-        free = [slot for slot in range(self._cache.slots) if slot not in taken][: request.count - start]
+        free = [slot for slot in range(self._slots) if slot not in taken][: request.count - start]
         rows = [_Row(request, start + i, slot, self.version) for i, slot in enumerate(free)]
         self._rows += rows
         return rows
@@ -221,7 +227,8 @@ class NativeEngine:
             return packed(layer, q_THD, k_TKD, v_TKD, scale)
 
         ends = torch.tensor(starts[1:], device=self._device) - 1
-        logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
+        with self._fused:
+            logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
         if waits:
             self._started = _Started(last_request, len(last_rows), keys, values, logits[-1])
         return logits
@@ -249,8 +256,12 @@ class NativeEngine:
 
     def _step(self) -> None:
         truncates = any(row.request.params.truncates for row in self._rows)
-        self._close_gaps()
-        eager_step(self._model, self._cache, self._state, len(self._rows), truncates, self._is_stop_V)
+        if self._graphs is None:
+            self._close_gaps()
+            eager_step(self._model, self._cache, self._state, len(self._rows), truncates, self._is_stop_V)
+        else:
+            with self._fused:
+                self._graphs.run([row.slot for row in self._rows], STEPS_PER_LOOK, truncates)
 
     def _close_gaps(self) -> None:
         """The last rows move into slots that are free, so that the rows are the first slots."""
@@ -271,7 +282,9 @@ class NativeEngine:
         done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
         lengths = {row.slot: length for row, length in zip(self._rows, generated, strict=True)}
         finished = [row for row, is_done in zip(self._rows, done, strict=True) if is_done]
-        finished += [row for row, is_done in zip(self._rows, done, strict=True) if row.request.params.stop and not is_done]
+        finished += [
+            row for row, is_done in zip(self._rows, done, strict=True) if row.request.params.stop and not is_done
+        ]
         if not finished:
             return []
         width = max(lengths[row.slot] for row in finished)
@@ -324,9 +337,8 @@ class NativeEngine:
         return -(-(len(request.prompt_ids) + request.params.max_new_tokens) // step) * step
 
     def _slots_at(self, capacity: int) -> int:
-        """Sequences that the memory holds; one more slot is for rows that only fill up a batch."""
-        extra = 1 if self._device.type == "cuda" else 0
-        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - extra)
+        """Sequences that the memory holds, beside one slot on a GPU for rows that only fill up a batch."""
+        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - self._on_gpu)
 
     def _make_room(self, request: Request) -> bool:
         """Whether the cache has, or now gets, the capacity that a request needs."""
@@ -338,23 +350,26 @@ class NativeEngine:
         if len(self._rows) > slots:
             return False
         self._close_gaps()
-        cache = KVCache(self._layers, slots, capacity, self._dtype, self._device)
-        state = SlotState.empty(slots + 1, longest, self._device)
         held = len(self._rows)
+        cache = KVCache(self._layers, slots + self._on_gpu, capacity, self._dtype, self._device)
         cache.take_over(self._cache, held)
+        state = SlotState.empty(slots + self._on_gpu, longest, self._device)
         state.take_over(self._state, held)
-        self._cache, self._state = cache, state
+        self._slots, self._cache, self._state = slots, cache, state
+        if self._on_gpu:
+            self._graphs = GraphedSteps(self._model, cache, state, self._is_stop_V, spare_slot=slots)
         return True
 
 
-def _in_dtype(model: Any, dtype: torch.dtype) -> tuple[Any, bool]:
-    """The model itself where its weights are of the type, else a copy. Buffers (rotary frequencies) stay as they are."""
-    if next(model.parameters()).dtype == dtype:
-        return model, False
+def _own(model: Any, dtype: torch.dtype) -> Any:
+    """The model itself where it can sample as it is, else a copy. Buffers (rotary frequencies) keep their type."""
+    parameter = next(model.parameters())
+    if parameter.dtype == dtype and not parameter.is_cuda:
+        return model
     own = copy.deepcopy(model).requires_grad_(False).eval()
     for parameter in own.parameters():
         parameter.data = parameter.data.to(dtype)
-    return own, True
+    return own
 
 
 def _free_memory(device: torch.device) -> int:
@@ -364,4 +379,4 @@ def _free_memory(device: torch.device) -> int:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2

@@ -78,7 +78,7 @@ class SlotState:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
 
     def advance(self, slots: Tensor, tokens_B: Tensor, logps_B: Tensor, is_stop_V: Tensor, cached: int) -> None:
-        """Writes the drawn tokens down, `cached` tokens more being in the cache; a slot that is done changes no more."""
+        """Writes the drawn tokens down; `cached` more are in the cache. A slot that is done changes no more."""
         active = ~self.done[slots]
         slots, tokens_B, logps_B = slots[active], tokens_B[active], logps_B[active]
         written = self.generated[slots].long()

@@ -1,0 +1,97 @@
+"""Decoding on a GPU: one CUDA graph for a batch size holds the model, the draw and the bookkeeping of a token.
+
+A graph is captured when its batch size first comes up. Between two looks the host only replays: what a row has
+written, and whether it is done, stays on the device. Lengths need no graphs of their own, because the attention
+kernel reads each row's length itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.rollout.draw import draw_tokens, uniforms
+from dapo_rl.rollout.native.cache import KVCache
+from dapo_rl.rollout.native.decode import next_logits
+from dapo_rl.rollout.native.state import SlotState
+
+
+def batch_bucket(rows: int) -> int:
+    """The batch size whose graph runs so many rows: a power of two, or one and a half of one."""
+    power = 1 << max(rows - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 32 and rows <= power * 3 // 4 else power
+
+
+class KernelAttention:
+    """Each row's new token looks at what its slot holds and at itself."""
+
+    def __init__(self, cache: KVCache, slots_B: Tensor, positions_B: Tensor) -> None:
+        from dapo_rl.rollout.native import kernels
+
+        self._kernels, self._cache, self._slots_B, self._positions_B = kernels, cache, slots_B, positions_B
+        multiprocessors = torch.cuda.get_device_properties(slots_B.device).multi_processor_count
+        heads = next(iter(cache.keys.values())).shape[1]
+        self._splits = kernels.splits_for(len(slots_B), heads, multiprocessors)
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        return self._kernels.decode_attention(
+            q_THD, k_TKD, v_TKD, keys, values, self._slots_B, self._positions_B, scale, self._splits
+        )
+
+
+class GraphedSteps:
+    """Steps over one cache and state; both are gone into the graphs, so new ones need new graphs."""
+
+    def __init__(self, model: Any, cache: KVCache, state: SlotState, is_stop_V: Tensor, spare_slot: int) -> None:
+        self._model, self._cache, self._state, self._is_stop_V = model, cache, state, is_stop_V
+        self._spare_slot = spare_slot
+        self._slots = torch.full((batch_bucket(cache.slots),), spare_slot, device=state.done.device)
+        self._rows: list[int] = []
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def run(self, slots: Sequence[int], steps: int, truncates: bool) -> None:
+        """So many tokens for every slot; one that is done stays as it is."""
+        bucket = batch_bucket(len(slots))
+        graph = self._graphs.get((bucket, truncates)) or self._capture(bucket, truncates)
+        padded = [*slots, *[self._spare_slot] * (bucket - len(slots))]
+        if padded != self._rows:
+            self._slots[:bucket].copy_(torch.tensor(padded))
+            self._rows = padded
+        for _ in range(steps):
+            graph.replay()
+
+    def _capture(self, bucket: int, truncates: bool) -> torch.cuda.CUDAGraph:
+        # Warming up runs for real: on the spare slot, which is always done.
+        self._slots.fill_(self._spare_slot)
+        self._rows = []
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._step(bucket, truncates)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._step(bucket, truncates)
+        self._graphs[bucket, truncates] = graph
+        return graph
+
+    def _step(self, bucket: int, truncates: bool) -> None:
+        from dapo_rl.rollout.native import kernels
+
+        state, slots_B = self._state, self._slots[:bucket]
+        positions_B = state.position[slots_B]
+        attend = KernelAttention(self._cache, slots_B, positions_B)
+        logits_BV = next_logits(self._model, state.last_token[slots_B], positions_B, attend, self._cache.capacity)
+        if truncates:
+            how = state.how(slots_B, truncates)
+            uniforms_B = uniforms(state.key[slots_B], state.generated[slots_B])
+            tokens_B, logps_B = draw_tokens(logits_BV, uniforms_B, how)
+            kernels.advance(tokens_B, logps_B, slots_B, state, self._is_stop_V, cached=1)
+        else:
+            kernels.draw_and_advance(logits_BV, slots_B, state, self._is_stop_V, cached=1)

@@ -1,0 +1,102 @@
+"""The native engine on a GPU, against transformers' generate and against itself."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from support import small_model, tokenizer
+
+from dapo_rl.models.forward import response_logps
+from dapo_rl.models.load import pad_id
+from dapo_rl.rollout.engine import Request, SamplingParams
+from dapo_rl.rollout.hf import HFEngine
+from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.types import TrainSample
+
+pytestmark = pytest.mark.gpu
+
+
+def sample(engine, requests):
+    for request in requests:
+        engine.submit(request)
+    samples = {}
+    while engine.pending:
+        samples |= {(c.request_id, c.index): c.sample for c in engine.poll()}
+    return samples
+
+
+def requests(count=6, **changes):
+    return [
+        Request(f"r{i}", tuple(range(5, 8 + i)), 4, SamplingParams(max_new_tokens=20 + i, **changes), seed=i)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model(head_dim=16).cuda()
+
+
+@pytest.mark.parametrize("max_batch", [256, 7, 1])
+def test_tokens_equal_generates(model, max_batch):
+    expected = sample(HFEngine(model, tokenizer(), 256), requests())
+    actual = sample(NativeEngine(model, tokenizer(), max_batch=max_batch), requests())
+    assert actual.keys() == expected.keys()
+    same = [actual[key].token_ids == expected[key].token_ids for key in expected]
+    assert sum(same) >= len(same) - 1  # a number on the boundary of two tokens may fall to either
+    for key in expected:
+        if actual[key].token_ids == expected[key].token_ids:
+            torch.testing.assert_close(
+                torch.tensor(actual[key].logps), torch.tensor(expected[key].logps), atol=1e-4, rtol=0
+            )
+            assert actual[key].finish_reason == expected[key].finish_reason
+
+
+@pytest.mark.parametrize(
+    "changes", [{"temperature": 0.0}, {"top_p": 0.8, "temperature": 0.7}, {"top_k": 5, "min_p": 0.1}]
+)
+def test_every_way_of_drawing_equals_generates(model, changes):
+    expected = sample(HFEngine(model, tokenizer(), 256), requests(**changes))
+    actual = sample(NativeEngine(model, tokenizer()), requests(**changes))
+    same = [actual[key].token_ids == expected[key].token_ids for key in expected]
+    assert sum(same) >= len(same) - 1
+
+
+def test_log_probabilities_in_bfloat16_are_near_the_trainers(model):
+    samples = sample(NativeEngine(model, tokenizer(), dtype=torch.bfloat16), requests())
+    rows = {r.id: r for r in requests()}
+    train = [
+        TrainSample(rows[rid].prompt_ids, s.token_ids, s.logps, 1.0, 0, True, True) for (rid, _), s in samples.items()
+    ]
+    with torch.no_grad():
+        stats = response_logps(model, train, 1.0, pad_id(tokenizer()))
+    ours = torch.cat([torch.tensor(t.old_logps) for t in train])
+    theirs = torch.cat([stats.logps[i, : len(t.response_ids)].cpu() for i, t in enumerate(train)])
+    assert (ours - theirs).abs().mean() < 0.05
+
+
+def test_new_weights_change_what_is_sampled_through_the_same_graphs(model):
+    engine = NativeEngine(model, tokenizer(), dtype=torch.bfloat16)
+    before = sample(engine, requests(temperature=0.0))
+    other = small_model(seed=1, head_dim=16).cuda()
+    engine.load_weights(1, dict(other.named_parameters()))
+    after = sample(engine, requests(temperature=0.0))
+    fresh = sample(NativeEngine(other, tokenizer(), dtype=torch.bfloat16), requests(temperature=0.0))
+    assert {k: s.token_ids for k, s in after.items()} == {k: s.token_ids for k, s in fresh.items()}
+    assert {k: s.token_ids for k, s in after.items()} != {k: s.token_ids for k, s in before.items()}
+
+
+def test_a_cancelled_request_leaves_the_others_alone(model):
+    engine = NativeEngine(model, tokenizer())
+    expected = sample(engine, requests())
+    for request in requests():
+        engine.submit(request)
+    samples = {(c.request_id, c.index): c.sample for c in engine.poll()}
+    engine.cancel("r3")
+    while engine.pending:
+        samples |= {(c.request_id, c.index): c.sample for c in engine.poll()}
+    for key, s in samples.items():
+        assert s.token_ids == expected[key].token_ids
+    assert {key[0] for key in samples} >= {"r0", "r1", "r2", "r4", "r5"}
