@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+import sys
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -173,8 +174,17 @@ def _run(
     name, works = _sweep(work, sweep)
     for each in works:
         _check(each)
-    with Console(stderr=True).status("") as status:
-        tell: Callable[[str], None] = status.update
+    # So that a contender's process does not outlive this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(stderr=True)
+    with console.status("") as status:
+
+        def tell(what: str, seconds: float | None) -> None:
+            if seconds is None:
+                status.update(f"measuring {what}")
+            else:  # a long comparison that is cut off leaves what it had
+                console.print(f"{what}: {seconds:.3f} s", highlight=False, markup=False)
+
         reports = bench(works, against, variant, timeout, tell)
     if as_json:
         result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]

@@ -22,7 +22,8 @@ from dapo_rl.lab.bench.work import Job, Work
 
 PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
 
-Tell = Callable[[str], None]
+Tell = Callable[[str, float | None], None]
+"""What is being measured; and when it is done, the seconds."""
 
 
 class ContenderError(RuntimeError):
@@ -36,7 +37,7 @@ def bench(
     _check_peer(works[0], against, variant)
     for work in works:
         work.config()
-    tell("measuring the machine")
+    tell("the machine", None)
     limit = _ours(Job("limit", works[0]), timeout)
     here = {"device": limit["device"], "dtype": limit["dtype"]}
     return [_report(replace(work, **here), limit, against, variant, timeout, tell) for work in works]
@@ -45,9 +46,11 @@ def bench(
 def _report(
     work: Work, limit: dict[str, Any], against: str | None, variant: str | None, timeout: float, tell: Tell
 ) -> dict[str, Any]:
-    tell(f"measuring {work.kind}{'' if work.kind == 'update' else f' with engine {work.engine}'}")
+    name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
+    tell(name, None)
     ours = _ours(Job("dapo", work), timeout)
     numbers = _numbers(work, ours)
+    tell(name, numbers["seconds"])
     size = Size(**ours["facts"].pop("size"))
     rates = Limit(limit["bandwidth_bytes_per_s"], limit["matmul_flops_per_s"])
     floor = floor_seconds(work, size, rates)
@@ -76,9 +79,10 @@ def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell
     their_work = replace(work, engine=name) if name in ("hf", "native", "vllm") else work
     tried = []
     for each in names:
-        tell(f"measuring {name}{f', {each}' if each else ''}")
+        tell(f"{name} {each}", None)
         result = _run(Job(name, their_work, each), timeout)
         numbers = {"error": result["error"]} if "error" in result else _numbers(their_work, result)
+        tell(f"{name} {each}", numbers.get("seconds"))
         tried.append({"variant": each, **numbers})
     finished = [numbers for numbers in tried if "seconds" in numbers]
     best = min(finished, key=lambda numbers: numbers["seconds"]) if finished else {}
@@ -99,8 +103,8 @@ def _numbers(work: Work, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
-    if work.engine == "vllm" or against == "vllm":
-        _need("vllm", "--against vllm" if against == "vllm" else "--engine vllm")
+    if work.engine == "vllm":
+        _need("vllm", "--engine vllm")
     if against is None:
         return
     if against not in PEERS[work.kind]:
@@ -108,8 +112,8 @@ def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
         raise UserError(f"--against: {against!r} does not do `bench {work.kind}`; peers of it: {there}")
     if against == work.engine:
         raise UserError(f"--against: {against} is the engine itself; name another with --engine")
-    if against == "trl":
-        _need("trl", "--against trl")
+    if against in ("trl", "vllm"):
+        _need(against, f"--against {against}")
     if variant is not None and variant not in all_variants(against):
         there = ", ".join(all_variants(against)) or "none"
         raise UserError(f"--peer-variant: {against} has no variant {variant!r}; there are: {there}")
