@@ -56,8 +56,8 @@ class Section(BaseModel):
 class ModelSettings(Section):
     name: str = "tiny"
     """A directory, a hub name, or `tiny`: the model inside the package."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """The type of the weights. In bfloat16 updates at small learning rates round away: train in float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What is computed in; trained weights are float32. `auto`: bfloat16 where the machine multiplies it natively."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
 
@@ -207,8 +207,14 @@ class TrainSettings(Section):
     """AdamW's moments."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps the moments in 2 bytes a weight instead of 8, with torchao."""
     token_budget: int | None = Field(None, ge=1)
-    """Tokens of a micro-batch at most, prompts and padding included; by default 16384, or the longest sample."""
+    """Tokens of a micro-batch at most, shared prompts counted once; by default 16384, or the longest sample."""
+    packed: bool = True
+    """Samples one after the other in a row, prompts of a group once; false: padded, as the model itself computes."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass: a quarter more time, a fraction of the memory."""
 
 
 class EvalSettings(Section):

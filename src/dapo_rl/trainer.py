@@ -15,7 +15,17 @@ from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
 from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import check_context, check_tokenizer, describe, load_model, make_savable, pad_id, save_model
+from dapo_rl.models.load import (
+    check_context,
+    check_tokenizer,
+    compute_dtype,
+    describe,
+    load_model,
+    make_savable,
+    pad_id,
+    save_model,
+    to_float32,
+)
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
@@ -62,7 +72,10 @@ class DAPOTrainer:
         self.run_dir = Path(run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
 
+        self._notes: list[str] = []
         self.model, self.tokenizer = _model_and_tokenizer(model, processing_class, config)
+        if converted := to_float32(self.model):
+            self._notes.append(converted)
         self._verifier = (
             build_verifier(config.reward) if reward_funcs is None else as_verifier(reward_funcs, config.reward)
         )
@@ -78,7 +91,7 @@ class DAPOTrainer:
         check_context(self.model, longest_prompt, config.sampling.max_new_tokens)
 
         self._stream = PromptStream(self._train_prompts.prompts, config.seed)
-        dtype = next(self.model.parameters()).dtype
+        dtype = compute_dtype(config.model, next(self.model.parameters()).device)
         longest = longest_prompt + config.sampling.max_new_tokens
         self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype, longest)
         self._sampler = Sampler(
@@ -101,7 +114,10 @@ class DAPOTrainer:
             keep=_group_filter(config.sampling.filter),
             on_progress=lambda done, total: self.display.phase("sampling", done, total),
         )
-        self._policy = build_policy(self.model, self.tokenizer, config)
+        self._policy = build_policy(self.model, self.tokenizer, config, longest)
+        if self._policy.note:
+            self._notes.append(self._policy.note)
+        self._description = describe(self.model, dtype)
         self._progress = loop.Progress()
         self._checkpoints = Checkpoints(self.run_dir / "checkpoints", config.checkpoint.keep)
 
@@ -122,10 +138,12 @@ class DAPOTrainer:
             stop_requested=lambda: self.stop_requested(),
         )
         with self.display:
-            self.display.start(self.config.train.steps, self.config, describe(self.model), self._progress.step)
+            self.display.start(self.config.train.steps, self.config, self._description, self._progress.step)
             for prompts in (self._train_prompts, self._eval_prompts):
                 if prompts is not None and (report := prompts.report()):
                     self.display.note(report)
+            for note in self._notes:
+                self.display.note(note)
             loop.train(run)
             finished = self._progress.step == self.config.train.steps
             if finished:
@@ -236,8 +254,8 @@ class DAPOTrainer:
         return summary
 
 
-def build_policy(model: Any, tokenizer: Any, config: Config) -> HFPolicy:
-    """The policy that a run trains, with its optimizer."""
+def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -> HFPolicy:
+    """The policy that a run trains, with its optimizer; `longest` is its longest sample, where that is known."""
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
@@ -246,6 +264,8 @@ def build_policy(model: Any, tokenizer: Any, config: Config) -> HFPolicy:
         train=config.train,
         norm_length=config.norm_length,
         token_budget=config.token_budget,
+        longest=longest,
+        dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=copy.deepcopy(model).requires_grad_(False) if config.algo.kl_coef > 0 else None,
     )
 

@@ -231,3 +231,13 @@ def test_a_model_object_needs_its_tokenizer(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "b")
     assert trainer.train()["steps"] == 1
+
+
+def test_a_bfloat16_model_is_trained_in_float32(tmp_path, capsys):
+    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.bfloat16)
+    config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=1"])
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "run")
+    assert trainer.train()["steps"] == 1
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert "bfloat16 weights are trained in float32" in capsys.readouterr().out

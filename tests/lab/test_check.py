@@ -103,6 +103,8 @@ FLIPS = [
     ("train.lr_schedule", "cosine", {"Learning rate"}),
     ("train.warmup_steps", 0, {"Warm-up"}),
     ("train.weight_decay", 0.0, {"Optimizer"}),
+    ("train.optimizer", "adamw_8bit", {"Optimizer"}),
+    ("model.dtype", "float32", {"Precision"}),
     ("train.betas", [0.9, 0.95], {"Optimizer"}),
     ("train.max_grad_norm", 0.5, {"Optimizer"}),
     ("sampling.max_new_tokens", 32768, {"New tokens"}),

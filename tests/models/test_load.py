@@ -7,14 +7,24 @@ from transformers import AutoModelForCausalLM
 
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import TINY, check_context, describe, load_model, make_savable, save_model
+from dapo_rl.models import load
+from dapo_rl.models.load import (
+    TINY,
+    check_context,
+    compute_dtype,
+    describe,
+    load_model,
+    make_savable,
+    save_model,
+    to_float32,
+)
 
 
 def test_the_embedded_model_is_small_and_its_own():
     model, words = load_model(ModelSettings())
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
     assert (TINY / "model.safetensors").stat().st_size < 4_000_000
-    assert describe(model) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
+    assert describe(model, torch.float32) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
     ids = words("3+8-4+7=?\n").input_ids
     assert words.decode(ids, skip_special_tokens=True) == "3+8-4+7=?\n"
     assert len(ids) == len("3+8-4+7=?\n") + 1
@@ -69,3 +79,35 @@ def test_samples_must_fit_the_model():
     check_context(small_model(), 100, 28)
     with pytest.raises(UserError, match="29 after a prompt of 100 tokens, and the model is made for 128"):
         check_context(small_model(), 100, 29)
+
+
+def test_weights_are_float32_whatever_is_computed_in():
+    for dtype in ("auto", "float32", "bfloat16"):
+        model, _ = load_model(ModelSettings(dtype=dtype, device="cpu"))
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("flags : fma avx512f avx512_bf16 sse4_2\n", torch.bfloat16),
+        ("flags : amx_tile amx_bf16\n", torch.bfloat16),
+        ("Features : fp asimd sve bf16 i8mm\n", torch.bfloat16),
+        ("Features : fp asimd svebf16x\n", torch.float32),
+        (None, torch.float32),
+    ],
+)
+def test_auto_is_bfloat16_where_the_cores_multiply_it(words, expected, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(words or "")
+    monkeypatch.setattr(load, "CPU_FEATURES", tmp_path / ("cpuinfo" if words else "missing"))
+    assert compute_dtype(ModelSettings(), torch.device("cpu")) == expected
+    assert compute_dtype(ModelSettings(dtype="float32"), torch.device("cpu")) == torch.float32
+    assert compute_dtype(ModelSettings(dtype="bfloat16"), torch.device("cpu")) == torch.bfloat16
+
+
+def test_narrow_weights_become_float32_and_it_is_said():
+    model = small_model()
+    assert to_float32(model) is None
+    model.bfloat16()
+    assert "bfloat16 weights are trained in float32" in to_float32(model)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}

@@ -35,7 +35,13 @@ _current_reach = 0
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, scaling: float | None = None, **more: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls at every layer: `[1, heads, T, D]` in, `[1, T, heads, D]` out."""
     for name in ("softcap", "s_aux", "position_bias"):
@@ -49,7 +55,8 @@ def _attention(
     if _current is None:
         raise RuntimeError("the attention of dapo_rl.models.attention, called outside attending()")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    # Under autocast values come out of a product, while queries and keys are turned in float32.
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return _current(module.layer_idx, q, k, v, scale)[None], None
 
 

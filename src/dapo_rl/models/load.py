@@ -15,10 +15,11 @@ from dapo_rl.errors import UserError
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
+CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
-    """The model, on its device and in its dtype, and the tokenizer."""
+    """The model, on its device and in float32, and the tokenizer."""
     name = settings.name
     path: str | Path = TINY if name == "tiny" else Path(name).expanduser()
     if name != "tiny" and not Path(path).exists():
@@ -28,13 +29,23 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     device = pick_device(settings.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, settings.dtype))
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     except Exception as error:  # a missing file, a damaged one, an unknown architecture: each has its own class
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.name: {name} cannot be loaded: {reason}") from None
     check_tokenizer(tokenizer, name)
     make_savable(model)
     return model.to(device), tokenizer
+
+
+def to_float32(model: Any) -> str | None:
+    """Makes trained weights float32, in place, and says so: in a narrower type, small updates round away."""
+    narrow = {p.dtype for p in model.parameters()} & {torch.bfloat16, torch.float16}
+    if not narrow:
+        return None
+    model.float()
+    names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
+    return f"the model's {names} weights are trained in float32; model.dtype says what is computed in"
 
 
 def make_savable(model: Any) -> None:
@@ -86,11 +97,31 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def describe(model: Any) -> str:
+def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+    """What is computed in; the weights that are trained are float32 whatever this is."""
+    if settings.dtype == "auto":
+        return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
+    dtype = getattr(torch, settings.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware does, rather than a detour over float32, which costs more than it saves."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        words = set(CPU_FEATURES.read_text().split())
+    except OSError:
+        return False
+    return device.type == "cpu" and not words.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
+
+
+def describe(model: Any, dtype: torch.dtype) -> str:
     """One line about a model for the display: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return f"{type(model).__name__}, {millions:,.1f} M parameters, {dtype} on {next(model.parameters()).device.type}"
+    device = next(model.parameters()).device.type
+    return f"{type(model).__name__}, {millions:,.1f} M parameters, {str(dtype).removeprefix('torch.')} on {device}"
 
 
 def _nearby(path: Path) -> str:

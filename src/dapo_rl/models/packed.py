@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -17,31 +21,25 @@ from torch.nn.attention.varlen import varlen_attn
 PADDING_SHARE = 0.25
 """Without a kernel for ragged sequences, those of like length are padded together, up to this share."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Sequences of like length as a rectangle, for attention alone."""
-
-    tokens_NL: Tensor
-    """Which of the T tokens stands where; padding repeats token 0, behind everything that may look at it."""
+_Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
 class Packed:
     """A row of tokens and which of them form sequences. `packed(layer, q, k, v, scale)` is causal attention in them."""
 
-    input_ids_T: Tensor
-    position_ids_T: Tensor
-    longest: int
-    written_out_E: Tensor | None
-    """Which of the T tokens each place of the sequences is; none where no token is shared."""
-    back_T: Tensor
-    """Where each of the T tokens stands (for a shared one, first stands) among the sequences' places."""
-    starts_N: Tensor
-    """Cumulative lengths, `[N + 1]`, int32."""
-    blocks: tuple[_Block, ...]
-    """The same sequences as rectangles, where `ragged` is not to be had."""
-    back_from_blocks_T: Tensor
+    def __init__(
+        self,
+        input_ids: Sequence[int],
+        positions: Sequence[_Indices],
+        sequences: Sequence[_Indices],
+        own: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        """`sequences`: which of the T tokens each is made of; `own`: how many of them, its last, no earlier one has."""
+        self.input_ids_T = torch.tensor(input_ids, device=device)
+        self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
+        self.longest = max(len(sequence) for sequence in sequences)
+        self._sequences, self._own, self._device = sequences, own, device
 
     @property
     def tokens(self) -> int:
@@ -49,31 +47,88 @@ class Packed:
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         if q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16) and q_THD.shape[-1] <= 256:
-            return self._ragged(q_THD, k_TKD, v_TKD, scale)
+            return self._in_ragged(q_THD, k_TKD, v_TKD, scale)
         return self._in_blocks(q_THD, k_TKD, v_TKD, scale)
 
-    def _ragged(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        q, k, v = (x if self.written_out_E is None else x[self.written_out_E] for x in (q_THD, k_TKD, v_TKD))
-        extra = {"enable_gqa": True} if _GQA_IS_ASKED_FOR else {}
+    def _in_ragged(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        """A sequence's own tokens ask, all its tokens answer: the kernel takes the queries to be its last ones."""
+        r = self._ragged
+        k, v = (x if r.written_out is None else _rows(x, r.written_out) for x in (k_TKD, v_TKD))
+        extra: dict[str, Any] = {"enable_gqa": True} if _GQA_IS_ASKED_FOR else {}
         out = varlen_attn(
-            q, k, v, self.starts_N, self.starts_N, self.longest, self.longest, scale=scale, window_size=(-1, 0), **extra
+            q_THD, k, v, r.starts_q, r.starts_k, r.longest_q, self.longest, scale=scale, window_size=(-1, 0), **extra
         )
         assert isinstance(out, Tensor)
-        return out if self.written_out_E is None else out[self.back_T]
+        return out
 
     def _in_blocks(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         outs = []
-        for block in self.blocks:
-            q, k, v = (x[block.tokens_NL].transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
-            # The query heads of one key-value head in turn: repeating keys and values would copy them.
-            repeats = q.shape[1] // k.shape[1]
-            parts = [
-                F.scaled_dot_product_attention(q[:, r::repeats], k, v, is_causal=True, scale=scale)
-                for r in range(repeats)
-            ]
-            out_NKRLD = torch.stack(parts, dim=2)
-            outs.append(out_NKRLD.flatten(1, 2).transpose(1, 2).flatten(0, 1))
-        return torch.cat(outs)[self.back_from_blocks_T]
+        for tokens_NL in self._blocks.tokens:
+            q, k, v = (_rows(x, tokens_NL).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+            grouped = q.shape[1] != k.shape[1]
+            if grouped and q.is_cuda:  # where no fused kernel takes grouped heads
+                k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+                grouped = False
+            out_NHLD = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+            outs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
+        return _rows(torch.cat(outs), self._blocks.back)
+
+    @cached_property
+    def _ragged(self) -> _Ragged:
+        asking = [(n, len(s)) for n, s in zip(self._own, self._sequences, strict=True) if n]
+        places = np.concatenate([s for n, s in zip(self._own, self._sequences, strict=True) if n])
+        starts_q, starts_k = (
+            torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=self._device)
+            for lengths in zip(*asking, strict=True)
+        )
+        return _Ragged(
+            written_out=None if len(places) == self.tokens else torch.from_numpy(places).to(self._device),
+            starts_q=starts_q,
+            starts_k=starts_k,
+            longest_q=max(self._own),
+        )
+
+    @cached_property
+    def _blocks(self) -> _Blocks:
+        tokens: list[_Indices] = []
+        real: list[npt.NDArray[np.bool_]] = []
+        for members in _like_lengths([len(sequence) for sequence in self._sequences]):
+            lengths = np.array([len(self._sequences[i]) for i in members])
+            is_real = np.arange(lengths.max()) < lengths[:, None]
+            rectangle = np.zeros(is_real.shape, dtype=np.int64)
+            rectangle[is_real] = np.concatenate([self._sequences[i] for i in members])
+            tokens.append(rectangle)
+            real.append(is_real)
+        everything, is_real = (np.concatenate([x.ravel() for x in xs]) for xs in (tokens, real))
+        places = np.flatnonzero(is_real)
+        back = np.empty(self.tokens, dtype=np.int64)
+        back[everything[places]] = places
+        return _Blocks(
+            tuple(torch.from_numpy(rectangle).to(self._device) for rectangle in tokens),
+            torch.from_numpy(back).to(self._device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ragged:
+    """Sequences for a kernel that takes them one after the other."""
+
+    written_out: Tensor | None
+    """Which of the T tokens each place of the sequences is; none where no token is shared."""
+    starts_q: Tensor
+    """Cumulative numbers of own tokens, from 0, int32."""
+    starts_k: Tensor
+    longest_q: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Sequences of like length as rectangles, for attention alone."""
+
+    tokens: tuple[Tensor, ...]
+    """`[N, L]` each: which of the T tokens stands where; padding is behind everything that may look at it."""
+    back: Tensor
+    """Where each of the T tokens stands among the rectangles' places; for a shared one, one of the places."""
 
 
 _GQA_IS_ASKED_FOR = "enable_gqa" in varlen_attn.__code__.co_varnames
@@ -87,59 +142,34 @@ def pack(
     Responses to the same prompt share its tokens: whatever the model computes for them it computes once.
     """
     input_ids: list[int] = []
-    positions: list[int] = []
-    written_out: list[list[int]] = []
-    predictors: list[int] = []
-    prompts: dict[tuple[int, ...], range] = {}
+    positions: list[_Indices] = []
+    written_out: list[_Indices] = []
+    own_tokens: list[int] = []
+    predictors: list[_Indices] = []
+    prompts: dict[tuple[int, ...], _Indices] = {}
     for prompt, response in sequences:
         key = tuple(prompt)
+        start = len(input_ids)
         place = prompts.get(key) if share_prompts else None
         if place is None:
-            place = range(len(input_ids), len(input_ids) + len(prompt))
-            prompts[key] = place
+            place = prompts[key] = np.arange(start, start + len(prompt))
             input_ids += prompt
-            positions += range(len(prompt))
+            positions.append(np.arange(len(prompt)))
         # The last response token predicts nothing that is asked for, so nothing is computed for it.
-        own = range(len(input_ids), len(input_ids) + max(len(response) - 1, 0))
+        own = np.arange(len(input_ids), len(input_ids) + max(len(response) - 1, 0))
         input_ids += response[:-1]
-        positions += range(len(prompt), len(prompt) + len(own))
-        written_out.append([*place, *own])
+        positions.append(np.arange(len(prompt), len(prompt) + len(own)))
+        written_out.append(np.concatenate([place, own]))
+        own_tokens.append(len(input_ids) - start)
         if response:
-            predictors += [place[-1], *own]
-    return _packed(input_ids, positions, written_out, device), torch.tensor(predictors, device=device)
+            predictors += [place[-1:], own]
+    flat = np.concatenate(predictors) if predictors else np.empty(0, dtype=np.int64)
+    return Packed(input_ids, positions, written_out, own_tokens, device), torch.from_numpy(flat).to(device)
 
 
-def _packed(ids: list[int], positions: list[int], sequences: list[list[int]], device: torch.device) -> Packed:
-    flat = torch.tensor([token for sequence in sequences for token in sequence])
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    starts = F.pad(lengths.cumsum(0), (1, 0))
-    back = _first_places(flat, len(ids))
-    blocks: list[_Block] = []
-    places: list[Tensor] = []
-    for members in _like_lengths([len(sequence) for sequence in sequences]):
-        width = max(len(sequences[i]) for i in members)
-        rectangle = torch.zeros(len(members), width, dtype=torch.long)
-        for row, i in enumerate(members):
-            rectangle[row, : len(sequences[i])] = torch.tensor(sequences[i])
-        blocks.append(_Block(rectangle.to(device)))
-        real = torch.arange(width) < torch.tensor([len(sequences[i]) for i in members])[:, None]
-        places.append(torch.where(real, rectangle, -1).flatten())
-    return Packed(
-        input_ids_T=torch.tensor(ids, device=device),
-        position_ids_T=torch.tensor(positions, device=device),
-        longest=int(lengths.max()),
-        written_out_E=None if len(flat) == len(ids) else flat.to(device),
-        back_T=back.to(device),
-        starts_N=starts.to(device, torch.int32),
-        blocks=tuple(blocks),
-        back_from_blocks_T=_first_places(torch.cat(places), len(ids)).to(device),
-    )
-
-
-def _first_places(tokens: Tensor, count: int) -> Tensor:
-    """For each of `count` tokens, the first place at which it stands; −1 in `tokens` is nobody."""
-    places = torch.full((count + 1,), len(tokens))
-    return places.scatter_reduce_(0, tokens % (count + 1), torch.arange(len(tokens)), "amin")[:count]
+def _rows(x_TKD: Tensor, places: Tensor) -> Tensor:
+    """`x[places]`, by the one way of indexing whose backward pass is fast: a token's places are added up in one go."""
+    return torch.embedding(x_TKD.flatten(1), places).view(*places.shape, *x_TKD.shape[1:])
 
 
 def _like_lengths(lengths: Sequence[int]) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from dapo_rl.algo import aggregate, dapo_policy_loss, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError
-from dapo_rl.models.forward import response_logps
+from dapo_rl.models.responses import Responses
+from dapo_rl.train.micro_batches import packed_batches, padded_batches
+from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.types import TrainSample
 
 
 class HFPolicy:
-    """A Hugging Face causal LM that is trained in this process."""
+    """A Hugging Face causal LM that is trained in this process: float32 weights, computed with in `dtype`."""
 
     def __init__(
         self,
@@ -31,24 +33,25 @@ class HFPolicy:
         train: TrainSettings,
         norm_length: int,
         token_budget: int,
+        longest: int = 0,
+        dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
     ) -> None:
+        """`longest` is the longest sample to come, where it is known."""
         self.model = model
-        self._pad_id, self._temperature, self._algo, self._train = pad_id, temperature, algo, train
+        self._algo, self._train = algo, train
         self._norm_length, self._token_budget = norm_length, token_budget
-        self._reference = reference
         # Dropout would make the policy of the update another one than the policy that sampled.
         model.eval()
-        decayed = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-        others = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": train.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=train.lr,
-            betas=train.betas,
-        )
+        how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
+        self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
+        self._reference = reference and Responses(reference, packed=self._responses.packed, **how)
+        self._optimizer = build_optimizer(model, train)
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know about how this model is trained."""
+        return self._responses.note
 
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
@@ -58,9 +61,10 @@ class HFPolicy:
         """Each response token's log-probability under the policy as it is now."""
         result: dict[int, list[float]] = {}
         for indices in self._micro_batches(samples):
-            stats = response_logps(self.model, [samples[i] for i in indices], self._temperature, self._pad_id)
-            for row, i in enumerate(indices):
-                result[i] = stats.logps[row, : len(samples[i].response_ids)].tolist()
+            with self._responses.compute([samples[i] for i in indices]) as stats:
+                rows = stats.logps.tolist()
+            for row, i in zip(rows, indices, strict=True):
+                result[i] = row[: len(samples[i].response_ids)]
         return [result[i] for i in range(len(samples))]
 
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]:
@@ -68,16 +72,18 @@ class HFPolicy:
         counts = _Counts.of(mini_batch, self._algo.aggregation)
         if counts.tokens == 0:
             return {}
+        trained = [sample for sample in mini_batch if sample.in_loss]
         self._optimizer.zero_grad(set_to_none=True)
-        micro_batches = list(self._micro_batches(mini_batch))
-        totals: Counter[str] = Counter()
-        for indices in micro_batches:
-            totals.update(self._backward([mini_batch[i] for i in indices], counts, len(micro_batches)))
+        micro_batches = self._micro_batches(trained)
+        sums = [self._backward([trained[i] for i in batch], counts, len(micro_batches)) for batch in micro_batches]
+        # The one place that waits for the device.
+        totals = {name: float(torch.stack([s[name] for s in sums]).sum()) for name in sums[0]}
+        if not math.isfinite(totals["loss"]):
+            raise NonFiniteError(f"the loss is {totals['loss']}")
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer, lr)
         self._optimizer.step()
         return self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
 
@@ -87,14 +93,12 @@ class HFPolicy:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
 
-    def _backward(self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int) -> dict[str, float]:
+    def _backward(self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int) -> dict[str, Tensor]:
         """Adds one micro-batch's gradient; returns sums over its tokens."""
         algo = self._algo
-        stats = response_logps(self.model, samples, self._temperature, self._pad_id)
-        in_loss = torch.tensor([s.in_loss for s in samples], device=stats.mask.device)
-        mask = stats.mask & in_loss[:, None]
-        old_logps = _pad_floats([s.old_logps for s in samples]).to(mask.device)
-        advantages = torch.tensor([s.advantage for s in samples], device=mask.device)
+        device = next(self.model.parameters()).device
+        old_logps = _pad_floats([s.old_logps for s in samples]).to(device)
+        advantages = torch.tensor([s.advantage for s in samples], device=device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -103,39 +107,37 @@ class HFPolicy:
         how: dict[str, Any] = {
             "aggregation": algo.aggregation,
             "denominator": micro_batches if algo.aggregation == "micro-batch-token-mean" else counts.denominator,
-            "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=mask.device),
+            "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=device),
             "norm_length": self._norm_length,
         }
-
-        pg_loss = dapo_policy_loss(stats.logps, old_logps, advantages, mask, **bounds, **how)
-        loss = pg_loss
-        sums = {"pg_loss": pg_loss.item()}
-        if algo.kl_coef > 0:
-            with torch.no_grad():
-                ref_logps = response_logps(self._reference, samples, self._temperature, self._pad_id).logps
-            kl_loss = aggregate(kl_penalty(stats.logps, ref_logps, algo.kl_kind), mask, **how)
-            loss = pg_loss + algo.kl_coef * kl_loss
-            sums["kl_loss"] = kl_loss.item()
-        if not torch.isfinite(loss):
-            raise NonFiniteError(f"the loss is {loss.item()}")
-        loss.backward()
+        sums: dict[str, Tensor] = {}
+        if self._reference is not None and algo.kl_coef > 0:
+            with torch.no_grad(), self._reference.compute(samples) as reference:
+                ref_logps = reference.logps
+        with self._responses.compute(samples) as stats:
+            logps, mask = stats.logps, stats.mask
+            loss = sums["pg_loss"] = dapo_policy_loss(logps, old_logps, advantages, mask, **bounds, **how)
+            if algo.kl_coef > 0:
+                sums["kl_loss"] = aggregate(kl_penalty(logps, ref_logps, algo.kl_kind), mask, **how)
+                loss = loss + algo.kl_coef * sums["kl_loss"]
+            loss.backward()
 
         with torch.no_grad():
-            high, low, dual = clipped_tokens(stats.logps, old_logps, advantages, mask, **bounds)
-            probabilities = stats.logps.exp()
-            fresh = mask & torch.tensor([s.fresh for s in samples], device=mask.device)[:, None]
-            sums |= {
-                "entropy": stats.entropy[mask].sum().item(),
-                "prob": probabilities[mask].sum().item(),
-                "ppo_kl": (old_logps - stats.logps)[mask].sum().item(),
-                "mismatch_kl": kl_penalty(old_logps, stats.logps)[fresh].sum().item(),
-                "fresh": fresh.sum().item(),
-                "high": high.sum().item(),
-                "high_prob": probabilities[high].sum().item(),
-                "low": low.sum().item(),
-                "dual": dual.sum().item(),
+            high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
+            probabilities = logps.exp()
+            fresh = mask & torch.tensor([s.fresh for s in samples], device=device)[:, None]
+            return {name: value.detach() for name, value in sums.items()} | {
+                "loss": loss.detach(),
+                "entropy": _total(stats.entropy, mask),
+                "prob": _total(probabilities, mask),
+                "ppo_kl": _total(old_logps - logps, mask),
+                "mismatch_kl": _total(kl_penalty(old_logps, logps), fresh),
+                "fresh": fresh.sum(),
+                "high": high.sum(),
+                "high_prob": _total(probabilities, high),
+                "low": low.sum(),
+                "dual": dual.sum(),
             }
-        return sums
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:
@@ -157,21 +159,9 @@ class HFPolicy:
             metrics["actor/kl_loss"] = totals["kl_loss"]
         return metrics
 
-    def _micro_batches(self, samples: Sequence[TrainSample]) -> Iterator[list[int]]:
-        """Samples of like length together, as many as the token budget holds with their padding."""
-        order = sorted(range(len(samples)), key=lambda i: (len(samples[i].response_ids), len(samples[i].prompt_ids)))
-        batch: list[int] = []
-        prompt_width = response_width = 0
-        for i in order:
-            wider_prompt = max(prompt_width, len(samples[i].prompt_ids))
-            wider_response = max(response_width, len(samples[i].response_ids))
-            if batch and (len(batch) + 1) * (wider_prompt + wider_response) > self._token_budget:
-                yield batch
-                batch, wider_prompt, wider_response = [], len(samples[i].prompt_ids), len(samples[i].response_ids)
-            batch.append(i)
-            prompt_width, response_width = wider_prompt, wider_response
-        if batch:
-            yield batch
+    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+        split = packed_batches if self._responses.packed else padded_batches
+        return split(samples, self._token_budget)
 
 
 class _Counts:
@@ -197,3 +187,7 @@ class _Counts:
 def _pad_floats(rows: Sequence[Sequence[float]]) -> Tensor:
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+
+def _total(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum()

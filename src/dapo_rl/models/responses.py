@@ -1,0 +1,114 @@
+"""Log-probabilities of whole responses under a model: packed where the model allows it, padded where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.models.attention import UnsupportedAttentionError, attending
+from dapo_rl.models.forward import TokenStats, response_logps
+from dapo_rl.models.logprobs import token_logps
+from dapo_rl.models.packed import Packed, pack
+from dapo_rl.models.recompute import check_layers, recomputing
+from dapo_rl.types import TrainSample
+
+_TOLERANCE = 1e-2
+"""What float32 rounds differently, with room; another scale, cap or state changes log-probabilities by more."""
+
+
+class Responses:
+    """Computes responses at a temperature, in a type, on the module as it is."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        temperature: float,
+        pad_id: int,
+        dtype: torch.dtype = torch.float32,
+        packed: bool = True,
+        recompute: bool = False,
+        longest: int = 0,
+    ) -> None:
+        """`longest` is the longest sample to come: a model that cannot have it packed is found out now."""
+        if recompute:
+            check_layers(model)
+        self._model, self._temperature, self._pad_id, self._dtype = model, temperature, pad_id, dtype
+        self._recompute, self._longest = recompute, longest
+        self.note: str | None = None
+        """Why samples are padded although they were to be packed."""
+        if packed and (reason := why_not_packed(model, longest)):
+            self.note = f"{type(model).__name__} {reason}; samples are padded, which is slower and takes more memory"
+        self.packed = packed and self.note is None
+
+    @contextmanager
+    def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
+        """The samples' log-probabilities. The backward pass belongs inside: it may compute layers once more."""
+        device = next(self._model.parameters()).device
+        in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32)
+        with recomputing(self._model, self._recompute and torch.is_grad_enabled()):
+            if self.packed:
+                row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
+                with attending(self._model, row, max(self._longest, row.longest)):
+                    with in_dtype:
+                        stats = packed_logps(self._model, row, predictors, samples, self._temperature)
+                    yield stats
+            else:
+                with in_dtype:
+                    stats = response_logps(self._model, samples, self._temperature, self._pad_id)
+                yield stats
+
+
+def packed_logps(
+    model: Any, row: Packed, predictors: Tensor, samples: Sequence[TrainSample], temperature: float
+) -> TokenStats:
+    """What `response_logps` computes, for samples in a row; called where `row` is the model's attention."""
+    hidden_TH = model.base_model(
+        input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False
+    ).last_hidden_state[0]
+    targets = torch.tensor([token for sample in samples for token in sample.response_ids], device=hidden_TH.device)
+    head = model.get_output_embeddings()
+    logps, entropy = token_logps(
+        hidden_TH.index_select(0, predictors), head.weight, getattr(head, "bias", None), targets, temperature
+    )
+    return _in_rows(logps, entropy, [len(sample.response_ids) for sample in samples])
+
+
+def why_not_packed(model: Any, longest: int = 0) -> str | None:
+    """What keeps samples from being packed: found out on a few tokens, against the model's own computation."""
+    config = model.config.get_text_config()
+    if getattr(config, "final_logit_softcapping", None):  # which small logits would not show
+        return "caps its logits"
+    if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:  # which short samples would not show
+        return "attends in chunks"
+    ids = torch.randint(
+        len(model.get_input_embeddings().weight), (24,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
+    samples = [TrainSample(tuple(prompt), tuple(response), (), 0.0, 0) for prompt, response in split]
+    try:
+        with torch.no_grad():
+            plain = response_logps(model, samples, 1.0, pad_id=0)
+            row, predictors = pack(split, plain.logps.device)
+            with attending(model, row, max(longest, row.longest)):
+                packed = packed_logps(model, row, predictors, samples, 1.0)
+    except UnsupportedAttentionError as error:
+        return f"has {error}"
+    except Exception as error:  # an architecture may fail in any way that its code can
+        return f"does not run on packed samples ({type(error).__name__})"
+    difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
+    if not difference < _TOLERANCE:
+        return f"gives other probabilities for packed samples (log-probabilities differ by {difference:.2g})"
+    return None
+
+
+def _in_rows(logps_T: Tensor, entropy_T: Tensor, lengths: Sequence[int]) -> TokenStats:
+    """One row for each response: numbers for tokens are few, and rows are what the loss takes."""
+    lengths_B = torch.tensor(lengths, device=logps_T.device)
+    mask_BR = torch.arange(max(lengths), device=logps_T.device) < lengths_B[:, None]
+    empty_BR = torch.zeros(mask_BR.shape, device=logps_T.device)
+    return TokenStats(empty_BR.masked_scatter(mask_BR, logps_T), empty_BR.masked_scatter(mask_BR, entropy_T), mask_BR)

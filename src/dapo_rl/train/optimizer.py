@@ -1,0 +1,41 @@
+"""The optimizer that a setting names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.config import TrainSettings
+from dapo_rl.errors import UserError
+
+
+def build_optimizer(model: Any, settings: TrainSettings) -> torch.optim.Optimizer:
+    """AdamW over the weights that are trained; matrices decay, vectors do not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    if settings.optimizer == "adamw_8bit":
+        return _adamw_8bit(groups, settings)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # where the step is compiled, a number would be compiled into it
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def _adamw_8bit(groups: list[dict[str, Any]], settings: TrainSettings) -> torch.optim.Optimizer:
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError:
+        raise UserError("train.optimizer: adamw_8bit needs torchao: pip install torchao; or use adamw") from None
+    optimizer = AdamW8bit(groups, lr=settings.lr, betas=settings.betas)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer

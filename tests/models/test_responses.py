@@ -1,0 +1,198 @@
+"""Samples in a row: log-probabilities, entropies and gradients are those of the model's own padded computation."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import small_model
+
+from dapo_rl.errors import UserError
+from dapo_rl.models.packed import pack
+from dapo_rl.models.responses import Responses
+from dapo_rl.types import TrainSample
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "Gemma", "Phi", "Mistral"]
+
+
+def model_of(name, **changes):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**(SHAPE | changes))
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+
+
+def ragged_samples(seed, groups=3, group_size=3):
+    """Groups with a prompt in common, a prompt that two groups have, and responses of one token."""
+    rng = np.random.default_rng(seed)
+    prompts = [tuple(rng.integers(3, 97, rng.integers(1, 9)).tolist()) for _ in range(groups)]
+    lengths = rng.integers(1, 12, (groups, group_size)).tolist()
+    return [
+        TrainSample(prompts[g % 2 if g else 0], tuple(rng.integers(3, 97, n).tolist()), (), 0.0, g)
+        for g in range(groups)
+        for n in lengths[g]
+    ]
+
+
+def responses(model, **how):
+    return Responses(model, temperature=0.8, pad_id=0, **how)
+
+
+def gradients(model, samples, **how):
+    model.zero_grad()
+    with responses(model, **how).compute(samples) as stats:
+        factor = torch.randn(stats.mask.shape, generator=torch.Generator().manual_seed(1))
+        torch.where(stats.mask, stats.logps * factor, 0.0).sum().backward()
+    return stats, {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_equal_computations(ours, theirs, tolerance=1e-5):
+    (stats, gradient), (expected, expected_gradient) = ours, theirs
+    assert torch.equal(stats.mask, expected.mask)
+    for a, b in ((stats.logps, expected.logps), (stats.entropy, expected.entropy)):
+        torch.testing.assert_close(a[stats.mask], b[stats.mask], atol=tolerance, rtol=tolerance)
+    largest = max(g.abs().max() for g in expected_gradient.values())
+    for name, g in expected_gradient.items():
+        torch.testing.assert_close(gradient[name] / largest, g / largest, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_packed_chunked_and_shared_equals_padded_with_full_logits(name, seed):
+    model = model_of(name)
+    samples = ragged_samples(seed)
+    assert responses(model).note is None
+    assert_equal_computations(gradients(model, samples), gradients(model, samples, packed=False))
+
+
+@pytest.mark.parametrize("name", ["Llama", "Phi"])
+def test_a_model_with_heads_of_its_own_and_untied_embeddings(name):
+    model = model_of(name, num_key_value_heads=4, tie_word_embeddings=False)
+    samples = ragged_samples(0)
+    assert_equal_computations(gradients(model, samples), gradients(model, samples, packed=False))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_layers_computed_twice_give_the_same_gradients(packed):
+    model = model_of("Qwen3")
+    samples = ragged_samples(0)
+    calls = []
+    model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    once = gradients(model, samples, packed=packed)
+    assert sum(calls) == 1
+    again = gradients(model, samples, packed=packed, recompute=True)
+    assert sum(calls) == 3
+    assert_equal_computations(again, once, tolerance=1e-6)
+    assert not any(m.training for m in model.modules())
+    assert "forward" not in vars(model.model.layers[0])
+
+
+def test_layers_keep_their_inputs_alone():
+    model = model_of("Llama", num_hidden_layers=6)
+    samples = ragged_samples(0)
+
+    def kept(recompute):
+        sizes = []
+        with (
+            torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x),
+            responses(model, recompute=recompute).compute(samples),
+        ):
+            pass
+        return sum(sizes)
+
+    assert kept(True) < 0.3 * kept(False)
+
+
+def test_a_model_without_such_layers_is_refused():
+    with pytest.raises(UserError, match=r"train\.gradient_checkpointing: Linear has no layers"):
+        Responses(torch.nn.Linear(1, 1), temperature=1.0, pad_id=0, recompute=True)
+
+
+def test_autocast_is_close():
+    model = model_of("Llama", initializer_range=0.05)
+    samples = ragged_samples(0)
+    (stats, ours), (expected, theirs) = (gradients(model, samples, dtype=d) for d in (torch.bfloat16, torch.float32))
+    assert 1e-6 < (stats.logps - expected.logps).abs().max() < 0.02
+    for name, g in theirs.items():
+        assert ours[name].dtype == torch.float32
+        assert (ours[name] - g).norm() < 0.05 * g.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("Gemma2", {}, "caps its logits"),
+        ("Gemma2", {"final_logit_softcapping": None}, "has attention with softcap"),
+        ("Granite", {"logits_scaling": 4.0}, "gives other probabilities"),
+        ("Cohere", {"logit_scale": 0.25}, "gives other probabilities"),
+        ("Mistral", {"sliding_window": 16}, "has a sliding window of 16 tokens in a context of 20"),
+        ("Bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]}, ""),
+    ],
+)
+def test_a_model_that_cannot_be_packed_is_padded_and_says_so(name, changes, reason):
+    model = model_of(name, **changes)
+    samples = ragged_samples(0)
+    ours = responses(model, longest=20)
+    assert not ours.packed
+    assert ours.note.startswith(f"{name}ForCausalLM {reason}")
+    assert ours.note.endswith("samples are padded, which is slower and takes more memory")
+    assert_equal_computations(gradients(model, samples, longest=20), gradients(model, samples, packed=False))
+
+
+def test_a_window_that_no_sample_leaves_is_no_window():
+    model = model_of("Mistral", sliding_window=20)
+    assert responses(model, longest=20).packed
+
+
+def test_a_prompt_is_computed_once_for_its_group():
+    row, predictors = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,)), ((1,), ()), ((5, 6), (7, 8))], torch.device("cpu"))
+    assert row.input_ids_T.tolist() == [5, 6, 7, 8, 1, 5, 6, 7]
+    assert row.position_ids_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
+    assert predictors.tolist() == [2, 3, 2, 6, 7]
+    alone, _ = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,))], torch.device("cpu"), share_prompts=False)
+    assert alone.input_ids_T.tolist() == [5, 6, 7, 8, 5, 6, 7]
+
+
+def test_what_a_ragged_kernel_gets():
+    """Queries are each sequence's own tokens, keys all of its tokens: never a query without tokens."""
+    row, _ = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,)), ((5, 6, 7), (4, 4, 4))], torch.device("cpu"))
+    ragged = row._ragged
+    assert ragged.starts_q.tolist() == [0, 4, 6]
+    assert ragged.starts_k.tolist() == [0, 4, 9]
+    assert ragged.written_out.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert (ragged.longest_q, row.longest) == (4, 5)
+
+
+def test_rectangles_have_little_padding():
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 300, 60).tolist()
+    row, _ = pack([((1,), (1,) * n) for n in lengths], torch.device("cpu"), share_prompts=False)
+    blocks = row._blocks.tokens
+    assert sum(len(b) for b in blocks) == 60
+    assert sum(b.numel() for b in blocks) <= sum(lengths) / 0.75
+    assert len(blocks) < 10
+    assert all(a.shape[1] < b.shape[1] for a, b in pairwise(blocks))
+
+
+def test_the_module_is_as_it_was():
+    model = small_model()
+    before = model.config._attn_implementation
+    gradients(model, [TrainSample((5, 6), (7, 8), (), 0.0, 0)])
+    assert model.config._attn_implementation == before
