@@ -1,4 +1,4 @@
-"""The machine: its name, the precision it computes in, and what it moves and multiplies in a second."""
+"""The machine: its name, and what it moves and multiplies in a second."""
 
 from __future__ import annotations
 
@@ -7,23 +7,9 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-
-CPU_BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
-
-
-def pick_dtype(wanted: str, device: torch.device) -> str:
-    """`auto`: bfloat16 where the hardware multiplies it, float32 elsewhere."""
-    if wanted != "auto":
-        return wanted
-    return (
-        "bfloat16"
-        if device.type == "cuda" or CPU_BF16_FLAGS & set(_cpu_field("flags", "features").split())
-        else ("float32")
-    )
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -68,21 +54,12 @@ def synchronize(device: torch.device) -> None:
 
 def _cpu_name() -> str:
     """/proc does not name an Arm processor, lscpu does."""
-    if name := _cpu_field("model name"):
-        return name
-    try:
-        listed = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=10).stdout.splitlines()
-    except (OSError, subprocess.TimeoutExpired):
-        listed = []
-    names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cpu_field(*names: str) -> str:
-    """The first processor's; empty where there is no /proc."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    fields = (line.partition(":") for line in lines)
-    return next((value.strip() for name, _, value in fields if name.strip().lower() in names), "")
+    for command in (["cat", "/proc/cpuinfo"], ["lscpu"]):
+        try:
+            listed = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        fields = (line.partition(":") for line in listed.splitlines())
+        if name := next((value.strip() for field, _, value in fields if field.strip().lower() == "model name"), ""):
+            return name
+    return platform.processor() or platform.machine()

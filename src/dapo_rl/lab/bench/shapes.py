@@ -90,8 +90,8 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 def open_model(name: str, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, Any]:
     """A shape with random weights, or what `model.name` names, and its tokenizer."""
     if name not in SHAPES:
-        kind = str(dtype).removeprefix("torch.")
-        return load_model(ModelSettings(name=name, dtype=kind, device=device))  # type: ignore[arg-type]
+        model, tokenizer = load_model(ModelSettings(name=name, device=device))  # type: ignore[arg-type]
+        return model.to(dtype), tokenizer
     torch.manual_seed(seed)
     with torch.device(pick_device(device)):
         model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)

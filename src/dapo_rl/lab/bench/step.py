@@ -30,7 +30,7 @@ PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s
 
 def measure_step(work: Work) -> Measurement:
     config = work.config()
-    model, tokenizer = open_model(work.model, training_dtype(config), work.device, work.seed)
+    model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
     watch = _Watch(work, PeakMemory(pick_device(work.device)))
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
@@ -62,10 +62,6 @@ def measure_step(work: Work) -> Measurement:
 def alternating_rewards(completions: list[Any], **_: Any) -> list[float]:
     """Every group is half right: its advantages are never all zero."""
     return [float(i % 2) for i in range(len(completions))]
-
-
-def training_dtype(config: Config) -> torch.dtype:
-    return getattr(torch, config.model.dtype)  # type: ignore[no-any-return]
 
 
 class _EnoughError(Exception):

@@ -6,11 +6,12 @@ import random
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
+
 from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.step import training_dtype
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.load import pick_device
 from dapo_rl.trainer import build_policy
@@ -22,8 +23,8 @@ NOISE = 0.01
 
 def measure_update(work: Work) -> Measurement:
     config = work.config()
-    model, tokenizer = open_model(work.model, training_dtype(config), work.device, work.seed)
-    policy = build_policy(model, tokenizer, config)
+    model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
+    policy = build_policy(model, tokenizer, config, work.longest)
     samples = _samples(work, tokenizer, model)
     rng = random.Random(work.seed)
     known = policy.logprobs(samples)

@@ -22,7 +22,7 @@ class Work:
     tokens: int
     prompt_tokens: int
     dtype: str
-    """`float32` or `bfloat16`: what the matrices are multiplied in."""
+    """What is computed in; weights that are trained are float32."""
     engine: str
     device: str
     repeats: int
@@ -61,7 +61,7 @@ class Work:
             "seed": self.seed,
             "engine": self.engine,
             "model.device": self.device,
-            "model.dtype": self.dtype if self.dtype != "auto" else "float32",
+            "model.dtype": self.dtype,
             "data.max_prompt_tokens": self.longest_prompt,
             "sampling.prompts_per_step": self.prompts,
             "sampling.group_size": max(self.group, 2),

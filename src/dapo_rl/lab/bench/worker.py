@@ -44,21 +44,19 @@ def run_job(job: Job) -> dict[str, Any]:
 
 def measure_limit(work: Work) -> dict[str, Any]:
     """The machine's rates, and what `auto` means on it."""
-    import torch
-
-    from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate, pick_dtype
+    from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate
     from dapo_rl.lab.bench.shapes import check_model
-    from dapo_rl.models.load import pick_device
+    from dapo_rl.models.load import compute_dtype, pick_device
 
     check_model(work.model)
     device = pick_device(work.device)
-    dtype = pick_dtype(work.dtype, device)
+    dtype = compute_dtype(work.config().model, device)
     return {
         "device": device.type,
-        "dtype": dtype,
+        "dtype": str(dtype).removeprefix("torch."),
         "machine": describe_machine(device),
         "bandwidth_bytes_per_s": bandwidth(device),
-        "matmul_flops_per_s": matmul_rate(device, getattr(torch, dtype)),
+        "matmul_flops_per_s": matmul_rate(device, dtype),
     }
 
 
