@@ -13,6 +13,7 @@ from dapo_rl.models.attention import UnsupportedAttentionError, attending
 from dapo_rl.models.forward import TokenStats, response_logps
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.packed import Packed, pack
+from dapo_rl.models.products import quick_products
 from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.types import TrainSample
 
@@ -50,7 +51,8 @@ class Responses:
         """The samples' log-probabilities. The backward pass belongs inside: it may compute layers once more."""
         device = next(self._model.parameters()).device
         in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32)
-        with recomputing(self._model, self._recompute and torch.is_grad_enabled()):
+        recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
+        with quick_products(device, self._dtype), recompute:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
                 with attending(self._model, row, max(self._longest, row.longest)):
@@ -80,17 +82,16 @@ def packed_logps(
 
 def why_not_packed(model: Any, longest: int = 0) -> str | None:
     """What keeps samples from being packed: found out on a few tokens, against the model's own computation."""
-    config = model.config.get_text_config()
-    if getattr(config, "final_logit_softcapping", None):  # which small logits would not show
-        return "caps its logits"
-    if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:  # which short samples would not show
-        return "attends in chunks"
-    ids = torch.randint(
-        len(model.get_input_embeddings().weight), (24,), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-    split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
-    samples = [TrainSample(tuple(prompt), tuple(response), (), 0.0, 0) for prompt, response in split]
     try:
+        config = model.config.get_text_config()
+        if getattr(config, "final_logit_softcapping", None):  # which small logits would not show
+            return "caps its logits"
+        if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:  # which short samples would not show
+            return "attends in chunks"
+        vocabulary = len(model.get_input_embeddings().weight)
+        ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+        split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
+        samples = [TrainSample(tuple(prompt), tuple(response), (), 0.0, 0) for prompt, response in split]
         with torch.no_grad():
             plain = response_logps(model, samples, 1.0, pad_id=0)
             row, predictors = pack(split, plain.logps.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dapo_rl.errors import UserError
 from dapo_rl.models.packed import pack
+from dapo_rl.models.products import quick_products
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Completion, Request
@@ -84,7 +85,7 @@ class NativeEngine:
         self._fused: AbstractContextManager[Any] = fuse(self._model) if self._on_gpu else nullcontext()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
-        self._kv_memory = kv_memory_bytes or _free_memory(self._device) // 3
+        self._kv_memory: int = kv_memory_bytes or _free_memory(self._device) // 3
         self._slots = 0
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
         self._state = SlotState.empty(0, 0, self._device)
@@ -111,7 +112,7 @@ class NativeEngine:
         self._queue.append(request)
 
     def poll(self) -> list[Completion]:
-        with torch.inference_mode():
+        with torch.inference_mode(), quick_products(self._device, self._dtype):
             while self.pending:
                 self._admit()
                 finished = self._collect()
@@ -338,7 +339,7 @@ class NativeEngine:
 
     def _slots_at(self, capacity: int) -> int:
         """Sequences that the memory holds, beside one slot on a GPU for rows that only fill up a batch."""
-        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - self._on_gpu)
+        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - int(self._on_gpu))
 
     def _make_room(self, request: Request) -> bool:
         """Whether the cache has, or now gets, the capacity that a request needs."""

@@ -59,6 +59,7 @@ def fuse(model: Any, ops: Ops | None = None) -> Fused:
             norms = _norms(model, ops, fused)
             for layer, following in _chain(model):
                 fused.offer("layer", _layer(layer, norms, following, ops))
+            fused.offer("head", _head(model))
             for attention in {type(m): m for m in model.modules() if hasattr(m, "head_dim")}.values():
                 fused.offer("rotary embedding", _rotary(attention, ops))
     return fused
@@ -355,6 +356,21 @@ def _layer(layer: Any, norms: dict[nn.Module, Norm], following: nn.Module | None
         ahead = outer.ahead.take(got)
         agree = _agree(got, expected) and ahead is not None and _agree(ahead, following(expected))
     return [Patch(layer, "forward", forward)] if agree else None
+
+
+def _head(model: Any) -> list[Patch] | None:
+    """Logits as the product's sums are, in float32: rounded to bfloat16, they would move probabilities by a percent."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear or head.bias is not None:
+        return None
+    if head.weight.dtype == torch.float32 or not head.weight.is_cuda:
+        return []
+
+    def forward(x: Tensor) -> Tensor:
+        return torch.mm(x.flatten(0, -2), head.weight.T, out_dtype=torch.float32).unflatten(0, x.shape[:-1])
+
+    x = _random((1, 3, head.in_features), head.weight)
+    return [Patch(head, "forward", forward)] if _agree(forward(x).to(x.dtype), head(x)) else None
 
 
 def _rotary(attention: Any, ops: Ops) -> list[Patch] | None:
