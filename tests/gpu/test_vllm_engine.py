@@ -1,0 +1,80 @@
+"""vLLM itself behind the Engine protocol."""
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA GPU", allow_module_level=True)
+pytest.importorskip("vllm")
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.rollout.engine import Request, SamplingParams
+from dapo_rl.rollout.vllm import VLLMEngine
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def parts():
+    model, tokenizer = open_model("smollm2-135m", torch.bfloat16, "cuda", seed=0)
+    with torch.no_grad():  # random weights of the usual size make all tokens alike
+        model.get_input_embeddings().weight.mul_(20)
+    settings = SamplingSettings(max_batch=16)
+    engine = VLLMEngine(
+        model, tokenizer, settings, torch.bfloat16, gpu_memory_utilization=0.2, max_model_len=256, enforce_eager=True
+    )
+    return model, engine
+
+
+def sample(engine, name, count=4, tokens=16, prompt=tuple(range(10, 30)), **params):
+    params = SamplingParams(max_new_tokens=tokens, ignore_eos=True, **params)
+    engine.submit(Request(name, prompt, count, params, seed=7))
+    done = {}
+    while engine.pending:
+        done |= {c.index: c.sample for c in engine.poll()}
+    return [done[i] for i in range(count)]
+
+
+def recomputed(model, prompt, tokens):
+    ids = torch.tensor([[*prompt, *tokens]], device="cuda")
+    with torch.no_grad():
+        logps = model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    return logps.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1).tolist()
+
+
+def test_log_probabilities_are_the_models(parts):
+    model, engine = parts
+    for one in sample(engine, "a"):
+        assert len(one.token_ids) == 16
+        expected = recomputed(model, range(10, 30), one.token_ids)
+        assert sum(abs(a - b) for a, b in zip(one.logps, expected, strict=True)) / 16 < 0.1
+
+
+def test_a_seed_gives_the_same_samples_again_and_samples_differ(parts):
+    _, engine = parts
+    first, again = sample(engine, "b"), sample(engine, "c")
+    assert [s.token_ids for s in first] == [s.token_ids for s in again]
+    assert len({s.token_ids for s in first}) == 4
+
+
+def test_new_weights_are_sampled_from(parts):
+    model, engine = parts
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-1)
+    engine.load_weights(1, dict(model.named_parameters()))
+    one = sample(engine, "d", count=1)[0]
+    assert one.versions == (1, 1)
+    expected = recomputed(model, range(10, 30), one.token_ids)
+    assert sum(abs(a - b) for a, b in zip(one.logps, expected, strict=True)) / 16 < 0.1
+
+
+def test_cancelling_leaves_nothing_behind(parts):
+    _, engine = parts
+    engine.submit(Request("long", (5, 6, 7), 2, SamplingParams(max_new_tokens=200, ignore_eos=True), seed=1))
+    engine.submit(Request("short", (5, 6, 7), 1, SamplingParams(max_new_tokens=8, ignore_eos=True), seed=1))
+    assert [c.request_id for c in engine.poll()] == ["short"]
+    assert 0 < engine.cancel("long") < 400
+    assert engine.pending == 0
+    assert engine.poll() == []
