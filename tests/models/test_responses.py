@@ -32,10 +32,10 @@ SHAPE = {
 ARCHITECTURES = ["Llama", "Qwen2", "Qwen3", "Gemma", "Phi", "Mistral"]
 
 
-def model_of(name, **changes):
+def model_of(name, architecture="", **changes):
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**(SHAPE | changes))
-    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    return getattr(transformers, architecture or f"{name}ForCausalLM")(config).eval()
 
 
 def ragged_samples(seed, groups=3, group_size=3):
@@ -78,6 +78,13 @@ def assert_equal_computations(ours, theirs, tolerance=1e-5):
 def test_packed_chunked_and_shared_equals_padded_with_full_logits(name, seed):
     model = model_of(name)
     samples = ragged_samples(seed)
+    assert responses(model).note is None
+    assert_equal_computations(gradients(model, samples), gradients(model, samples, packed=False))
+
+
+def test_learnt_positions_and_a_fused_projection():
+    model = model_of("GPT2", n_embd=32, n_layer=2, n_head=4, n_positions=64, architecture="GPT2LMHeadModel")
+    samples = ragged_samples(0)
     assert responses(model).note is None
     assert_equal_computations(gradients(model, samples), gradients(model, samples, packed=False))
 

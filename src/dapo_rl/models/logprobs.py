@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**28}
+CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**27}
 """Logits in a chunk at most: enough rows for a product at full speed, and a fraction of the activations' memory."""
 
 

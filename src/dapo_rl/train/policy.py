@@ -45,7 +45,7 @@ class HFPolicy:
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
-        self._reference = reference and Responses(reference, packed=self._responses.packed, **how)
+        self._reference = None if reference is None else Responses(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
 
     @property
@@ -76,8 +76,9 @@ class HFPolicy:
         self._optimizer.zero_grad(set_to_none=True)
         micro_batches = self._micro_batches(trained)
         sums = [self._backward([trained[i] for i in batch], counts, len(micro_batches)) for batch in micro_batches]
-        # The one place that waits for the device.
-        totals = {name: float(torch.stack([s[name] for s in sums]).sum()) for name in sums[0]}
+        # The numbers of all micro-batches come over at once: waiting for each would keep the device waiting too.
+        table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
+        totals = dict(zip(sums[0], table.tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
             raise NonFiniteError(f"the loss is {totals['loss']}")
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
