@@ -86,6 +86,7 @@ class VLLMEngine:
             del self._running[name]
         return lost
 
+    @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         if not self._in_process:
             raise RuntimeError("weights can be swapped only where vLLM runs in this process")
