@@ -95,6 +95,10 @@ class ScriptedEngine:
     def pending(self) -> int:
         return len(self._running) + sum(r.count for r in self._queue)
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(request.id for request in self._queue)
+
     def submit(self, request: Request) -> None:
         self._queue.append(request)
 

@@ -61,6 +61,11 @@ class Engine(Protocol):
         """Samples submitted and not yet returned."""
         ...
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Requests of which nothing has been sampled yet."""
+        ...
+
     def submit(self, request: Request) -> None: ...
 
     def poll(self) -> list[Completion]:

@@ -32,6 +32,10 @@ class HFEngine:
     def pending(self) -> int:
         return sum(request.count for request in self._queue)
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(request.id for request in self._queue)
+
     def submit(self, request: Request) -> None:
         self._queue.append(request)
 

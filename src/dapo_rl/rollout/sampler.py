@@ -122,7 +122,12 @@ class Sampler:
             self._check_verifier(step)
             self._on_progress(len(step.kept), n)
         filled_up, note = self._at_cap(step, n) if len(step.kept) < n else (0, None)
-        self._put_back_the_unfinished(step)
+        self._put_back(step, self._engine.waiting)
+        if self._settings.surplus == "carry":
+            # What has begun ran beside the batch and is nearly done: the next step starts with it.
+            while self._flights:
+                self._advance(step)
+        self._put_back(step, frozenset(self._flights))
         self._settle_surplus(step)
         return Fill(
             kept=tuple(step.kept),
@@ -292,13 +297,12 @@ class Sampler:
             "or choose sampling.on_cap=partial or fill"
         )
 
-    def _put_back_the_unfinished(self, step: _Step) -> None:
-        """Prompts whose groups are not whole when the batch is full go back to the front of the stream."""
-        unused = sorted(self._flights.values(), key=lambda flight: flight.draw)
+    def _put_back(self, step: _Step, requests: frozenset[str]) -> None:
+        """Prompts whose groups are not wanted any more before they are whole go back to the front of the stream."""
+        unused = sorted((self._flights.pop(name) for name in requests), key=lambda flight: flight.draw)
         for flight in unused:
             step.cancelled += self._engine.cancel(f"draw-{flight.draw}")
         step.drawn -= len(unused)
-        self._flights.clear()
         self._prompts.push_front([flight.prompt for flight in unused])
 
     def _settle_surplus(self, step: _Step) -> None:

@@ -7,6 +7,7 @@ position) alone, but they are not the ones that the other engines draw.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -63,6 +64,14 @@ class VLLMEngine:
     @property
     def pending(self) -> int:
         return len(self._running)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        untouched = Counter(
+            request.id for name, (request, _, _) in self._running.items() if not self._tokens_so_far(name)
+        )
+        requests = {request.id: request for request, _, _ in self._running.values()}
+        return frozenset(name for name, count in untouched.items() if count == requests[name].count)
 
     def submit(self, request: Request) -> None:
         for index in range(request.count):

@@ -101,6 +101,10 @@ class NativeEngine:
             waiting += self._started.request.count - self._started.next_index
         return waiting + len(self._rows)
 
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(request.id for request in self._queue)
+
     def submit(self, request: Request) -> None:
         needs = self._capacity_for(request)
         if self._slots_at(needs) < 1:
