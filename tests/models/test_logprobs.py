@@ -26,6 +26,22 @@ def plain(hidden, weight, bias, targets, temperature):
     return logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1), entropy_from_logits(logits)
 
 
+class Operations(TorchDispatchMode):
+    """Counts products of matrices, and the elements of the largest tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.products = self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.products += function._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_")
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 50), st.booleans(), st.sampled_from([1.0, 0.6]), st.integers(0, 99))
 def test_values_and_gradients_are_those_of_full_logits_for_any_chunk(tokens, rows, bias, temperature, seed):
@@ -50,9 +66,11 @@ def test_what_is_frozen_has_no_gradient(frozen):
         inputs[i].requires_grad_(False)
     trained = [x for x in inputs if x.requires_grad]
     expected = torch.autograd.grad(plain(hidden, weight, bias, targets, 1.0)[0], trained, factor)
-    logps, _ = token_logps(hidden, weight, bias, targets, chunk_rows=7)
-    (logps * factor).sum().backward()
+    logps, _ = token_logps(hidden, weight, bias, targets, chunk_rows=23)
+    with Operations() as operations:
+        (logps * factor).sum().backward()
     assert all(inputs[i].grad is None for i in frozen)
+    assert operations.products == sum(x.requires_grad for x in (hidden, weight)), "a product that nobody asked for"
     for x, gradient in zip(trained, expected, strict=True):
         torch.testing.assert_close(x.grad, gradient, atol=1e-5, rtol=1e-5)
 
@@ -71,7 +89,7 @@ def test_autocast_is_close_and_gradients_stay_float32():
         logps, _ = token_logps(hidden, weight, bias, targets, chunk_rows=5)
     expected, _ = plain(hidden, weight, bias, targets, 1.0)
     assert logps.dtype == torch.float32
-    torch.testing.assert_close(logps, expected, atol=0.03, rtol=0.0)
+    assert 1e-4 < (logps - expected).abs().max() < 0.03
     ours, theirs = (torch.autograd.grad(x, [hidden, weight, bias], factor) for x in (logps, expected))
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == torch.float32
@@ -89,30 +107,15 @@ def test_a_token_that_is_almost_certain_keeps_its_gradient_in_bfloat16():
     torch.testing.assert_close(gradient, torch.stack([expected, -expected])[None], rtol=0.01, atol=0.0)
 
 
-class Largest(TorchDispatchMode):
-    """Records the elements of the largest tensor that an operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.numel())
-        return result
-
-
 @pytest.mark.parametrize("vocabulary", [1000, 4000, 16000])
 def test_no_tensor_grows_with_tokens_times_vocabulary(vocabulary, monkeypatch):
     budget = 40_000
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", budget)
     hidden, weight, _, targets, factor = head(tokens=500, vocabulary=vocabulary, width=2, bias=False)
-    with Largest() as largest:
+    with Operations() as made:
         logps, _ = token_logps(hidden, weight, None, targets)
         logps.backward(factor)
-    assert largest.elements <= max(budget, weight.numel())
-    with Largest() as largest:
+    assert made.elements <= max(budget, weight.numel())
+    with Operations() as made:
         plain(hidden, weight, None, targets, 1.0)
-    assert largest.elements == 500 * vocabulary
+    assert made.elements == 500 * vocabulary

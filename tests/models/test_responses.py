@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import small_model
 
 from dapo_rl.errors import UserError
+from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
 from dapo_rl.models.responses import Responses
 from dapo_rl.types import TrainSample
@@ -140,6 +141,21 @@ def test_autocast_is_close():
     for name, g in theirs.items():
         assert ours[name].dtype == torch.float32
         assert (ours[name] - g).norm() < 0.05 * g.norm()
+
+
+def test_under_autocast_attention_is_in_one_type():
+    """Rotation leaves queries and keys in float32, which the kernel for ragged sequences does not take."""
+    model = model_of("Llama")
+    row, _ = pack([((5, 6, 7), (8, 9))], torch.device("cpu"))
+    seen = set()
+
+    def attend(layer, q, k, v, scale):
+        seen.update({q.dtype, k.dtype, v.dtype})
+        return row(layer, q, k, v, scale)
+
+    with torch.no_grad(), attending(model, attend, 4), torch.autocast("cpu", torch.bfloat16):
+        model.model(input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False)
+    assert seen == {torch.bfloat16}
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,10 @@ def test_gradient_checkpointing_changes_nothing():
     samples = samples_for(model)
     plain = gradient(make_policy(model), samples)
     again = make_policy(model, train={"lr": 1e-3, "max_grad_norm": 1e9, "gradient_checkpointing": True})
+    calls = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     torch.testing.assert_close(gradient(again, samples), plain, atol=1e-6, rtol=1e-5)
+    assert len(calls) == 2
 
 
 def test_one_step_of_the_optimizer_is_adamw():

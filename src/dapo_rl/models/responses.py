@@ -39,7 +39,7 @@ class Responses:
         if recompute:
             check_layers(model)
         self._model, self._temperature, self._pad_id, self._dtype = model, temperature, pad_id, dtype
-        self._recompute, self._longest = recompute, longest
+        self._recompute = recompute
         self.note: str | None = None
         """Why samples are padded although they were to be packed."""
         if packed and (reason := why_not_packed(model, longest)):
@@ -55,7 +55,7 @@ class Responses:
         with quick_products(device, self._dtype), recompute:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
-                with attending(self._model, row, max(self._longest, row.longest)):
+                with attending(self._model, row, row.longest):
                     with in_dtype:
                         stats = packed_logps(self._model, row, predictors, samples, self._temperature)
                     yield stats
