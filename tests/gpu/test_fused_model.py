@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from dapo_rl.models.attention import attending
 from dapo_rl.rollout.native.fuse import fuse
 from dapo_rl.rollout.native.state import SlotState
 
@@ -59,41 +60,44 @@ def test_fused_logits_are_the_models(name, dtype):
 @pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
 @torch.inference_mode()
 def test_a_step_replayed_as_a_graph_is_the_step():
-    """Two steps of attention, a fused model and drawing: once each in turn, once as a graph that is replayed."""
-    B, K, R, D, C, V, S = 5, 2, 3, 16, 64, 96, 6
+    """Three steps: one after the other, and as a graph that is replayed."""
+    B, S, C, M = 5, 6, 64, 8
     model = small_model("Llama", torch.bfloat16)
-    caches = torch.randn(2, S, K, C, D, device=DEVICE).bfloat16()
-    start = SlotState.empty(S, 8, DEVICE)
-    start.done[:B] = False
-    start.limit.fill_(8)
-    start.position.copy_(torch.tensor([0, 1, 15, 16, 60, 0]))
     slots = torch.arange(B, device=DEVICE)
-    is_stop = torch.zeros(V, dtype=torch.bool, device=DEVICE)
-
-    def step(state, caches):
-        positions = state.position[slots]
-        ids = state.last_token[slots][None]
-        logits = model(input_ids=ids, position_ids=positions[None].long(), use_cache=False).logits[0]
-        qkv = logits[:, : (R + 2) * K].repeat_interleave(D, 1).view(B, (R + 2) * K, D)
-        q, k, v = qkv.split([R * K, K, K], dim=1)
-        for splits in (1, 3):
-            attended = kernels.decode_attention(q, k, v, *caches, slots, positions, 0.25, splits)
-        return kernels.draw_and_advance(logits + attended.mean(), slots, state, is_stop)
+    is_stop = torch.zeros(96, dtype=torch.bool, device=DEVICE)
+    start = SlotState.empty(S, M, DEVICE)
+    start.done[:B] = False
+    start.limit.fill_(M)
+    start.position.copy_(torch.tensor([0, 1, 15, 16, 60, 0]))
+    caches = torch.randn(2, 2, S, 2, C, 16, device=DEVICE).bfloat16()  # Keys and values of two layers.
 
     def fresh():
         return SlotState(**{name: getattr(start, name).clone() for name in SlotState.__slots__}), caches.clone()
 
-    with fuse(model):
-        state, expected_caches = fresh()
-        for _ in range(2):
-            step(state, expected_caches)
-        replayed, replayed_caches = fresh()
+    def step(state, caches, splits):
+        positions = state.position[slots]
+
+        def attend(layer, q, k, v, scale):
+            return kernels.decode_attention(q, k, v, *caches[:, layer], slots, positions, scale, splits)
+
+        with attending(model, attend, C):
+            output = model(
+                input_ids=state.last_token[slots][None], position_ids=positions[None].long(), use_cache=False
+            )
+        kernels.draw_and_advance(output.logits[0], slots, state, is_stop)
+
+    for splits in (1, 3):
+        (state, filled), (replayed, refilled) = fresh(), fresh()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step(replayed, replayed_caches)
-    for _ in range(2):
-        graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(replayed.tokens, state.tokens)
-    assert torch.equal(replayed.position, state.position)
-    assert torch.equal(replayed_caches, expected_caches)
+        with fuse(model):
+            for _ in range(3):
+                step(state, filled, splits)
+            with torch.cuda.graph(graph):
+                step(replayed, refilled, splits)
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert replayed.generated.tolist() == [3] * B + [0]
+        assert torch.equal(replayed.tokens, state.tokens)
+        assert torch.equal(replayed.position, state.position)
+        assert torch.equal(refilled, filled)

@@ -19,8 +19,10 @@ from triton import cdiv, next_power_of_2
 
 from dapo_rl.rollout.native.state import SlotState
 
-CHUNK = 4096
-"""Logits that one program reads: 32 for each of its 128 threads, in loads of 16 bytes."""
+CHUNK = 1024
+"""Logits whose mass is one number; the inverse CDF reads one chunk again. In bf16, 16 bytes for each of 128 threads."""
+CHUNKS_AT_ONCE = 4
+"""Chunks that one program sums: so many independent loads are on their way."""
 
 
 # --- Attention ---------------------------------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def decode_attention(
         assert x.shape[-1] == D
         assert x.dtype == q_BHD.dtype
     assert H == R * K
-    assert max(k_cache.stride(2), v_cache.stride(2)) * C < 2**31
+    assert all(K * x.stride(1) + C * x.stride(2) < 2**31 for x in (k_cache, v_cache))  # Offsets in a slot are int32.
     out_BHD = q_BHD.new_empty(B, H, D)
     DP = max(next_power_of_2(D), 16)
     if splits == 1:
@@ -234,28 +236,30 @@ def _draw(
     mass = torch.empty(B, 2, chunks, dtype=torch.float32, device=logits_BV.device)
     slots, *others = further or (tokens_B, *[tokens_B] * 9, 0, 0, 0)
     by_slot = further is not None
-    _mass_kernel[(B, chunks)](
-        logits_BV, temperature, slots, mass, logits_BV.stride(0), V, chunks, BY_SLOT=by_slot, CHUNK=CHUNK, num_warps=4
-    )
+    _mass_kernel[(B, cdiv(chunks, CHUNKS_AT_ONCE))](
+        logits_BV, temperature, slots, mass, logits_BV.stride(0), V, chunks,
+        BY_SLOT=by_slot, CHUNK=CHUNK, AT_ONCE=CHUNKS_AT_ONCE, num_warps=4,
+    )  # fmt: skip
     _draw_kernel[(B,)](
         logits_BV, temperature, keys, mass, logits_BV.stride(0), V, chunks, tokens_B, logps_B, generated,
-        slots, *others, BY_SLOT=by_slot, CACHED=cached, CHUNK=CHUNK, CHUNKS=next_power_of_2(chunks), num_warps=8,
+        slots, *others, BY_SLOT=by_slot, CACHED=cached, CHUNK=CHUNK, CHUNKS=next_power_of_2(chunks), num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _mass_kernel(
-    logits, temperature, slots, mass, row_stride, V, chunks, BY_SLOT: tl.constexpr, CHUNK: tl.constexpr
+    logits, temperature, slots, mass, row_stride, V, chunks,
+    BY_SLOT: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of a chunk, and its sum of exponentials over that one's."""
+    """The largest logit of each chunk, and its sum of exponentials over that one's."""
     b = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    v = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + b * row_stride + v, mask=v < V, other=float("-inf")).to(tl.float32)
-    top = tl.max(x, axis=0)
-    weight = _weights(x, top, _sharpness(temperature, slots, b, BY_SLOT))
-    tl.store(mass + b * 2 * chunks + chunk, top)
-    tl.store(mass + (b * 2 + 1) * chunks + chunk, tl.sum(weight, axis=0))
+    c = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    v_CV = c[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    x_CV = tl.load(logits + b * row_stride + v_CV, mask=v_CV < V, other=float("-inf")).to(tl.float32)
+    top_C = tl.max(x_CV, axis=1)
+    weight_CV = _weights(x_CV, top_C[:, None], _sharpness(temperature, slots, b, BY_SLOT))
+    tl.store(mass + b * 2 * chunks + c, top_C, mask=c < chunks)
+    tl.store(mass + (b * 2 + 1) * chunks + c, tl.sum(weight_CV, axis=1), mask=c < chunks)
 
 
 @triton.jit
