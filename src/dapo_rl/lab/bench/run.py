@@ -33,37 +33,41 @@ class ContenderError(RuntimeError):
 def bench(
     works: Sequence[Work], against: str | None, variant: str | None, timeout: float, tell: Tell
 ) -> list[dict[str, Any]]:
-    """A report for each work; the machine's rates are measured once, before them."""
+    """A report for each work. The machine's rates are measured before and after, and the better ones count."""
     _check_peer(works[0], against, variant)
     for work in works:
         work.config()
     tell("the machine", None)
-    limit = _ours(Job("limit", works[0]), timeout)
-    here = {"device": limit["device"], "dtype": limit["dtype"]}
-    return [_report(replace(work, **here), limit, against, variant, timeout, tell) for work in works]
+    before = _ours(Job("limit", works[0]), timeout)
+    works = [replace(work, device=before["device"], dtype=before["dtype"]) for work in works]
+    reports = [_compare(work, against, variant, timeout, tell) for work in works]
+    tell("the machine", None)
+    after = _ours(Job("limit", works[0]), timeout)
+    rates = Limit(**{name: max(before[name], after[name]) for name in Limit.__annotations__})
+    for work, report in zip(works, reports, strict=True):
+        floor = floor_seconds(work, Size(**report.pop("size")), rates)
+        report["limit"] = {**asdict(rates), "floor_seconds": floor, "share": floor / report["seconds"]}
+        report["machine"] = before["machine"]
+    return reports
 
 
-def _report(
-    work: Work, limit: dict[str, Any], against: str | None, variant: str | None, timeout: float, tell: Tell
-) -> dict[str, Any]:
+def _compare(work: Work, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
+    """Our numbers, and a peer's."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
     ours = _ours(Job("dapo", work), timeout)
     numbers = _numbers(work, ours)
     tell(name, numbers["seconds"])
-    size = Size(**ours["facts"].pop("size"))
-    rates = Limit(limit["bandwidth_bytes_per_s"], limit["matmul_flops_per_s"])
-    floor = floor_seconds(work, size, rates)
+    size = ours["facts"]["size"]
     settings = {name: value for name, value in asdict(work).items() if name not in ("kind", "repeats", "settings")}
     report: dict[str, Any] = {
         "bench": work.kind,
         **settings,
         "settings": list(work.settings),
         "samples": work.samples,
-        "parameters": size.parameters,
+        "parameters": size["parameters"],
+        "size": size,
         **numbers,
-        "limit": {**asdict(rates), "floor_seconds": floor, "share": floor / numbers["seconds"]},
-        "machine": limit["machine"],
     }
     if against:
         report["against"] = _peer(work, against, variant, timeout, tell)
