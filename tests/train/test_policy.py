@@ -171,7 +171,7 @@ def test_divergence_is_met_before_the_weights_are_touched(poison):
     before = {n: p.clone() for n, p in model.named_parameters()}
     samples = samples_for(model)
     samples[0] = replace(samples[0], advantage=poison)
-    with pytest.raises(NonFiniteError, match=r"the (loss|gradient)"):
+    with pytest.raises(NonFiniteError, match=r"the loss is (nan|-?inf)"):
         make_policy(model).update(samples, lr=1e-2)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
