@@ -210,7 +210,7 @@ class TrainSettings(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` keeps the moments in 2 bytes a weight instead of 8, with torchao."""
     token_budget: int | None = Field(None, ge=1)
-    """Tokens of a micro-batch at most, shared prompts counted once; by default 16384, or the longest sample."""
+    """Tokens of a micro-batch at most; by default 16384 or the longest sample, on a GPU what a third of it holds."""
     packed: bool = True
     """Samples one after the other in a row, prompts of a group once; false: padded, as the model itself computes."""
     gradient_checkpointing: bool = False
@@ -301,7 +301,6 @@ class Config(Section):
         settings["overlong"] |= {"max_length": self.overlong_max_length, "cache_length": self.overlong_cache_length}
         settings["algo"]["norm_length"] = self.norm_length
         settings["sampling"]["cap"] = self.sampling_cap
-        settings["train"]["token_budget"] = self.token_budget
         settings["checkpoint"]["every"] = self.checkpoint_every
         return settings
 

@@ -264,6 +264,7 @@ def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -
         train=config.train,
         norm_length=config.norm_length,
         token_budget=config.token_budget,
+        fill_memory=config.train.token_budget is None,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=copy.deepcopy(model).requires_grad_(False) if config.algo.kl_coef > 0 else None,

@@ -425,5 +425,8 @@ def test_rotary(H, K, D, W, dtype):
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     for x, got in zip((q, k), kernels.rotary(q, k, cos, sin), strict=True):
         turned = x[..., :W] * cos[:, None] + rotate_half(x[..., :W]) * sin[:, None]
-        assert_rounds_to(got, torch.cat([turned, x[..., W:]], -1))
+        # Two products that nearly cancel keep the rounding of each.
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(got[..., :W].double(), turned.double(), rtol=2 * eps, atol=4 * eps)
+        torch.testing.assert_close(got[..., W:], x[..., W:], rtol=0, atol=0)
         assert got.transpose(1, 2).is_contiguous()

@@ -175,6 +175,8 @@ def _import_vllm(in_process: bool) -> tuple[Any, Any, Any]:
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # FlashInfer's sampler, for top-k and top-p alone, is compiled at start-up, for minutes or in vain.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     try:
         from vllm import LLM, SamplingParams
         from vllm.sampling_params import RequestOutputKind

@@ -19,6 +19,9 @@ from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.types import TrainSample
 
+_MOST_TOKENS = 2**17
+"""Beyond so many tokens a pass is no faster."""
+
 
 class HFPolicy:
     """A Hugging Face causal LM that is trained in this process: float32 weights, computed with in `dtype`."""
@@ -33,11 +36,12 @@ class HFPolicy:
         train: TrainSettings,
         norm_length: int,
         token_budget: int,
+        fill_memory: bool = False,
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
     ) -> None:
-        """`longest` is the longest sample to come, where it is known."""
+        """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget."""
         self.model = model
         self._algo, self._train = algo, train
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -47,6 +51,8 @@ class HFPolicy:
         self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
         self._reference = None if reference is None else Responses(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
+        if fill_memory and next(model.parameters()).is_cuda:
+            self._token_budget = max(token_budget, self._tokens_that_fit())
 
     @property
     def note(self) -> str | None:
@@ -159,6 +165,12 @@ class HFPolicy:
         if self._algo.kl_coef > 0:
             metrics["actor/kl_loss"] = totals["kl_loss"]
         return metrics
+
+    def _tokens_that_fit(self) -> int:
+        """What a third of the GPU's free memory holds beside gradients and moments: few large passes are fast."""
+        free: int = torch.cuda.mem_get_info()[0]
+        trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+        return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), _MOST_TOKENS)
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         split = packed_batches if self._responses.packed else padded_batches

@@ -58,7 +58,9 @@ def tokens(samples):
     return {key: sample.token_ids for key, sample in samples.items()}
 
 
-@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3", "Gemma", "Phi", "Mistral", "Phi3", "GPTNeoX", "Olmo2"])
+@pytest.mark.parametrize(
+    "architecture", ["Llama", "Qwen2", "Qwen3", "Gemma", "Phi", "Mistral", "Phi3", "GPTNeoX", "Olmo2"]
+)
 def test_every_architecture_samples_what_generate_samples(architecture):
     """Greedy tokens are generate's, and log-probabilities the trainer's."""
     model = make(architecture)
@@ -142,7 +144,9 @@ def test_a_prompt_is_computed_once_for_its_group(model, monkeypatch):
     rows = []
     plain = native.next_logits
     monkeypatch.setattr(native, "next_logits", lambda m, ids, *rest: rows.append(len(ids)) or plain(m, ids, *rest))
-    run(NativeEngine(model, tokenizer(), max_batch=3), request("a", range(5, 15), count=8), request("b", range(5, 9), 8))
+    run(
+        NativeEngine(model, tokenizer(), max_batch=3), request("a", range(5, 15), count=8), request("b", range(5, 9), 8)
+    )
     assert sorted(rows) == [4, 10]
 
 
