@@ -137,8 +137,8 @@ class SamplingSettings(Section):
     """Weight versions that a carried group may be old; older ones are dropped."""
     dynamic_batch: bool = False
     """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
-    max_batch: int = Field(256, ge=1)
-    """Sequences that the engine generates at the same time, at most."""
+    max_batch: int | None = Field(None, ge=1)
+    """Sequences that the engine generates at the same time, at most; by default 1024, with engine=hf 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
     """`native`: memory for keys and values at most; requests beyond it wait. By default a third of what is free."""
 

@@ -14,6 +14,10 @@ from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
 
 ENGINES = ("native", "hf", "vllm")
+MAX_BATCH = 1024
+"""Sequences at the same time: what one more costs falls up to there."""
+MAX_BATCH_OF_GENERATE = 256
+"""`generate` bounds no memory."""
 
 
 def build_engine(
@@ -23,10 +27,15 @@ def build_engine(
     if name == "native":
         memory = None if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
         return NativeEngine(
-            model, tokenizer, dtype=dtype, max_batch=settings.max_batch, kv_memory_bytes=memory, longest=longest
+            model,
+            tokenizer,
+            dtype=dtype,
+            max_batch=settings.max_batch or MAX_BATCH,
+            kv_memory_bytes=memory,
+            longest=longest,
         )
     if name == "hf":
-        return HFEngine(model, tokenizer, settings.max_batch, dtype)
+        return HFEngine(model, tokenizer, settings.max_batch or MAX_BATCH_OF_GENERATE, dtype)
     if name == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 

@@ -53,7 +53,7 @@ class VLLMEngine:
         self._engine: Any = LLM(
             model=self._directory.name,
             dtype=str(dtype).removeprefix("torch."),
-            max_num_seqs=settings.max_batch,
+            **({} if settings.max_batch is None else {"max_num_seqs": settings.max_batch}),
             gpu_memory_utilization=gpu_memory_utilization,
             logprobs_mode=_logprobs_mode(settings),
             # What publishers put into generation_config.json would change the policy.
