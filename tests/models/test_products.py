@@ -1,0 +1,35 @@
+"""The library for products is chosen inside, and given back outside."""
+
+import platform
+import warnings
+
+import pytest
+import torch
+
+from dapo_rl.models.products import quick_products
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("machine", "dtype", "inside"), [
+    ("aarch64", torch.float32, False),
+    ("arm64", torch.float32, False),
+    ("aarch64", torch.bfloat16, True),
+    ("x86_64", torch.float32, True),
+])  # fmt: skip
+def test_onednn_is_left_out_where_it_is_slow(monkeypatch, machine, dtype, inside):
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with quick_products(CPU, dtype):
+            assert torch.backends.mkldnn.enabled is inside
+    assert torch.backends.mkldnn.enabled is True
+
+
+def test_it_is_given_back_after_an_error(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    with pytest.raises(ValueError, match="broken"), quick_products(CPU, torch.float32):
+        raise ValueError("broken")
+    assert torch.backends.mkldnn.enabled is True
