@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import small_model
 
 from dapo_rl.errors import UserError
+from dapo_rl.models import packed as packed_module
 from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
 from dapo_rl.models.responses import Responses
@@ -207,11 +208,28 @@ def test_rectangles_have_little_padding():
     random = np.random.default_rng(0)
     lengths = random.integers(1, 300, 60).tolist()
     row, _ = pack([((1,), (1,) * n) for n in lengths], torch.device("cpu"), share_prompts=False)
-    blocks = row._blocks.tokens
+    blocks = [block.asking for block in row._blocks.blocks]
     assert sum(len(b) for b in blocks) == 60
     assert sum(b.numel() for b in blocks) <= sum(lengths) / 0.75
     assert len(blocks) < 10
     assert all(a.shape[1] < b.shape[1] for a, b in pairwise(blocks))
+
+
+def test_a_shared_prompt_asks_once():
+    row, _ = pack([((1, 2, 3, 4, 5, 6), (7,) * 4)] * 8, torch.device("cpu"))
+    assert sum(block.asking.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
+    assert [block.mask is None for block in row._blocks.blocks] == [True, False]
+
+
+def test_sequences_too_long_for_a_mask_do_without(monkeypatch):
+    sequences = [((5, 6, 7), (8, 9, 10, 11)), ((5, 6, 7), (12, 13)), ((5, 6), (7, 8, 9))]
+    q, k, v = (torch.randn(13, heads, 8) for heads in (4, 2, 2))
+    row, _ = pack(sequences, torch.device("cpu"))
+    expected = row(0, q[: row.tokens], k[: row.tokens], v[: row.tokens], 0.3)
+    monkeypatch.setattr(packed_module, "_MASK_ELEMENTS", 1)
+    row, _ = pack(sequences, torch.device("cpu"))
+    assert all(block.mask is None for block in row._blocks.blocks)
+    torch.testing.assert_close(row(0, q[: row.tokens], k[: row.tokens], v[: row.tokens], 0.3), expected)
 
 
 def test_the_module_is_as_it_was():

@@ -63,13 +63,17 @@ class Packed:
 
     def _in_blocks(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         outs = []
-        for tokens_NL in self._blocks.tokens:
-            q, k, v = (_rows(x, tokens_NL).transpose(1, 2) for x in (q_THD, k_TKD, v_TKD))
+        for block in self._blocks.blocks:
+            q = _rows(q_THD, block.asking).transpose(1, 2)
+            k, v = (_rows(x, block.answering).transpose(1, 2) for x in (k_TKD, v_TKD))
             grouped = q.shape[1] != k.shape[1]
             if grouped and q.is_cuda:  # where no fused kernel takes grouped heads
                 k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
                 grouped = False
-            out_NHLD = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+            mask = None if block.mask is None else block.mask.to(q.dtype)
+            out_NHLD = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            )
             outs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
         return _rows(torch.cat(outs), self._blocks.back)
 
@@ -90,23 +94,43 @@ class Packed:
 
     @cached_property
     def _blocks(self) -> _Blocks:
-        tokens: list[_Indices] = []
-        real: list[npt.NDArray[np.bool_]] = []
-        for members in _like_lengths([len(sequence) for sequence in self._sequences]):
-            lengths = np.array([len(self._sequences[i]) for i in members])
-            is_real = np.arange(lengths.max()) < lengths[:, None]
-            rectangle = np.zeros(is_real.shape, dtype=np.int64)
-            rectangle[is_real] = np.concatenate([self._sequences[i] for i in members])
-            tokens.append(rectangle)
-            real.append(is_real)
-        everything, is_real = (np.concatenate([x.ravel() for x in xs]) for xs in (tokens, real))
-        places = np.flatnonzero(is_real)
+        """Sequences that share nothing ask with all their tokens, the others with their own: their last ones."""
+        lengths = [len(sequence) for sequence in self._sequences]
+        shares = [
+            own < length and own * length <= _MASK_ELEMENTS for own, length in zip(self._own, lengths, strict=True)
+        ]
+        blocks: list[_Block] = []
+        asked: list[_Indices] = []
+        for sharing in (False, True):
+            members = [i for i, s in enumerate(shares) if s == sharing and self._own[i]]
+            for group in _like_lengths([lengths[i] for i in members]):
+                chosen = [members[j] for j in group]
+                if sharing:
+                    block, tokens = self._tails(chosen)
+                else:
+                    tokens = _rectangle([self._sequences[i] for i in chosen])
+                    whole = torch.from_numpy(np.maximum(tokens, 0)).to(self._device)
+                    block = _Block(whole, whole, None)
+                blocks.append(block)
+                asked.append(tokens.ravel())
+        everything = np.concatenate(asked)
+        places = np.flatnonzero(everything >= 0)
         back = np.empty(self.tokens, dtype=np.int64)
         back[everything[places]] = places
-        return _Blocks(
-            tuple(torch.from_numpy(rectangle).to(self._device) for rectangle in tokens),
-            torch.from_numpy(back).to(self._device),
-        )
+        return _Blocks(tuple(blocks), torch.from_numpy(back).to(self._device))
+
+    def _tails(self, members: Sequence[int]) -> tuple[_Block, _Indices]:
+        """Sequences that end in the same column, so that one mask says who is before whom; and which tokens ask."""
+        answering = _rectangle([self._sequences[i][::-1] for i in members])[:, ::-1]
+        asking = _rectangle([self._sequences[i][len(self._sequences[i]) - self._own[i] :][::-1] for i in members])[
+            :, ::-1
+        ]
+        asks, answers = asking.shape[1], answering.shape[1]
+        earlier = np.arange(answers) <= np.arange(asks)[:, None] + answers - asks
+        # Finite, because a place that only fills up may see nothing at all.
+        hidden = np.where(earlier & (answering >= 0)[:, None], 0.0, -1e9).astype(np.float32)
+        q, k = (torch.from_numpy(np.maximum(x, 0)).to(self._device) for x in (asking, answering))
+        return _Block(q, k, torch.from_numpy(hidden[:, None]).to(self._device)), asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +146,33 @@ class _Ragged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Sequences of like length as rectangles, for attention alone."""
+class _Block:
+    """Sequences of like length as rectangles, for attention alone: which of the T tokens stand where."""
 
-    tokens: tuple[Tensor, ...]
-    """`[N, L]` each: which of the T tokens stands where; padding is behind everything that may look at it."""
+    asking: Tensor
+    answering: Tensor
+    mask: Tensor | None
+    """None where both are the same: padding is behind everything that may look at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    blocks: tuple[_Block, ...]
     back: Tensor
-    """Where each of the T tokens stands among the rectangles' places; for a shared one, one of the places."""
+    """Where each of the T tokens stands among the places that ask."""
+
+
+_MASK_ELEMENTS = 2**22
+"""Of a sequence: longer ones ask with all their tokens, which needs no mask."""
+
+
+def _rectangle(rows: Sequence[_Indices]) -> _Indices:
+    """Rows from the left, −1 behind them."""
+    lengths = np.array([len(row) for row in rows])
+    is_real = np.arange(lengths.max()) < lengths[:, None]
+    rectangle = np.full(is_real.shape, -1, dtype=np.int64)
+    rectangle[is_real] = np.concatenate(rows)
+    return rectangle
 
 
 _GQA_IS_ASKED_FOR = "enable_gqa" in varlen_attn.__code__.co_varnames
