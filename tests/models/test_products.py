@@ -5,8 +5,9 @@ import warnings
 
 import pytest
 import torch
+from support import small_model
 
-from dapo_rl.models.products import quick_products
+from dapo_rl.models.products import ALONE, enough_threads, largest_product, quick_products
 
 CPU = torch.device("cpu")
 
@@ -33,3 +34,24 @@ def test_it_is_given_back_after_an_error(monkeypatch):
     with pytest.raises(ValueError, match="broken"), quick_products(CPU, torch.float32):
         raise ValueError("broken")
     assert torch.backends.mkldnn.enabled is True
+
+
+@pytest.mark.parametrize(("multiplications", "inside"), [(ALONE, 1), (ALONE + 1, 2)])
+def test_small_products_have_one_thread(multiplications, inside):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with enough_threads(multiplications):
+            assert torch.get_num_threads() == inside
+        assert torch.get_num_threads() == 2
+        with pytest.raises(ValueError, match="broken"), enough_threads(multiplications):
+            raise ValueError("broken")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_largest_product_is_a_layers():
+    """The vocabulary of 261 would be larger than 32 × 64 of the MLP."""
+    assert largest_product(small_model()) == 32 * 64
+    assert largest_product(small_model(tie_word_embeddings=False)) == 32 * 64

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dapo_rl.errors import UserError
 from dapo_rl.models.packed import pack
-from dapo_rl.models.products import quick_products
+from dapo_rl.models.products import enough_threads, largest_product, quick_products
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Completion, Request
@@ -81,6 +81,7 @@ class NativeEngine:
         self._device = next(model.parameters()).device
         self._on_gpu = self._device.type == "cuda"
         self._model, self._dtype = _own(model, dtype), dtype
+        self._largest_product = largest_product(self._model)
         self._layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
         self._fused: AbstractContextManager[Any] = fuse(self._model) if self._on_gpu else nullcontext()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
@@ -263,7 +264,9 @@ class NativeEngine:
         truncates = any(row.request.params.truncates for row in self._rows)
         if self._graphs is None:
             self._close_gaps()
-            eager_step(self._model, self._cache, self._state, len(self._rows), truncates, self._is_stop_V)
+            rows = len(self._rows)
+            with enough_threads(rows * self._largest_product):
+                eager_step(self._model, self._cache, self._state, rows, truncates, self._is_stop_V)
         else:
             with self._fused:
                 self._graphs.run([row.slot for row in self._rows], STEPS_PER_LOOK, truncates)
