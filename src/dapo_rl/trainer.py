@@ -24,6 +24,7 @@ from dapo_rl.models.load import (
     make_savable,
     pad_id,
     save_model,
+    slow_dtype,
     to_float32,
 )
 from dapo_rl.rewards import as_verifier, build_verifier
@@ -92,6 +93,11 @@ class DAPOTrainer:
 
         self._stream = PromptStream(self._train_prompts.prompts, config.seed)
         dtype = compute_dtype(config.model, next(self.model.parameters()).device)
+        if slow := slow_dtype(dtype, next(self.model.parameters()).device):
+            self._notes.append(slow)
+        # What `auto` means here is written down: a resumed run goes on in it, on whatever machine.
+        named = config.model.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
+        self.config = config = config.model_copy(update={"model": named})
         longest = longest_prompt + config.sampling.max_new_tokens
         self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype, longest)
         self._sampler = Sampler(
@@ -314,6 +320,7 @@ def _model_and_tokenizer(model: Any, tokenizer: Any, config: Config) -> tuple[An
     if model is None or isinstance(model, str | os.PathLike):
         model, loaded = load_model(config.model)
         return model, tokenizer or loaded
+    model.eval()  # dropout would make the policy that samples another one than the policy that is trained
     if tokenizer is None:
         raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
     check_tokenizer(tokenizer, config.model.name)

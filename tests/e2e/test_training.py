@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dapo_rl import Config, DAPOTrainer, DivergedError, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
@@ -231,6 +231,16 @@ def test_a_model_object_needs_its_tokenizer(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "b")
     assert trainer.train()["steps"] == 1
+
+
+def test_a_model_in_training_mode_samples_without_dropout(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    settings = GPT2Config(vocab_size=len(tokenizer), n_positions=128, n_embd=32, n_layer=2, n_head=2, eos_token_id=2)
+    model = GPT2LMHeadModel(settings).train()
+    config = Config.load(DEFAULT_RECIPE, [*SMALL, "model.dtype=auto"])
+    trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "run")
+    assert not model.training
+    assert trainer.config.model.dtype in ("float32", "bfloat16"), "what auto means here is written down"
 
 
 def test_a_bfloat16_model_is_trained_in_float32(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Samples in a row: log-probabilities, entropies and gradients are those of the model's own padded computation."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models import packed as packed_module
 from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
+from dapo_rl.models.recompute import recomputing
 from dapo_rl.models.responses import Responses
 from dapo_rl.types import TrainSample
 
@@ -237,3 +239,13 @@ def test_the_module_is_as_it_was():
     before = model.config._attn_implementation
     gradients(model, [TrainSample((5, 6), (7, 8), (), 0.0, 0)])
     assert model.config._attn_implementation == before
+
+
+def test_recomputing_gives_a_hooked_layer_its_hook_back():
+    model = small_model()
+    layer = model.model.layers[0]
+    hook = layer.forward = partial(layer.forward)
+    with recomputing(model):
+        assert layer.forward is not hook
+    assert layer.forward is hook
+    assert "forward" not in vars(model.model.layers[1])

@@ -29,6 +29,24 @@ class UnsupportedAttentionError(Exception):
     """The module asks for something that plain causal attention is not."""
 
 
+def depends_on_neighbours(model: Any, longest: int) -> str | None:
+    """What makes a model compute a sequence in another way beside a long one, or beyond a length: short tests of it
+    do not show that."""
+    config = model.config.get_text_config()
+    if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:
+        return f"attention in chunks of {config.attention_chunk_size} tokens"
+    rope = getattr(config, "rope_parameters", None) or {}
+    for settings in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = settings.get("rope_type")
+        made_for: int = getattr(config, "max_position_embeddings", 0)
+        if kind == "longrope":
+            original = getattr(config, "original_max_position_embeddings", None)
+            made_for = settings.get("original_max_position_embeddings") or original or made_for
+        if kind in ("dynamic", "longrope") and longest > made_for:
+            return f"{kind} positions, which change for all sequences when one is beyond {made_for} tokens"
+    return None
+
+
 _current: Attend | None = None
 _current_reach = 0
 # Masks are not ours to know: with no mask function of this name, transformers makes none.

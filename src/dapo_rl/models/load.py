@@ -106,6 +106,13 @@ def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def slow_dtype(dtype: torch.dtype, device: torch.device) -> str | None:
+    """A line for the user where a named type is a hundred times slower than the other."""
+    if dtype == torch.bfloat16 and not _multiplies_bfloat16(device):
+        return f"model.dtype: this {device.type} does not multiply bfloat16; float32 is many times faster on it"
+    return None
+
+
 def _multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the hardware does, rather than a detour over float32, which costs more than it saves."""
     if device.type == "cuda":

@@ -29,13 +29,18 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
     generation has no cache; the layers' own `forward` is wrapped instead.
     """
     layers = _layers(model) if wanted else []
+    # A library that has hooked itself into a layer has put its own `forward` there.
+    before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
 
 
 def _layers(model: Any) -> list[Any]:

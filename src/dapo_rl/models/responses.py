@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo_rl.models.attention import UnsupportedAttentionError, attending
+from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
 from dapo_rl.models.forward import TokenStats, response_logps
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.packed import Packed, pack
@@ -98,8 +98,8 @@ def why_not_packed(model: Any, longest: int = 0) -> str | None:
         config = model.config.get_text_config()
         if getattr(config, "final_logit_softcapping", None):  # which small logits would not show
             return "caps its logits"
-        if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:  # which short samples would not show
-            return "attends in chunks"
+        if reason := depends_on_neighbours(model, longest):
+            return f"has {reason}"
         vocabulary = len(model.get_input_embeddings().weight)
         ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
         split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]

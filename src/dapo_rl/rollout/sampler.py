@@ -124,7 +124,7 @@ class Sampler:
         filled_up, note = self._at_cap(step, n) if len(step.kept) < n else (0, None)
         self._put_back(step, self._engine.waiting)
         if self._settings.surplus == "carry":
-            # What has begun ran beside the batch and is nearly done: the next step starts with it.
+            # What has begun ran beside the batch: the next step starts with it.
             while self._flights:
                 self._advance(step)
         self._put_back(step, frozenset(self._flights))

@@ -39,10 +39,9 @@ def step_metrics(fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], 
         **_mean_of(updates),
         "actor/updates": len(updates),
     }
-    # Before the first update the policy is the one that sampled: what differs is how engine and trainer compute. Where
-    # the first mini-batch is all carried groups, the first that is not stands in.
-    mismatches = [update["actor/mismatch_kl"] for update in updates if not math.isnan(update["actor/mismatch_kl"])]
-    metrics["rollout/mismatch_kl"] = mismatches[0] if mismatches else math.nan
+    # Before the first update the policy is the one that sampled: what differs is how engine and trainer compute. A
+    # first mini-batch of carried groups alone tells nothing.
+    metrics["rollout/mismatch_kl"] = updates[0]["actor/mismatch_kl"] if updates else math.nan
     metrics.pop("actor/mismatch_kl", None)
     return metrics
 

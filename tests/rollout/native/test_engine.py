@@ -180,6 +180,9 @@ def test_a_request_that_memory_never_holds_is_refused(model):
     engine = NativeEngine(model, tokenizer(), kv_memory_bytes=10_000)
     with pytest.raises(UserError, match=r"sampling.kv_memory_gib: one sequence of 64 tokens"):
         engine.submit(request("a"))
+    for bytes_ in (0, 10_000):
+        with pytest.raises(UserError, match=r"sampling.kv_memory_gib: one sequence of 64 tokens"):
+            NativeEngine(model, tokenizer(), kv_memory_bytes=bytes_, longest=50)
 
 
 def test_the_cache_grows_for_a_longer_request_while_others_run(model):
@@ -259,6 +262,28 @@ def test_in_bfloat16_it_keeps_a_copy_and_follows_new_weights():
         ("Gemma2", {}, "attention with softcap"),
         ("Mistral", {"sliding_window": 32}, "a sliding window of 32 tokens in a context of 100"),
         ("Bloom", {"n_head": 4}, "BloomForCausalLM"),
+        (
+            "Llama",
+            {
+                "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+                "max_position_embeddings": 64,
+            },
+            "dynamic positions",
+        ),
+        (
+            "Phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 4,
+                    "long_factor": [2.0] * 4,
+                    "original_max_position_embeddings": 64,
+                },
+                "original_max_position_embeddings": 64,
+            },
+            "longrope positions",
+        ),
         ("RecurrentGemma", {}, "RecurrentGemmaForCausalLM"),
     ],
 )
@@ -267,6 +292,15 @@ def test_an_architecture_that_it_does_not_run_is_refused_by_name(architecture, c
     with pytest.raises(UserError, match=f"engine=native: {architecture}ForCausalLM .*use engine=hf") as error:
         NativeEngine(model, Text(), longest=100)
     assert said in str(error.value)
+
+
+def test_attention_in_chunks_shorter_than_the_context_is_refused():
+    config = transformers.Llama4TextConfig(
+        **SMALL, attention_chunk_size=16, num_local_experts=2, intermediate_size_mlp=48, layer_types=None
+    )
+    model = transformers.Llama4ForCausalLM(config).eval()
+    with pytest.raises(UserError, match="attention in chunks of 16 tokens"):
+        NativeEngine(model, Text(), longest=17)
 
 
 def test_a_window_that_is_never_left_is_no_reason_to_refuse():

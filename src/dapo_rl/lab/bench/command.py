@@ -168,6 +168,10 @@ def step(
 def _run(
     work: Work, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
 ) -> None:
+    if timeout <= 0:
+        raise UserError(f"--timeout: {timeout:g} is not above 0")
+    if variant is not None and against is None:
+        raise UserError("--peer-variant: there is no peer; name one with --against")
     from dapo_rl.lab.bench.run import bench
     from dapo_rl.lab.bench.show import show
 

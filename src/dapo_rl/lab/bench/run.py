@@ -132,6 +132,8 @@ def _ours(job: Job, timeout: float) -> dict[str, Any]:
     result = _run(job, timeout)
     if result.get("mistake"):
         raise UserError(result["error"])
+    if result.get("timed_out"):
+        raise UserError(f"--timeout: {job.contender} {result['error']}; name more, or less work")
     if "error" in result:
         raise ContenderError(f"{job.contender}: {result['error']}\n{result.get('log', '')}")
     return result
@@ -153,7 +155,7 @@ def _run(job: Job, timeout: float) -> dict[str, Any]:
             try:
                 process.communicate(job.to_json(), timeout)
             except subprocess.TimeoutExpired:
-                return {"error": f"took longer than {timeout:g} s"}
+                return {"error": f"took longer than {timeout:g} s", "timed_out": True}
             finally:
                 _end(process)
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])

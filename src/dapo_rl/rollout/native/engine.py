@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,7 +85,8 @@ class NativeEngine:
         self._fused: AbstractContextManager[Any] = fuse(self._model) if self._on_gpu else nullcontext()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
-        self._kv_memory: int = kv_memory_bytes or _free_memory(self._device) // 3
+        self._kv_memory: int = _memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
+        self._check_memory(longest)
         self._slots = 0
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
         self._state = SlotState.empty(0, 0, self._device)
@@ -107,13 +107,7 @@ class NativeEngine:
         return frozenset(request.id for request in self._queue)
 
     def submit(self, request: Request) -> None:
-        needs = self._capacity_for(request)
-        if self._slots_at(needs) < 1:
-            raise UserError(
-                f"sampling.kv_memory_gib: one sequence of {needs} tokens takes "
-                f"{needs * self._token_bytes / 2**30:.2g} GiB, and {self._kv_memory / 2**30:.2g} are allowed; "
-                "raise it, or lower sampling.max_new_tokens"
-            )
+        self._check_memory(len(request.prompt_ids) + request.params.max_new_tokens)
         self._queue.append(request)
 
     def poll(self) -> list[Completion]:
@@ -340,9 +334,18 @@ class NativeEngine:
     def _token_bytes(self) -> int:
         return bytes_per_token(self._layers, self._dtype)
 
-    def _capacity_for(self, request: Request) -> int:
+    def _capacity(self, tokens: int) -> int:
         step = CAPACITY_STEP[self._device.type]
-        return -(-(len(request.prompt_ids) + request.params.max_new_tokens) // step) * step
+        return -(-tokens // step) * step
+
+    def _check_memory(self, tokens: int) -> None:
+        needs = self._capacity(tokens)
+        if tokens and self._slots_at(needs) < 1:
+            raise UserError(
+                f"sampling.kv_memory_gib: one sequence of {needs} tokens takes "
+                f"{needs * self._token_bytes / 2**30:.2g} GiB, and {self._kv_memory / 2**30:.2g} are allowed; "
+                "raise it, or lower sampling.max_new_tokens"
+            )
 
     def _slots_at(self, capacity: int) -> int:
         """Sequences that the memory holds, beside one slot on a GPU for rows that only fill up a batch."""
@@ -350,7 +353,8 @@ class NativeEngine:
 
     def _make_room(self, request: Request) -> bool:
         """Whether the cache has, or now gets, the capacity that a request needs."""
-        capacity = max(self._capacity_for(request), self._cache.capacity)
+        needs = self._capacity(len(request.prompt_ids) + request.params.max_new_tokens)
+        capacity = max(needs, self._cache.capacity)
         longest = max(request.params.max_new_tokens, self._state.tokens.shape[1])
         if capacity == self._cache.capacity and longest == self._state.tokens.shape[1]:
             return True
@@ -380,11 +384,8 @@ def _own(model: Any, dtype: torch.dtype) -> Any:
     return own
 
 
-def _free_memory(device: torch.device) -> int:
+def _memory_share(device: torch.device) -> int:
+    """A third of a GPU's free memory; a quarter of a CPU's, whoever uses the rest: a run must not depend on that."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 2
+        return int(torch.cuda.mem_get_info(device)[0]) // 3
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4

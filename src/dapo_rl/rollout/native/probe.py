@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.errors import UserError
-from dapo_rl.models.attention import Attend, UnsupportedAttentionError
+from dapo_rl.models.attention import Attend, UnsupportedAttentionError, depends_on_neighbours
 from dapo_rl.models.packed import pack
 from dapo_rl.rollout.native.cache import KVCache, LayerShape
 from dapo_rl.rollout.native.decode import next_logits
@@ -29,6 +29,8 @@ def probe(model: Any, longest: int, decode: DecodeAttention) -> tuple[dict[int, 
     """The layers that keep keys and values, and the vocabulary's size; or a line that says what does not work."""
     name = type(model).__name__
     try:
+        if reason := depends_on_neighbours(model, longest):
+            raise UnsupportedAttentionError(reason)
         difference, layers, vocabulary = _compare(model, longest, decode)
     except UnsupportedAttentionError as error:
         raise UserError(f"engine=native: {name} has {error}, which it does not do; use engine=hf") from None
