@@ -118,6 +118,11 @@ def test_step_beside_trl():
         (["rollout", "--sweep", "lr=1,2"], "NAME one of prompts, group, tokens, prompt_tokens"),
         (["step", "train.lr=abc"], "train.lr"),
         (["rollout", *QUICK, "--tokens", "1000"], "the model is made for 512"),
+        (["rollout", "engine=hf"], "engine: use --engine"),
+        (["step", "sampling.max_new_tokens=4"], "sampling.max_new_tokens: use --tokens"),
+        (["update", "train.steps=4"], "train.steps: the benchmark's work has its own"),
+        (["rollout", "--peer-variant", "default"], "--peer-variant: there is no peer"),
+        (["rollout", "--timeout", "0"], "--timeout: 0 is not above 0"),
     ],
 )
 def test_mistakes_are_one_line(words, expected):

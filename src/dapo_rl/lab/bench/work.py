@@ -7,8 +7,22 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dapo_rl.config import Config
+from dapo_rl.errors import UserError
 
 Kind = Literal["rollout", "update", "step"]
+
+
+OPTIONS = {
+    "seed": "--seed",
+    "engine": "--engine",
+    "model.device": "--device",
+    "model.dtype": "--dtype",
+    "sampling.prompts_per_step": "--prompts",
+    "sampling.group_size": "--group",
+    "sampling.max_new_tokens": "--tokens",
+    "data.max_prompt_tokens": "--prompt-tokens",
+}
+"""Settings that an option of the command stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,12 @@ class Work:
         return self.warmup + self.repeats
 
     def config(self) -> Config:
-        """The settings of a run that does this work; what the user names wins."""
+        """The settings of a run that does this work, and those that the user names beside it."""
+        fixed = {override.partition("=")[0] for override in self._overrides()} - {"sampling.max_batch"}
+        for key in (setting.partition("=")[0].strip() for setting in self.settings):
+            if key in fixed:
+                option = OPTIONS.get(key)
+                raise UserError(f"{key}: " + (f"use {option}" if option else "the benchmark's work has its own"))
         return Config.load(None, [*self._overrides(), *self.settings])
 
     def _overrides(self) -> list[str]:
