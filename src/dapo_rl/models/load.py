@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo_rl.config import ModelSettings
@@ -77,6 +79,15 @@ def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises a class of its own
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
+
+
+def take_over(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into a model's own; those that are its own already stay as they are."""
+    own = dict(model.named_parameters())
+    stale = [(own[name], tensor) for name, tensor in weights.items() if own[name].data_ptr() != tensor.data_ptr()]
+    if stale:
+        with torch.no_grad():
+            torch._foreach_copy_([mine for mine, _ in stale], [theirs for _, theirs in stale])
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:

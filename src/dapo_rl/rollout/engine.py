@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dapo_rl.config import SamplingSettings
 from dapo_rl.types import Sample
 
 
@@ -23,6 +24,19 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Every response has max_new_tokens tokens: for benchmarks."""
+
+    @classmethod
+    def of(cls, settings: SamplingSettings) -> SamplingParams:
+        """How a run samples what it trains on."""
+        return cls(
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            stop=settings.stop,
+            ignore_eos=settings.ignore_eos,
+        )
 
     @property
     def truncates(self) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from dapo_rl.models.forward import pad
-from dapo_rl.models.load import pad_id
+from dapo_rl.models.load import pad_id, take_over
 from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Completion, Request
@@ -55,11 +55,7 @@ class HFEngine:
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
-        own = dict(self._model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                if own[name].data_ptr() != tensor.data_ptr():
-                    own[name].copy_(tensor)
+        take_over(self._model, weights)
         self.version = version
 
     def state(self) -> dict[str, Any]:

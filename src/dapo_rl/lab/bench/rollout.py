@@ -28,15 +28,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
     engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
     if work.engine == "vllm":
         del model
-    sampling = work.config().sampling
-    params = SamplingParams(
-        max_new_tokens=work.tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        ignore_eos=True,
-    )
+    params = SamplingParams.of(work.config().sampling)
 
     def run(i: int) -> None:
         for p, ids in enumerate(prompts(i)):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.errors import UserError
+from dapo_rl.models.load import take_over
 from dapo_rl.models.packed import pack
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
@@ -137,11 +138,7 @@ class NativeEngine:
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
-        own = dict(self._model.named_parameters())
-        stale = [(own[name], tensor) for name, tensor in weights.items() if own[name].data_ptr() != tensor.data_ptr()]
-        with torch.no_grad():
-            if stale:
-                torch._foreach_copy_([mine for mine, _ in stale], [theirs for _, theirs in stale])
+        take_over(self._model, weights)
         self.version = version
 
     def state(self) -> dict[str, Any]:
