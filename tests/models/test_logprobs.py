@@ -119,3 +119,17 @@ def test_no_tensor_grows_with_tokens_times_vocabulary(vocabulary, monkeypatch):
     with Operations() as made:
         plain(hidden, weight, None, targets, 1.0)
     assert made.elements == 500 * vocabulary
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slices_within_a_chunk_change_nothing(dtype, monkeypatch):
+    hidden, weight, bias, targets, factor = head(tokens=50)
+    results = []
+    for rows in (50, 7, 1):
+        monkeypatch.setitem(logprobs.SLICE_ELEMENTS, "cpu", rows * len(weight))
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            logps, entropy = token_logps(hidden, weight, bias, targets, chunk_rows=20)
+        results.append([logps, entropy, *torch.autograd.grad(logps, [hidden, weight, bias], factor)])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 if dtype == torch.float32 else 1e-2)

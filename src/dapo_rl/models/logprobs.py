@@ -1,9 +1,10 @@
 """Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at any time.
 
-Logits are made a chunk of rows at a time and made again in the backward pass; those of the last chunk wait for it.
-Softmax and sums are in float32, products in the type of the hidden states.
+Logits are made a slice of rows at a time and made again in the backward pass, where the slices of a chunk are
+multiplied at once; what the last chunk needs there waits for it. Softmax and sums are in float32, products in the type
+of the hidden states.
 
-Shapes: T tokens, C of them in a chunk, H the width of a hidden state, V the vocabulary.
+Shapes: T tokens, C of them in a chunk, S in a slice, H the width of a hidden state, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**27}
 """Logits in a chunk at most: enough rows for a product at full speed, and a fraction of the activations' memory."""
+
+SLICE_ELEMENTS = {"cpu": 2**22}
+"""Logits that softmax works on at a time: what a processor's cache holds. A GPU takes a chunk at once."""
 
 
 def token_logps(
@@ -64,24 +68,31 @@ class _TokenLogps(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         weight = weight_VH.to(hidden_TH.dtype)
         logps_T, entropy_T, log_sums_T = (hidden_TH.new_empty(len(hidden_TH), dtype=torch.float32) for _ in range(3))
-        exps_CV = sums_C = None
-        for chunk in _chunks(len(hidden_TH), rows):
-            del exps_CV  # before the next chunk needs the memory
-            logits_CV = project(hidden_TH[chunk], weight, bias_V, temperature)
-            highest_C = logits_CV.amax(-1)
-            logits_CV.sub_(highest_C[:, None])
-            at_target_C = logits_CV.gather(-1, targets_T[chunk, None]).squeeze(-1)
-            exps_CV = logits_CV.exp()
-            sums_C = exps_CV.sum(-1)
-            log_sums_C = sums_C.log()
-            logps_T[chunk] = at_target_C - log_sums_C
-            # −Σ p·log p, where p = e / Σe and log p = logit − log Σe.
-            entropy_T[chunk] = log_sums_C - torch.linalg.vecdot(exps_CV, logits_CV) / sums_C
-            log_sums_T[chunk] = log_sums_C + highest_C
-            del logits_CV
-        ctx.last_probs = None
-        if exps_CV is not None and sums_C is not None and any(ctx.needs_input_grad[:3]):
-            ctx.last_probs = exps_CV.div_(sums_C[:, None])
+        keeps = any(ctx.needs_input_grad[:3])
+        pulls_CV: Tensor | None = None
+        for chunk in _chunks(0, len(hidden_TH), rows):
+            if keeps and chunk.stop == len(hidden_TH):
+                pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
+            for part in _slices(chunk, weight):
+                logits_SV = project(hidden_TH[part], weight, bias_V, temperature)
+                highest_S = logits_SV.amax(-1)
+                logits_SV.sub_(highest_S[:, None])
+                at_target_S = logits_SV.gather(-1, targets_T[part, None]).squeeze(-1)
+                exps_SV = logits_SV.exp()
+                sums_S = exps_SV.sum(-1)
+                log_sums_S = sums_S.log()
+                logps_T[part] = at_target_S - log_sums_S
+                # −Σ p·log p, where p = e / Σe and log p = logit − log Σe.
+                entropy_T[part] = log_sums_S - torch.linalg.vecdot(exps_SV, logits_SV) / sums_S
+                log_sums_T[part] = log_sums_S + highest_S
+                del logits_SV
+                if pulls_CV is not None:
+                    probs_SV = exps_SV.div_(sums_S[:, None])
+                    pulls_CV[part.start - chunk.start : part.stop - chunk.start] = _pulls(
+                        probs_SV, targets_T[part], logps_T[part]
+                    )
+                del exps_SV
+        ctx.last_pulls = pulls_CV
         ctx.temperature, ctx.rows = temperature, rows
         ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, log_sums_T)
         ctx.mark_non_differentiable(entropy_T)
@@ -94,44 +105,59 @@ class _TokenLogps(torch.autograd.Function):
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         weight = weight_VH.to(hidden_TH.dtype)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if wants_weight else None
+        grad_weight_VH: Tensor | None = None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
         # The gradient of a logit is g · (1[target] − p). As a factor on the hidden states g is a pass over H numbers
         # a token, instead of V.
         factor_T1 = (-grad_T.float() / ctx.temperature)[:, None]
-        probs_CV, ctx.last_probs = ctx.last_probs, None
-        for chunk in reversed(list(_chunks(len(hidden_TH), ctx.rows))):
-            if probs_CV is None:
-                logits_CV = project(hidden_TH[chunk], weight, bias_V, ctx.temperature)
-                probs_CV = logits_CV.sub_(log_sums_T[chunk, None]).exp_()
-                del logits_CV
-            # p − 1 from log p: near certainty, a difference of rounded numbers has no digits left.
-            probs_CV.scatter_(-1, targets_T[chunk, None], torch.expm1(logps_T[chunk, None]))
+        pulls_CV, ctx.last_pulls = ctx.last_pulls, None
+        for chunk in reversed(list(_chunks(0, len(hidden_TH), ctx.rows))):
+            if pulls_CV is None:
+                pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
+                for part in _slices(chunk, weight):
+                    logits_SV = project(hidden_TH[part], weight, bias_V, ctx.temperature)
+                    probs_SV = logits_SV.sub_(log_sums_T[part, None]).exp_()
+                    pulls_CV[part.start - chunk.start : part.stop - chunk.start] = _pulls(
+                        probs_SV, targets_T[part], logps_T[part]
+                    )
+                    del logits_SV, probs_SV
             if grad_bias_V is not None:
-                grad_bias_V.addmv_(probs_CV.T, factor_T1[chunk, 0])
-            pulls_CV = probs_CV.to(hidden_TH.dtype)
-            probs_CV = None
+                grad_bias_V += pulls_CV.T @ factor_T1[chunk, 0].to(pulls_CV.dtype)
             if grad_hidden_TH is not None:
                 torch.mul(pulls_CV @ weight, factor_T1[chunk], out=grad_hidden_TH[chunk])
-            if grad_weight_VH is not None:
-                _add_product(grad_weight_VH, pulls_CV.T, (hidden_TH[chunk] * factor_T1[chunk]).to(hidden_TH.dtype))
-            del pulls_CV
-        if grad_weight_VH is not None:
+            if wants_weight:
+                scaled_CH = (hidden_TH[chunk] * factor_T1[chunk]).to(hidden_TH.dtype)
+                grad_weight_VH = _add_product(grad_weight_VH, pulls_CV.T, scaled_CH)
+            pulls_CV = None
+        if wants_weight:
+            grad_weight_VH = torch.zeros_like(weight_VH) if grad_weight_VH is None else grad_weight_VH
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         if grad_bias_V is not None:
             grad_bias_V = grad_bias_V.to(bias_V.dtype)
         return grad_hidden_TH, grad_weight_VH, grad_bias_V, None, None, None
 
 
-def _add_product(total_VH: Tensor, a_VC: Tensor, b_CH: Tensor) -> None:
-    """`total += a @ b` in float32, whatever the type of a and b."""
-    if a_VC.dtype == torch.float32:
-        total_VH.addmm_(a_VC, b_CH)
-    elif a_VC.is_cuda:
-        torch.addmm(total_VH, a_VC, b_CH, out_dtype=torch.float32, out=total_VH)
-    else:
-        total_VH += a_VC @ b_CH
+def _pulls(probs_SV: Tensor, targets_S: Tensor, logps_S: Tensor) -> Tensor:
+    """p − 1[target]. At the target from log p: near certainty, a difference of rounded numbers has no digits left."""
+    return probs_SV.scatter_(-1, targets_S[:, None], torch.expm1(logps_S[:, None]))
 
 
-def _chunks(count: int, rows: int) -> Iterator[slice]:
-    return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+def _add_product(total_VH: Tensor | None, a_VC: Tensor, b_CH: Tensor) -> Tensor:
+    """`total + a @ b` in float32, whatever the type of a and b; in place, where there is a total."""
+    if a_VC.is_cuda and a_VC.dtype != torch.float32:
+        if total_VH is None:
+            return torch.mm(a_VC, b_CH, out_dtype=torch.float32)
+        return torch.addmm(total_VH, a_VC, b_CH, out_dtype=torch.float32, out=total_VH)
+    if total_VH is None:
+        return (a_VC @ b_CH).float()
+    return total_VH.addmm_(a_VC, b_CH) if a_VC.dtype == torch.float32 else total_VH.add_(a_VC @ b_CH)
+
+
+def _chunks(start: int, stop: int, rows: int) -> Iterator[slice]:
+    return (slice(first, min(first + rows, stop)) for first in range(start, stop, rows))
+
+
+def _slices(chunk: slice, weight_VH: Tensor) -> Iterator[slice]:
+    elements = SLICE_ELEMENTS.get(weight_VH.device.type)
+    rows = chunk.stop - chunk.start if elements is None else max(1, elements // len(weight_VH))
+    return _chunks(chunk.start, chunk.stop, rows)

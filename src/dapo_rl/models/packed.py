@@ -48,6 +48,8 @@ class Packed:
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         if q_THD.is_cuda and q_THD.dtype in (torch.bfloat16, torch.float16) and q_THD.shape[-1] <= 256:
             return self._in_ragged(q_THD, k_TKD, v_TKD, scale)
+        if not q_THD.is_cuda:
+            return self._in_float32(q_THD, k_TKD, v_TKD, scale)
         return self._in_blocks(q_THD, k_TKD, v_TKD, scale)
 
     def _in_ragged(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
@@ -60,6 +62,11 @@ class Packed:
         )
         assert isinstance(out, Tensor)
         return out
+
+    def _in_float32(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        """On a CPU, where torch's attention in bfloat16 takes several times as long, above all its backward pass."""
+        with torch.autocast("cpu", enabled=False):
+            return self._in_blocks(q_THD.float(), k_TKD.float(), v_TKD.float(), scale).to(q_THD.dtype)
 
     def _in_blocks(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         outs = []

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from dapo_rl.rollout.native.fuse import Handed, Join, fuse
+from dapo_rl.rollout.native.prepack import can_prepack
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 6,
@@ -264,3 +265,36 @@ def test_layers_of_other_kinds_are_not_joined():
     assert not Join.possible([linear(4, 2), linear(4, 2, bias=False)])
     assert not Join.possible([linear(4, 2), linear(4, 2).bfloat16()])
     assert not Join.possible([linear(4, 2), torch.nn.Identity()])
+
+
+@pytest.mark.parametrize("name", FULLY + ALSO)
+def test_prepacked_weights_give_the_same_logits_and_follow_new_ones(name):
+    """In float32, which every CPU can put in order; engines do it in bfloat16 alone."""
+    model, other = small_model(name), small_model(name)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.25)
+    plain, changed = logits_of(model), logits_of(other)
+    fused = fuse(model, prepack=True)
+    linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    assert len(fused.prepacked) == len(fused.joins) + len(linears) - sum(len(join.sizes) for join in fused.joins)
+    with fused:
+        assert_same_logits(logits_of(model), plain)
+        with torch.no_grad():
+            for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+                mine.copy_(new)
+        fused.refresh()
+        assert_same_logits(logits_of(model), changed)
+    assert_same_logits(logits_of(model), changed)
+
+
+def test_what_a_processor_cannot_put_in_order_is_not_prepacked(monkeypatch):
+    weight = torch.randn(80, 32)
+    assert can_prepack(weight)
+    assert not can_prepack(weight.to("meta"))
+
+    def refuse(*_):
+        raise RuntimeError("bf16 path needs the cpu support avx512")
+
+    monkeypatch.setattr("dapo_rl.rollout.native.prepack._in_order", refuse)
+    assert not can_prepack(weight)

@@ -26,19 +26,20 @@ class KVCache:
         self, layers: Mapping[int, LayerShape], slots: int, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slots, self.capacity = slots, capacity
+        self.dtype = kept_in(dtype, device)
         self.keys = {
-            layer: _zeros((slots, shape.heads, capacity, shape.key_width), dtype, device)
+            layer: _zeros((slots, shape.heads, capacity, shape.key_width), self.dtype, device)
             for layer, shape in layers.items()
         }
         self.values = {
-            layer: _zeros((slots, shape.heads, capacity, shape.value_width), dtype, device)
+            layer: _zeros((slots, shape.heads, capacity, shape.value_width), self.dtype, device)
             for layer, shape in layers.items()
         }
 
     def put(self, layer: int, slots_E: Tensor, positions_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
         """Writes E tokens, each to its slot and position."""
-        self.keys[layer][slots_E, :, positions_E] = keys_EKD
-        self.values[layer][slots_E, :, positions_E] = values_EKD
+        self.keys[layer][slots_E, :, positions_E] = keys_EKD.to(self.dtype)
+        self.values[layer][slots_E, :, positions_E] = values_EKD.to(self.dtype)
 
     def move(self, source: int, target: int, length: int) -> None:
         """A sequence goes to another slot."""
@@ -53,8 +54,18 @@ class KVCache:
                 mine[layer][:slots, :, : other.capacity] = tensor[:slots]
 
 
-def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
-    return sum(shape.heads * (shape.key_width + shape.value_width) for shape in layers.values()) * dtype.itemsize
+def kept_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type of keys and values for a model in `dtype`.
+
+    On a CPU attention is in float32: in bfloat16 torch rearranges all keys and values at every call, which takes
+    several times as long as the attention.
+    """
+    return torch.float32 if device.type == "cpu" else dtype
+
+
+def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype, device: torch.device) -> int:
+    numbers = sum(shape.heads * (shape.key_width + shape.value_width) for shape in layers.values())
+    return numbers * kept_in(dtype, device).itemsize
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -48,7 +48,6 @@ class CachedAttention:
         keys = self._cache.keys[layer][:rows, :, : self.reach]
         values = self._cache.values[layer][:rows, :, : self.reach]
         # The query heads that share a key-value head are queries of one sequence: nothing is repeated.
-        q_BKRD = q_THD.reshape(rows, keys.shape[1], -1, width)
-        mask = self._mask_B11L.to(q_THD.dtype)
-        out_BKRD = F.scaled_dot_product_attention(q_BKRD, keys, values, attn_mask=mask, scale=scale)
-        return out_BKRD.reshape(rows, heads, -1)
+        q_BKRD = q_THD.reshape(rows, keys.shape[1], -1, width).to(keys.dtype)
+        out_BKRD = F.scaled_dot_product_attention(q_BKRD, keys, values, attn_mask=self._mask_B11L, scale=scale)
+        return out_BKRD.reshape(rows, heads, -1).to(q_THD.dtype)

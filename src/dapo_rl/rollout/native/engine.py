@@ -10,7 +10,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +25,9 @@ from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Completion, Request
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
-from dapo_rl.rollout.native.fuse import fuse
+from dapo_rl.rollout.native.fuse import Fused, fuse
 from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention
+from dapo_rl.rollout.native.prepack import can_prepack
 from dapo_rl.rollout.native.probe import probe
 from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.types import FinishReason
@@ -83,7 +83,9 @@ class NativeEngine:
         self._model, self._dtype = _own(model, dtype), dtype
         self._largest_product = largest_product(self._model)
         self._layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
-        self._fused: AbstractContextManager[Any] = fuse(self._model) if self._on_gpu else nullcontext()
+        # In float32 a CPU's engine samples from the trained module itself: its weights stay where they are.
+        prepack = dtype == torch.bfloat16 and can_prepack(self._model.get_output_embeddings().weight)
+        self._fused = fuse(self._model, prepack=prepack) if self._on_gpu or prepack else Fused()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
         self._kv_memory: int = _memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
@@ -139,6 +141,7 @@ class NativeEngine:
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
         take_over(self._model, weights)
+        self._fused.refresh()
         self.version = version
 
     def state(self) -> dict[str, Any]:
@@ -256,7 +259,7 @@ class NativeEngine:
         if self._graphs is None:
             self._close_gaps()
             rows = len(self._rows)
-            with enough_threads(rows * self._largest_product):
+            with self._fused, enough_threads(rows * self._largest_product):
                 eager_step(self._model, self._cache, self._state, rows, truncates, self._is_stop_V)
         else:
             with self._fused:
@@ -329,7 +332,7 @@ class NativeEngine:
 
     @property
     def _token_bytes(self) -> int:
-        return bytes_per_token(self._layers, self._dtype)
+        return bytes_per_token(self._layers, self._dtype, self._device)
 
     def _capacity(self, tokens: int) -> int:
         step = CAPACITY_STEP[self._device.type]

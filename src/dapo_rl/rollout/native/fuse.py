@@ -21,6 +21,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from dapo_rl.rollout.native.prepack import Prepacked
+
 _MISSING = object()
 
 
@@ -38,8 +40,8 @@ class Ops(Protocol):
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
-def fuse(model: Any, ops: Ops | None = None) -> Fused:
-    """With no `ops`, the kernels on a CUDA device and projections alone elsewhere."""
+def fuse(model: Any, ops: Ops | None = None, prepack: bool = False) -> Fused:
+    """With no `ops`, the kernels on a CUDA device and projections alone elsewhere; `prepack` is for a CPU."""
     some = next(model.parameters())
     if ops is None and some.device.type == "cuda":
         from dapo_rl.rollout.native import kernels
@@ -62,6 +64,8 @@ def fuse(model: Any, ops: Ops | None = None) -> Fused:
             fused.offer("head", _head(model))
             for attention in {type(m): m for m in model.modules() if hasattr(m, "head_dim")}.values():
                 fused.offer("rotary embedding", _rotary(attention, ops))
+        if prepack:
+            _prepack(model, fused)
     return fused
 
 
@@ -80,6 +84,7 @@ class Fused:
     joins: list[Join] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
+    prepacked: list[Prepacked] = field(default_factory=list)
     _before: list[tuple[Patch, Any]] = field(default_factory=list)
 
     def offer(self, what: str, patches: list[Patch] | None) -> None:
@@ -89,6 +94,11 @@ class Fused:
         elif patches:
             self.counts[what] += 1
             self.patches += patches
+
+    def refresh(self) -> None:
+        """After new weights."""
+        for product in self.prepacked:
+            product.refresh()
 
     def report(self) -> str:
         def listed(counts: Counter[str]) -> str:
@@ -147,6 +157,7 @@ class Join:
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self.weight = self._join([linear.weight for linear in linears])
         self.bias = None if linears[0].bias is None else self._join([linear.bias for linear in linears])
+        self.prepacked: Prepacked | None = None
 
     @staticmethod
     def possible(linears: Sequence[Any]) -> bool:
@@ -160,7 +171,7 @@ class Join:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias) if self.prepacked is None else self.prepacked(x)
 
     def intact(self) -> bool:
         return all(parameter.data_ptr() == piece.data_ptr() for parameter, piece in self._pairs)
@@ -267,6 +278,19 @@ def _gated(act: Callable[[Tensor], Tensor], ops: Ops | None) -> Callable[[Tensor
         return act(gate) * up
 
     return plain
+
+
+def _prepack(model: Any, fused: Fused) -> None:
+    """Joint projections, and every layer that is in none."""
+    joined = set[int]()
+    for join in fused.joins:
+        join.prepacked = Prepacked(join.weight, join.bias)
+        fused.prepacked.append(join.prepacked)
+        joined |= {id(parameter) for parameter, _ in join._pairs}
+    for module in model.modules():
+        if type(module) is nn.Linear and id(module.weight) not in joined:
+            fused.prepacked.append(Prepacked(module.weight, module.bias))
+            fused.patches.append(Patch(module, "forward", fused.prepacked[-1]))
 
 
 # Norms, residual sums, the rotary embedding.
