@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test chaos check format clean
 
 setup: $(STAMP)
 
@@ -22,6 +22,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# A run that is killed twenty times ends as the one that was not.
+chaos: setup
+	$(BIN)/python tests/e2e/chaos.py $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

@@ -62,6 +62,7 @@ class Prompts:
 
     def __init__(self) -> None:
         self.drawn: list[str] = []
+        self.resting: list[tuple[str, int]] = []
         self._front: list[Prompt] = []
         self._next = 0
 
@@ -80,9 +81,14 @@ class Prompts:
     def find(self, prompt_id: str) -> Prompt:
         return make_prompt(prompt_id)
 
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        self.resting.append((prompt.id, epochs))
+
 
 class ScriptedEngine:
     """Gives each request the samples that a script says; a longer sample takes more polls, as in a real engine."""
+
+    keeps_begun = True
 
     def __init__(self, script: Callable[[Request], Sequence[Sample]], width: int = 10**6) -> None:
         self.version = 0
@@ -128,10 +134,11 @@ class ScriptedEngine:
         self.version = version
 
     def state(self) -> dict[str, Any]:
-        return {"version": self.version}
+        return {"version": self.version, "running": [list(row) for row in self._running], "queue": [*self._queue]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.version = state["version"]
+        self._running, self._queue = [list(row) for row in state["running"]], [*state["queue"]]
 
 
 class TextVerifier:

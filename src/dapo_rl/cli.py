@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 our own error, 2 the user's mistake, 3 diverged, 130 or 14
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -151,6 +152,9 @@ def main() -> None:
     except (UserError, DivergedError) as error:
         _complain(str(error), getattr(error, "more", ""))
         code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):  # before there is anything to finish
+        _complain("stopped")
+        code = 128 + signal.SIGINT
     except OSError as error:  # a full disk, a directory that may not be written
         _complain(str(error))
         code = 2
@@ -186,48 +190,28 @@ def _newest_run() -> Path:
     return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
 
 
-FREE_TO_CHANGE = (
-    *("train.steps", "train.lr", "train.min_lr_share", "train.warmup_steps", "train.max_grad_norm"),
-    *("train.token_budget", "train.gradient_checkpointing", "train.packed"),
-    *("sampling.cap", "sampling.on_cap", "sampling.max_batch", "sampling.kv_memory_gib"),
-    *("reward.timeout_s", "reward.max_error_share", "eval.", "checkpoint.", "log.", "data.eval"),
-)
-"""What a resumed run may have otherwise than it began: its length, what is written, and the remedies that our own
-errors advise. Anything else would make it another run."""
-
-
 def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Config:
+    """The run's own settings, or a recipe's, with what is changed; a mistake is found before a model is loaded."""
     from dapo_rl.runs.directory import RunDirectory
+    from dapo_rl.runs.settings import check_same_run
 
     before = RunDirectory.open(run).read_config()
     config = Config.load(recipe or run / "config.yaml", overrides)
-    old, new = _flat(before.resolved()), _flat(config.resolved())
-    changed = [key for key in new if old.get(key) != new[key] and not key.startswith(FREE_TO_CHANGE)]
-    if changed:
-        listed = ", ".join(f"{key} {old.get(key)} → {new[key]}" for key in changed[:5])
-        raise UserError(f"--resume: {run} was begun with other settings: {listed}; start a new run for them")
+    check_same_run(run, before, config)
     return config
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
-
-
 def _stop_on_signals(trainer: Any) -> Callable[[], int | None]:
-    """The first SIGINT or SIGTERM lets the step finish; a second SIGINT stops at once."""
+    """The first SIGINT or SIGTERM lets the step finish; a SIGINT after it stops at once."""
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
-        if received:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
-        trainer.display.note("stopping after this step; once more stops at once")
+        # The signal may come in the middle of a line to the same stream, which cannot take another one then.
+        with contextlib.suppress(RuntimeError):
+            trainer.display.note("stopping after this step; Ctrl-C once more stops at once")
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, parse_value, put, read_recipe
@@ -51,6 +52,15 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and info.field_name:
+            kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
+            if bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds):
+                raise PydanticCustomError("switch_for_number", "expected a number")
+        return value
 
 
 class ModelSettings(Section):
@@ -97,7 +107,11 @@ class RewardSettings(Section):
     threshold: float = 0.5
     """A user function's score above this counts as correct; a gym scorer's score from this on."""
     timeout_s: float = Field(5.0, gt=0)
-    """`math`: a comparison that takes longer is counted as timed out, not as wrong."""
+    """A call of the verifier that takes longer is killed, and counted as timed out, not as wrong."""
+    memory_mb: int = Field(2048, ge=64)
+    """Memory that a verifier may take beside what the run had loaded when it started; beyond it the call fails."""
+    workers: int | None = Field(None, ge=0)
+    """Processes for the verifier, by default one less than the cores, 8 at most; 0: in this one, without limits."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops when the verifier failed on more than this share of a step's groups."""
 
@@ -132,11 +146,13 @@ class SamplingSettings(Section):
     on_cap: Literal["error", "partial", "fill"] = "error"
     """At the cap: stop, train on the groups there are, or fill up with uninformative ones."""
     surplus: Literal["carry", "requeue", "drop"] = "carry"
-    """Good groups beyond the batch: wait for the next step, sample their prompts again first, or drop."""
+    """Beyond the batch: go on and wait for the next step, sample the prompts again first, or drop."""
     max_staleness: int = Field(1, ge=0)
-    """Weight versions that a carried group may be old; older ones are dropped."""
+    """Weight versions that a group may be old when it is trained on; older ones are dropped."""
     dynamic_batch: bool = False
     """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
+    retire: int = Field(0, ge=0)
+    """Epochs for which a prompt rests after all of its samples were right; 0 is off."""
     max_batch: int | None = Field(None, ge=1)
     """Sequences that the engine generates at the same time, at most; by default 1024, with engine=hf 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
@@ -327,7 +343,8 @@ class Config(Section):
                 "the paper uses 1 and -1",
             )
         if sampling.prompts_per_step % self.train.mini_batches:
-            divisors = [n for n in range(1, sampling.prompts_per_step + 1) if sampling.prompts_per_step % n == 0]
+            candidates = range(1, min(sampling.prompts_per_step, 10_000) + 1)
+            divisors = [n for n in candidates if sampling.prompts_per_step % n == 0]
             nearest = min(divisors, key=lambda n: abs(n - self.train.mini_batches))
             yield (
                 "train.mini_batches",

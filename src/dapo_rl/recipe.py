@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as a recipe: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: cannot be read as a recipe: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise UserError(f"{path}: cannot be read as a recipe: {getattr(error, 'strerror', None) or error}") from None
     try:
-        settings = yaml.safe_load(text)
+        settings = _parse(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    check_values(settings, str(path))
     if settings is None:
         return {}
     if not isinstance(settings, dict):
@@ -79,6 +83,67 @@ def read_recipe(path: Path) -> dict[str, Any]:
     for key, value in settings.items():
         put(nested, str(key), value)
     return nested
+
+
+class _Loader(yaml.SafeLoader):
+    """A key that is there twice is a mistake: the first one's settings would be lost without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError:
+        raise
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
+        raise yaml.YAMLError(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+MOST_VALUES, MOST_LEVELS = 10_000, 50
+"""An anchor that refers to itself, or a few that multiply, stand for more values than fit in memory."""
+
+
+def check_values(settings: Any, where: str) -> None:
+    """Refuses what YAML can say and no setting can be."""
+    waiting, seen = [("", settings)], 0
+    while waiting:
+        key, value = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES or key.count(".") > MOST_LEVELS:
+            raise UserError(f"{where}: too many values, or too deeply nested; does an anchor contain itself?")
+        at = f"{where}: {key}" if key else where
+        if isinstance(value, Mapping):
+            waiting += [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, inner) for inner in value]
+        elif isinstance(value, datetime.date):
+            raise UserError(f"{at}: {value} is read as a date; write it in quotes")
+        elif isinstance(value, int) and value.bit_length() > 63:
+            raise UserError(f"{at}: a whole number beyond {2**63 - 1} is too large")
+        elif isinstance(value, str) and not _is_unicode(value):
+            raise UserError(f"{at}: text that is not valid Unicode (half of a surrogate pair)")
+        elif not isinstance(value, str | int | float | None):
+            raise UserError(f"{at}: a {type(value).__name__} is no value of a setting")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _recipes_nearby(path: Path) -> str:
@@ -93,6 +158,8 @@ def _recipes_nearby(path: Path) -> str:
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
     """Puts a value under a dotted key; mappings are merged."""
     *path, last = key.split(".")
+    if not last or "" in path:
+        raise UserError(f"{key!r}: a key is written section.name, for example train.lr")
     level = settings
     for name in path:
         inner = level.get(name)
@@ -112,16 +179,19 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
 
 def parse_value(key: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        value = _parse(text)
     except yaml.YAMLError:
-        raise UserError(f"{key}: {text!r} is not a value; quote it as in YAML") from None
+        raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
+    check_values(value, key)
+    return value
 
 
 def explain(error: ValidationError, keys: Collection[str]) -> str:
     """The first mistake in one line: the key, what is wrong, and the nearest right one of `keys`."""
     first, *others = error.errors()
-    location = [str(part) for part in first["loc"] if part not in ("str", "SourceSettings")]
-    key = ".".join(location)
+    key = _key(first)
+    # A value that may be of two types has a mistake for each.
+    more = len({_key(other) for other in others} - {key})
     if first["type"] == "extra_forbidden":
         line = f"{key}: no such setting{suggestion(key, keys)}"
     elif first["type"] == "value_error":
@@ -129,15 +199,28 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
     elif first["type"] == "literal_error":
         close = difflib.get_close_matches(str(first["input"]), first["ctx"]["expected"].replace("'", "").split(), n=1)
         hint = f"; did you mean {close[0].strip(',')}?" if close else ""
-        line = f"{key}: {first['input']!r} is not one of {first['ctx']['expected']}{hint}"
+        line = f"{key}: {shown(first['input'])} is not one of {first['ctx']['expected']}{hint}"
     elif key not in keys and any(known.startswith(f"{key}.") for known in keys):
         line = f"{key}: is a section, not a value{_example(key, first['input'], keys)}"
     elif isinstance(first["input"], Mapping | list) and key in keys:
         line = f"{key}: expected a single value, got a {type(first['input']).__name__}"
     else:
-        line = f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+        line = f"{key}: {first['msg'][0].lower()}{first['msg'][1:]}, got {shown(first['input'])}"
     line = " ".join(line.split())
-    return f"{line} (and {len(others)} more)" if others else line
+    return f"{line} (and {more} more)" if more else line
+
+
+def _key(mistake: Any) -> str:
+    return ".".join(str(part) for part in mistake["loc"] if part not in ("str", "SourceSettings"))
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value in a message: long ones are cut off."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a huge number"
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _example(section: str, value: Any, keys: Collection[str]) -> str:

@@ -28,17 +28,21 @@ from dapo_rl.models.load import (
     to_float32,
 )
 from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
-from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
+from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
+from dapo_rl.runs.settings import check_same_run
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
 
 
 class DAPOTrainer:
@@ -74,12 +78,16 @@ class DAPOTrainer:
         self.stop_requested: Callable[[], bool] = lambda: False
 
         self._notes: list[str] = []
+        # Before anything starts threads or a GPU: worker processes are forked from what is here now.
+        self._verifier = VerifierPool(
+            build_verifier(config.reward) if reward_funcs is None else as_verifier(reward_funcs, config.reward),
+            config.reward,
+        )
+        if self._verifier.note:
+            self._notes.append(self._verifier.note)
         self.model, self.tokenizer = _model_and_tokenizer(model, processing_class, config)
         if converted := to_float32(self.model):
             self._notes.append(converted)
-        self._verifier = (
-            build_verifier(config.reward) if reward_funcs is None else as_verifier(reward_funcs, config.reward)
-        )
         self._train_prompts = self._prompts(
             train_dataset if train_dataset is not None else config.data.train, "data.train"
         )
@@ -121,7 +129,16 @@ class DAPOTrainer:
 
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Runs to the last step, or to a requested stop; returns the summary, which is also in the run directory."""
-        directory = self._resume() if resume else RunDirectory.create(self.run_dir, self.config)
+        directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
+        with directory.locked():
+            seed_everything(self.config.seed)
+            if resume:
+                self._resume(directory)
+            else:
+                directory.begin(self.config)
+            return self._train(directory)
+
+    def _train(self, directory: RunDirectory) -> dict[str, Any]:
         run = loop.Run(
             config=self.config,
             engine=self._engine,
@@ -145,7 +162,7 @@ class DAPOTrainer:
             loop.train(run)
             finished = self._progress.step == self.config.train.steps
             if finished:
-                self.save_model(directory.model_path)
+                self._save_result(directory.model_path)
             summary = self._write_results(directory, finished)
             self.display.finish(summary)
         return summary
@@ -162,8 +179,8 @@ class DAPOTrainer:
         save_model(self.model, self.tokenizer, path)
 
     def _prompts(self, source: Any, key: str) -> PromptSet:
-        needs_answer = getattr(self._verifier, "needs_answer", False)
-        return build_prompts(load_rows(source, key=key), self.tokenizer, self.config.data, needs_answer)
+        rows = load_rows(source, key=key)
+        return build_prompts(rows, self.tokenizer, self.config.data, self._verifier.needs_answer)
 
     def _evaluate(self) -> Evaluation | None:
         if self._eval_prompts is None:
@@ -184,6 +201,17 @@ class DAPOTrainer:
             on_progress=lambda done, total: self.display.phase("evaluating", done, total),
         )
 
+    def _save_result(self, path: Path) -> None:
+        """The trained model, whole or not there."""
+        if path.is_file():
+            raise UserError(f"{path}: the model is saved as a directory, and there is a file of that name")
+        with directory_beside(path) as draft:
+            try:
+                self.save_model(draft)
+            except UserError as error:
+                what = str(error).replace(str(draft), str(path))
+                raise UserError(f"{what}; checkpoints are untouched, and --resume goes on from the last") from error
+
     def _save_checkpoint(self) -> Checkpoint:
         return self._checkpoints.save(
             self._progress.step,
@@ -195,32 +223,44 @@ class DAPOTrainer:
                 "stream": self._stream.state(),
                 "sampler": self._sampler.state(),
                 "engine": self._engine.state(),
+                "random": random_state(),
+                "log": RunDirectory(self.run_dir).metrics_length(),
             },
         )
 
-    def _resume(self) -> RunDirectory:
-        directory = RunDirectory.open(self.run_dir)
-        checkpoint = self._checkpoints.latest()
+    def _resume(self, directory: RunDirectory) -> None:
+        """Puts everything back as the newest checkpoint has it. Nothing is written before all of it is known good."""
+        before = directory.read_config()
+        check_same_run(self.run_dir, before, self.config)
+        checkpoint, damaged = self._checkpoints.newest_sound()
+        for damage in damaged:
+            self.display.note(f"damaged, going back to the one before: {damage}")
         if checkpoint is None:
+            directory.check_log_is_short(before.checkpoint_every)
             self.display.note(f"{self.run_dir}: no checkpoint yet; starting from the first step")
-            directory.truncate_metrics(0)
-            return directory
+            directory.forget_after(0)
+            directory.write_config(self.config)
+            return
         if checkpoint.step > self.config.train.steps:
             raise UserError(
                 f"train.steps: {self.config.train.steps} is below step {checkpoint.step}, which {self.run_dir} has "
                 "reached; name more, or start a new run"
             )
         optimizer, state = checkpoint.load(self.model)
-        self._policy.restore(optimizer)
+        try:
+            self._policy.restore(optimizer)
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{checkpoint.path}: is of another optimizer: {error}") from error
         self._stream.restore(state["stream"])
         self._sampler.restore(state["sampler"])
         self._engine.restore(state["engine"])
         self._engine.load_weights(self._engine.version, self._policy.weights())
         self._progress = loop.progress_from(state["progress"])
-        directory.truncate_metrics(checkpoint.step)
+        restore_random_state(state["random"])
+        if note := directory.forget_after(checkpoint.step, state["log"]):
+            self.display.note(note)
         directory.write_config(self.config)
         self.display.note(f"resumed from {checkpoint.path}")
-        return directory
 
     def _write_results(self, directory: RunDirectory, finished: bool) -> dict[str, Any]:
         progress, config = self._progress, self.config
@@ -236,7 +276,7 @@ class DAPOTrainer:
             "accuracy_after": accuracies[-1][1] if accuracies and accuracies[-1][0] > 0 else None,
             "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
             "wall_seconds": progress.wall_seconds,
-            "tokens": progress.ledger.columns(self._sampler.carried_tokens),
+            "tokens": progress.ledger.columns(self._sampler.carried_tokens, tokens_in_flight(self._engine)),
             "data": {
                 "train_prompts": len(self._train_prompts.prompts),
                 "too_long": self._train_prompts.too_long,

@@ -118,3 +118,11 @@ class Verifier(Protocol):
     """Judges the samples of one prompt. It never raises for what a response contains."""
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]: ...
+
+
+class Pending(Protocol):
+    """Verdicts that are being computed."""
+
+    def result(self) -> list[Verdict]:
+        """Waits for them."""
+        ...

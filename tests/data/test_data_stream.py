@@ -106,14 +106,18 @@ def test_other_data_or_another_seed_is_one_line():
     state = PromptStream(prompts(5), 2).state()
     other_text = [*prompts(4), Prompt(id="4", text="changed", token_ids=(4,))]
     other_id = [*prompts(4), Prompt(id="5", text="text 4", token_ids=(4,))]
+    other_answer = [*prompts(4), replace(prompts(5)[4], answer="changed")]
+    other_column = [*prompts(4), replace(prompts(5)[4], columns={"level": 2})]
     # The same characters, cut elsewhere.
     moved = [*prompts(4), Prompt(id="4t", text="ext 4", token_ids=(4,))]
     for data, seed, message in (
         (prompts(6), 2, r"data\.train has 6 prompts, the checkpoint was written with 5; resume with the same data"),
-        (other_text, 2, r"data\.train has other prompts than the checkpoint"),
-        (other_id, 2, r"data\.train has other prompts than the checkpoint"),
-        (moved, 2, r"data\.train has other prompts than the checkpoint"),
-        (prompts(5)[::-1], 2, r"data\.train has other prompts than the checkpoint"),
+        (other_text, 2, r"data\.train has other prompts or answers than the checkpoint"),
+        (other_id, 2, r"data\.train has other prompts or answers than the checkpoint"),
+        (other_answer, 2, r"data\.train has other prompts or answers than the checkpoint"),
+        (other_column, 2, r"data\.train has other prompts or answers than the checkpoint"),
+        (moved, 2, r"data\.train has other prompts or answers than the checkpoint"),
+        (prompts(5)[::-1], 2, r"data\.train has other prompts or answers than the checkpoint"),
         (prompts(5), 3, r"seed 3 draws prompts in another order than the checkpoint's; resume with seed=2"),
     ):
         with pytest.raises(UserError, match=message) as caught:
@@ -129,3 +133,19 @@ def test_what_cannot_be_drawn_from_is_refused():
     stranger = Prompt(id="stranger", text="", token_ids=())
     with pytest.raises(ValueError, match="prompt stranger is not in the stream"):
         PromptStream(prompts(2)).push_front([stranger])
+
+
+def test_a_prompt_that_rests_is_left_out_for_its_epochs():
+    stream = PromptStream(prompts(4), seed=3)
+    first = [stream.draw() for _ in range(2)]
+    stream.rest(first[0], epochs=2)
+    state = stream.state()
+    epochs = [[stream.draw().id for _ in range(n)] for n in (2, 3, 3, 4)]
+    assert all(first[0].id not in ids for ids in epochs[:3])
+    assert first[0].id in epochs[3]
+    resumed = PromptStream(prompts(4), seed=3)
+    resumed.restore(state)
+    assert [resumed.draw().id for _ in range(12)] == [name for ids in epochs for name in ids]
+    for prompt in prompts(4):
+        stream.rest(prompt, epochs=5)
+    assert stream.draw().id in {p.id for p in prompts(4)}

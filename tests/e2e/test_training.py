@@ -193,10 +193,11 @@ def test_other_settings_run(tmp_path, preset):
 
 def test_a_trl_script_with_the_import_changed(tmp_path):
     """Functions in TRL's and in verl's signature, a data set in memory, settings as a mapping."""
-    seen = []
+    seen = tmp_path / "seen.jsonl"  # functions run in processes of their own: what they append to a list stays there
 
     def right_sum(prompts, completions, answer, **columns):
-        seen.append((prompts[0], len(completions), answer[0], sorted(columns)))
+        with seen.open("a") as file:
+            file.write(json.dumps([prompts[0], len(completions), answer[0], sorted(columns)]) + "\n")
         return [1.0 if c.rstrip().endswith(f"Answer: {a}") else 0.0 for c, a in zip(completions, answer, strict=True)]
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -218,7 +219,8 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
         assert recorded.data.train == recorded.data.eval == "in memory"
         names = [f.__name__ for f in (reward if isinstance(reward, list) else [reward])]
         assert all(name in recorded.reward.verifier for name in names)
-    prompt, _, answer, columns = next(call for call in seen if call[1] == 4)  # a group; evaluation has one sample
+    calls = [json.loads(line) for line in seen.read_text().splitlines()]
+    prompt, _, answer, columns = next(call for call in calls if call[1] == 4)  # a group; evaluation has one sample
     assert str(sum(map(int, prompt.removesuffix("=?\n").split("+")))) == answer
     assert {"level", "ground_truth", "completion_ids"} <= set(columns)
 

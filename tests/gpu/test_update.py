@@ -124,3 +124,44 @@ def test_memory_of_long_samples(tokens, capsys):
         del policy, model
     assert peaks[True] < 16
     assert peaks[True] < 0.6 * peaks[False]
+
+
+def test_a_gpu_that_is_full_halves_the_micro_batch_and_the_update_is_the_same():
+    """Memory is capped where the whole batch does not fit and half of it does."""
+    samples = samples_of(8, 1, 16, 1008, 1000)
+
+    def policy_of(budget):
+        torch.manual_seed(0)
+        model = half_billion(vocabulary=1000)
+        settings = TrainSettings(lr=1e-6, max_grad_norm=1e9)
+        how = {"pad_id": 0, "temperature": 1.0, "algo": AlgoSettings(), "train": settings, "norm_length": 1008}
+        return HFPolicy(model, **how, token_budget=budget, dtype=torch.bfloat16)
+
+    def peak_of(budget):
+        policy = policy_of(budget)
+        policy.update(samples, 0.0)  # the optimizer's moments come with the first step
+        torch.cuda.reset_peak_memory_stats()
+        metrics = policy.update(samples, 0.0)
+        assert policy.take_notes() == []
+        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).cpu()
+        return torch.cuda.max_memory_allocated(), gradient, metrics
+
+    half, expected, expected_metrics = peak_of(4096)
+    torch.cuda.empty_cache()
+    whole, _, _ = peak_of(8192)
+    torch.cuda.empty_cache()
+    assert whole > 1.2 * half
+    policy = policy_of(8192)
+    # Rounding and fragmentation take some of what the allocator is allowed.
+    limit = 0.25 * half + 0.75 * whole
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        policy.update(samples, 0.0)
+        metrics = policy.update(samples, 0.0)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    (note,) = policy.take_notes()
+    assert note.startswith("out of GPU memory: micro-batches of 4096 tokens from here on instead of 8192; ")
+    gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).cpu()
+    assert distance(gradient, expected) < 1e-2
+    assert metrics["actor/pg_loss"] == pytest.approx(expected_metrics["actor/pg_loss"], rel=1e-3, abs=1e-6)

@@ -1,5 +1,7 @@
 """Loading: what is wrong with a model is one line, and what was loaded can be saved."""
 
+import json
+
 import pytest
 import torch
 from support import small_model, tokenizer
@@ -39,11 +41,43 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path):
 
     (tmp_path / "empty").mkdir()
     assert message(tmp_path / "emtpy").endswith(f"did you mean {tmp_path / 'empty'}?")
-    assert "cannot be loaded" in message(tmp_path / "empty")
+    assert "has no config.json" in message(tmp_path / "empty")
     save_model(small_model(), tokenizer(), tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     assert "cannot be loaded" in message(tmp_path / "cut")
+
+
+def test_weights_that_transformers_would_make_up_are_refused(tmp_path):
+    """It fills in tensors that are missing, or of another shape, with random numbers."""
+
+    def message(**changes):
+        path = tmp_path / "-".join(changes)
+        save_model(small_model(), tokenizer(), path)
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(UserError) as caught:
+            load_model(ModelSettings(name=str(path)))
+        return str(caught.value).replace(str(path), "it")
+
+    assert message(num_hidden_layers=3) == (
+        "model.name: it has no weights for 9 of its 29 tensors (model.layers.2.input_layernorm.weight); "
+        "its config.json may be of another model"
+    )
+    assert message(intermediate_size=48) == (
+        "model.name: the weights of it are not of its config.json: model.layers.0.mlp.down_proj.weight is 32 × 64, "
+        "and by config.json 32 × 48"
+    )
+    assert "no weights for 1 of its 21 tensors (lm_head.weight)" in message(tie_word_embeddings=False)
+
+
+def test_weights_that_are_not_numbers_are_refused(tmp_path):
+    model = small_model()
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    save_model(model, tokenizer(), tmp_path)
+    with pytest.raises(UserError, match=r"are damaged: model\.norm\.weight has numbers that are not finite"):
+        load_model(ModelSettings(name=str(tmp_path)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

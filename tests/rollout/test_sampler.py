@@ -1,6 +1,7 @@
 """Dynamic sampling: what is kept, in which order, what is counted, and what happens at the cap and beyond the batch."""
 
 import json
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError, UserError
+from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 
@@ -100,6 +102,38 @@ def test_trap_7_admitted_lengths_are_unbiased_where_first_finished_would_be_shor
     assert sum(in_flight[:40]) / 40 < 35
 
 
+def test_trap_7_where_length_decides_correctness_the_admitted_lengths_are_those_of_all_good_groups():
+    """Long responses are right. First-finished admission would train on short groups, and teach to be short."""
+
+    def lengths(n):
+        rng = random.Random(n)
+        return [min(1 + int(rng.expovariate(1 / 40)), 400) for _ in range(4)]
+
+    def script(request):
+        n = int(request.id.removeprefix("draw-"))
+        return [make_sample(length, text="right" if length > 25 else "wrong") for length in lengths(n)]
+
+    def is_mixed(n):
+        return len({length > 25 for length in lengths(n)}) == 2
+
+    def mean_length(draws):
+        return sum(sum(lengths(n)) / 4 for n in draws) / len(draws)
+
+    sampler, engine = sampler_for(script, width=200)
+    kept = []
+    for version in range(12):
+        kept += draws(sampler.fill(10).kept)
+        engine.load_weights(version + 1, {})
+    everything = [n for n in range(kept[-1] + 1) if is_mixed(n)]
+    assert kept == everything, "of all good groups, in order, not one was passed over"
+    # What would have been: of 20 groups in flight, the 10 good ones that finish first, again and again.
+    first_finished = []
+    for start in range(0, 240, 20):
+        good = [n for n in range(start, start + 20) if is_mixed(n)]
+        first_finished += sorted(good, key=lambda n: max(lengths(n)))[:10]
+    assert mean_length(first_finished) < 0.9 * mean_length(everything)
+
+
 def test_trap_9_a_verifier_that_crashed_is_no_wrong_answer():
     """`right, crash, right, crash` would pass the filter if a crash counted as wrong."""
     sampler, _ = sampler_for(by_number([CRASH, MIXED]), surplus="drop")
@@ -168,8 +202,8 @@ def test_nothing_at_all_to_train_on_is_an_error_under_every_policy():
         sampler, _ = sampler_for(by_number([WRONG]), cap=8, on_cap=on_cap)
         with pytest.raises(CapReachedError, match="0 of 3 kept"):
             sampler.fill(3)
-    sampler, _ = sampler_for(by_number([WRONG]), dynamic_batch=True)
-    with pytest.raises(CapReachedError, match="none of 3 groups"):
+    sampler, _ = sampler_for(by_number([WRONG]), dynamic_batch=True, cap=7)
+    with pytest.raises(CapReachedError, match="7 groups drawn, 0 of 3 kept"):
         sampler.fill(3)
 
 
@@ -220,6 +254,13 @@ def test_surplus_prompts_can_be_sampled_again_first():
     assert draws(second.kept) == [8, 9], "a draw of its own, so other random numbers"
 
 
+def test_dynamic_batch_draws_again_where_nothing_passes():
+    sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, WRONG, MIXED]), dynamic_batch=True)
+    fill = sampler.fill(3)
+    assert len(fill.sampled) == 6
+    assert draws(fill.kept) == [4]
+
+
 def test_requests_that_never_ran_go_back_to_the_stream():
     prompts = Prompts()
     sampler, engine = sampler_for(by_number([MIXED]), prompts, width=4)
@@ -230,47 +271,127 @@ def test_requests_that_never_ran_go_back_to_the_stream():
     assert [g.prompt.id for g in sampler.fill(2).kept] == ["p2", "p3"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from([RIGHT, WRONG, MIXED, CRASH]), min_size=1, max_size=7).filter(lambda k: MIXED in k),
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     policy=st.sampled_from(["carry", "requeue", "drop"]),
     width=st.sampled_from([4, 12, 10**6]),
     n=st.integers(1, 6),
+    staleness=st.integers(1, 2),
 )
-def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, width, n):
+def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, width, n, staleness):
     sampler, engine = sampler_for(
-        by_number(kinds, lambda i: lengths[i % len(lengths)]), surplus=policy, width=width, max_staleness=1
+        by_number(kinds, lambda i: lengths[i % len(lengths)]), surplus=policy, width=width, max_staleness=staleness
     )
     generated = settled = cancelled = 0
     seen = []
-    for version in range(4):
+    for version in range(5):
         fill = sampler.fill(n)
         assert len(fill.kept) == n
         seen += draws(fill.kept)
         generated += fill.tokens_generated
         cancelled += fill.tokens_cancelled
         settled += sum(g.tokens for g in fill.kept) + sum(g.tokens for g, _ in fill.dropped)
+        # Of groups in flight the tokens of finished samples count as generated; they wait with their group.
+        assert generated == engine.tokens == settled + cancelled + sampler.carried_tokens
+        assert policy == "carry" or not fill.in_flight + fill.carried_over
         engine.load_weights(version + 1, {})
     assert seen == sorted(set(seen))
-    assert generated == engine.tokens
-    assert generated == settled + sampler.carried_tokens + cancelled
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5), st.sampled_from(["carry", "requeue", "drop"]))
-def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy):
-    script = by_number([MIXED, RIGHT, MIXED, WRONG])
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.integers(1, 5),
+    policy=st.sampled_from(["carry", "requeue", "drop"]),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    width=st.sampled_from([4, 12, 10**6]),
+)
+def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy, lengths, width):
+    script = by_number([MIXED, RIGHT, MIXED, WRONG], lambda i: lengths[i % len(lengths)])
     prompts = Prompts()
-    sampler, engine = sampler_for(script, prompts, surplus=policy)
+    sampler, engine = sampler_for(script, prompts, surplus=policy, width=width)
     for version in range(steps):
         sampler.fill(3)
         engine.load_weights(version + 1, {})
     state = json.loads(json.dumps(sampler.state()))
-    resumed, its_engine = sampler_for(script, prompts, surplus=policy)
+    resumed, its_engine = sampler_for(script, prompts, surplus=policy, width=width)
     resumed.restore(state)
     its_engine.restore(engine.state())
     drawn_so_far = (list(prompts._front), prompts._next)
-    expected = sampler.fill(3)
+    expected = [sampler.fill(3) for _ in range(3)]
     prompts._front, prompts._next = drawn_so_far
-    assert resumed.fill(3).kept == expected.kept
+    again = [resumed.fill(3) for _ in range(3)]
+    assert [(fill.kept, fill.dropped, fill.tokens_generated) for fill in again] == [
+        (fill.kept, fill.dropped, fill.tokens_generated) for fill in expected
+    ]
+
+
+def test_groups_in_flight_go_on_under_the_next_weights():
+    """The last draws are long: the batch is full without them, and the next one begins with them."""
+    sampler, engine = sampler_for(by_number([MIXED], length=lambda n: 90 if n in (6, 7) else 3))
+    first = sampler.fill(6)
+    assert (first.in_flight, first.carried_over, first.tokens_cancelled) == (2, 0, 0)
+    engine.load_weights(1, {})
+    second = sampler.fill(6)
+    assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
+
+
+def test_groups_that_grow_too_old_in_flight_are_cancelled_and_their_prompts_drawn_again():
+    prompts = Prompts()
+    sampler, engine = sampler_for(by_number([MIXED], length=lambda n: 90 if n in (6, 7) else 3), prompts)
+    sampler.fill(6)
+    engine.load_weights(2, {})
+    second = sampler.fill(6)
+    assert second.tokens_cancelled == 2 * 4 * 3
+    assert [g.prompt.id for g in second.kept][:2] == ["p6", "p7"]
+    assert draws(second.kept)[0] == 8
+
+
+class SlowVerifier(TextVerifier):
+    """Verdicts come when they are asked for; `order` is the order in which groups were asked about."""
+
+    def __init__(self):
+        self.asked, self.submitted = [], []
+
+    def submit(self, prompt, samples):
+        self.submitted.append(prompt.id)
+        outer = self
+
+        class Ticket:
+            def result(self):
+                outer.asked.append((prompt.id, len(outer.submitted)))
+                return outer(prompt, samples)
+
+        return Ticket()
+
+
+def test_verdicts_are_looked_at_in_order_and_while_later_groups_are_sampled():
+    verifier = SlowVerifier()
+    sampler, _ = sampler_for(by_number([MIXED], length=lambda n: 3 + n), prompts_per_step=8)
+    sampler._verifier = verifier
+    plain, _ = sampler_for(by_number([MIXED], length=lambda n: 3 + n), prompts_per_step=8)
+    assert sampler.fill(8).kept == plain.fill(8).kept
+    assert [name for name, _ in verifier.asked] == sorted((n for n, _ in verifier.asked), key=lambda n: int(n[1:]))
+    ahead = [submitted - 1 - i for i, (_, submitted) in enumerate(verifier.asked)]
+    assert max(ahead) >= 3, "nothing was sampled while verdicts were out"
+
+
+def test_the_estimate_is_kept_for_each_source():
+    acceptance = Acceptance()
+    for _ in range(40):
+        acceptance.observe("easy", False)
+        acceptance.observe("fit", True)
+    assert acceptance.rate("easy") < 0.15 < 0.9 < acceptance.rate("fit")
+    assert 0.5 < acceptance.rate("new") < 0.7, "a little more than seen: too few are topped up, too many are wasted"
+    assert Acceptance.from_state(json.loads(json.dumps(acceptance.state()))) == acceptance
+
+
+def test_prompts_that_are_always_right_rest_where_that_is_asked_for():
+    prompts = Prompts()
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG]), prompts, surplus="drop", retire=3)
+    sampler.fill(2)
+    assert prompts.resting[:2] == [("p0", 3), ("p3", 3)]
+    prompts = Prompts()
+    sampler_for(by_number([RIGHT, MIXED, WRONG]), prompts, surplus="drop")[0].fill(2)
+    assert prompts.resting == []

@@ -254,3 +254,147 @@ def test_an_optimizer_that_is_not_installed_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
     with pytest.raises(UserError, match=r"train\.optimizer: adamw_8bit needs torchao: pip install torchao"):
         make_policy(train={"optimizer": "adamw_8bit"})
+
+
+def with_memory_for(model, tokens, phase="forward"):
+    """Makes a pass of more tokens fail as the GPU's allocator does; returns the sizes of all passes, as they come."""
+    passes = []
+
+    def run_out(count):
+        if count > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def hook(_module, _args, inputs, output):
+        count = inputs["input_ids"].numel()
+        passes.append(count)
+        if phase == "forward" or not output.last_hidden_state.requires_grad:
+            run_out(count)
+        else:
+            output.last_hidden_state.register_hook(lambda _gradient: run_out(count))
+
+    model.model.register_forward_hook(hook, with_kwargs=True)
+    return passes
+
+
+def ragged(model):
+    """A short sample first, a pair of which the second is too much, and one that is as long as both."""
+    lengths = [4, 9, 9, 18]
+    samples = samples_for(model, count=4)
+    return [
+        replace(s, prompt_ids=(5 + i, 6, 7), response_ids=tuple(range(20, 20 + n)), old_logps=(-5.0,) * n)
+        for i, (s, n) in enumerate(zip(samples, lengths, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_out_of_memory_halves_the_micro_batch_and_the_update_is_the_same(phase, packed):
+    train = {"lr": 1e-3, "max_grad_norm": 1e9, "packed": packed}
+    model, cautious = small_model(), small_model()
+    samples = ragged(model)
+    policy, expected = make_policy(model, 40, train=train), make_policy(cautious, 20, train=train)
+    passes = with_memory_for(model, 21, phase)
+    metrics = policy.update(samples, lr=1e-3)
+    assert max(passes) > 21
+    assert max(passes[-3:]) <= 21
+    assert metrics == pytest.approx(expected.update(samples, lr=1e-3), nan_ok=True)
+    for ours, theirs in zip(model.parameters(), cautious.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    (note,) = policy.take_notes()
+    assert note.startswith("out of GPU memory: micro-batches of 20 tokens from here on instead of 40; ")
+    assert policy.take_notes() == []
+    passes.clear()
+    policy.update(samples, lr=1e-3)
+    assert max(passes) <= 21, "the budget stays halved"
+    assert policy.take_notes() == []
+
+
+def test_gradients_made_before_memory_ran_out_are_dropped():
+    """The first micro-batch fits and the second does not: twice the first one's gradient would be wrong."""
+    model = small_model()
+    samples = [*ragged(model)[:3], replace(ragged(model)[3], response_ids=(20,) * 9, old_logps=(-5.0,) * 9)]
+    whole = gradient(make_policy(model), samples)
+    policy = make_policy(model, 26)
+    passes = with_memory_for(model, 20)
+    torch.testing.assert_close(gradient(policy, samples), whole, atol=1e-6, rtol=1e-5)
+    assert passes[0] <= 20 < passes[1]
+
+
+def test_a_budget_far_above_the_batch_is_halved_until_the_split_changes():
+    model = small_model()
+    samples = samples_for(model)
+    total = sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
+    policy = make_policy(model, 2**17)
+    passes = with_memory_for(model, total - 1)
+    policy.update(samples, lr=0.0)
+    assert len(passes) == 3, "one that fails, then two"
+    assert len(policy.take_notes()) == 1
+
+
+def test_log_probabilities_survive_out_of_memory():
+    model = small_model()
+    samples = samples_for(model)
+    expected = make_policy(model).logprobs(samples)
+    policy = make_policy(model)
+    passes = with_memory_for(model, 20)
+    for ours, theirs in zip(policy.logprobs(samples), expected, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert max(passes) > 20
+    assert policy.take_notes()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_sample_that_does_not_fit_by_itself_is_one_line(recompute):
+    model = small_model()
+    samples = ragged(model)
+    policy = make_policy(model, train={"lr": 1e-3, "gradient_checkpointing": recompute})
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    with_memory_for(model, 19)
+    for attempt in (lambda: policy.update(samples, lr=1e-3), lambda: policy.logprobs(samples)):
+        with pytest.raises(UserError) as caught:
+            attempt()
+        line = str(caught.value)
+        assert line.startswith("out of GPU memory: one sample of 21 tokens does not fit by itself; ")
+        assert ("train.gradient_checkpointing=true" in line) is not recompute
+        assert line.endswith("lower sampling.kv_memory_gib or sampling.max_new_tokens")
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+
+
+def test_samples_of_single_tokens_do_not_fit_either():
+    """Their prompt is computed once whatever the split: a budget of one token is the smallest there is."""
+    model = small_model()
+    samples = [TrainSample((5,), (n,), (-5.0,), 1.0, 0) for n in (6, 7)]
+    policy = make_policy(model)
+    with_memory_for(model, 0)
+    with pytest.raises(UserError, match="one sample of 2 tokens does not fit by itself"):
+        policy.update(samples, lr=1e-3)
+
+
+def test_a_resumed_policy_keeps_the_lowered_budget():
+    model = small_model()
+    samples = ragged(model)
+    policy = make_policy(model, 40)
+    with_memory_for(model, 21)
+    policy.update(samples, lr=1e-3)
+    split = policy._micro_batches(samples)
+    resumed, lower = make_policy(small_model(), 40), make_policy(small_model(), 10)
+    for other in (resumed, lower):
+        other.restore(policy.state())
+    assert resumed._micro_batches(samples) == split
+    assert resumed.state()["lowered_budget"] == 20
+    assert len(lower._micro_batches(samples)) > len(split), "a setting that is lower still wins"
+    untouched = make_policy(small_model(), 40)
+    assert untouched.state()["lowered_budget"] is None
+    untouched.restore({"optimizer": policy.state()["optimizer"]})
+    assert len(untouched._micro_batches(samples)) < len(split), "a checkpoint without it"
+
+
+def test_out_of_memory_in_the_optimizer_is_one_line():
+    def run_out(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model = small_model()
+    policy = make_policy(model)
+    policy._optimizer.register_step_pre_hook(run_out)
+    with pytest.raises(UserError, match=r"out of GPU memory in the optimizer's step; lower sampling\.kv_memory_gib"):
+        policy.update(samples_for(model), lr=1e-3)

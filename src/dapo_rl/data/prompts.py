@@ -15,7 +15,7 @@ from typing import Any
 
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
+from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, one_line
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -176,7 +176,10 @@ def _answer_text(value: Any) -> str | None:
     if isinstance(value, str):
         marked = re.findall(r"^#### +(\S.*)$", value, re.MULTILINE)
         return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", marked[-1].strip()) if marked else value
-    return str(value)
+    try:
+        return str(value)
+    except Exception as error:  # a number of more digits than Python writes, an object of a class of one's own
+        raise BadRowError(f"the ground truth cannot be written as text: {one_line(error)}") from None
 
 
 def _nothing_left(rows: Rows, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ class PromptStream(Iterator[Prompt]):
             raise ValueError("the ids of prompts are not unique")
         self._drawn = 0
         self._front: deque[Prompt] = deque()
+        self._resting: dict[str, int] = {}
+        """Prompts that are left out, and the epoch in which they are back."""
         self._order: list[int] = []
         self._order_of = -1  # the epoch that it is the order of
 
@@ -37,11 +40,19 @@ class PromptStream(Iterator[Prompt]):
     def draw(self) -> Prompt:
         if self._front:
             return self._front.popleft()
-        if self._order_of != self.epoch:
-            self._order, self._order_of = self._permutation(self.epoch), self.epoch
-        at = self._order[self._drawn % len(self._prompts)]
-        self._drawn += 1
-        return self._prompts[at]
+        while True:
+            epoch = self.epoch
+            if self._order_of != epoch:
+                self._order, self._order_of = self._permutation(epoch), epoch
+            prompt = self._prompts[self._order[self._drawn % len(self._prompts)]]
+            self._drawn += 1
+            if self._resting.get(prompt.id, 0) <= epoch:
+                self._resting.pop(prompt.id, None)
+                return prompt
+
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        """Leaves a prompt out for so many epochs after the present one."""
+        self._resting[prompt.id] = self.epoch + epochs + 1
 
     def __next__(self) -> Prompt:
         return self.draw()
@@ -64,6 +75,7 @@ class PromptStream(Iterator[Prompt]):
             "seed": self._seed,
             "drawn": self._drawn,
             "front": [prompt.id for prompt in self._front],
+            "resting": dict(self._resting),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -74,7 +86,7 @@ class PromptStream(Iterator[Prompt]):
             )
         if state["fingerprint"] != self._fingerprint:
             raise UserError(
-                "data.train has other prompts than the checkpoint was written with; "
+                "data.train has other prompts or answers than the checkpoint was written with; "
                 "resume with the same data and data settings"
             )
         if state["seed"] != self._seed:
@@ -84,6 +96,7 @@ class PromptStream(Iterator[Prompt]):
             )
         self._drawn = state["drawn"]
         self._front = deque(self._by_id[name] for name in state["front"])
+        self._resting = dict(state["resting"])
 
     def _permutation(self, epoch: int) -> list[int]:
         # random() is the one method whose numbers Python keeps the same across versions; shuffle() is not.
@@ -93,9 +106,14 @@ class PromptStream(Iterator[Prompt]):
 
     @cached_property
     def _fingerprint(self) -> str:
+        """Of everything that a sample and its verdict depend on."""
         digest = hashlib.sha256()
         for prompt in self._prompts:
-            for part in (prompt.id, prompt.text):
-                data = part.encode("utf-8", "surrogatepass")
-                digest.update(len(data).to_bytes(8, "big") + data)
+            parts = (prompt.id, prompt.text, prompt.token_ids, prompt.answer, prompt.data_source, prompt.columns)
+            # Objects that JSON does not know count by their type: their text may hold an address.
+            digest.update(json.dumps(parts, default=_type_name, skipkeys=True).encode() + b"\n")
         return digest.hexdigest()[:16]
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -17,27 +19,93 @@ from dapo_rl.errors import UserError
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
+TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, on its device and in float32, and the tokenizer."""
     name = settings.name
-    path: str | Path = TINY if name == "tiny" else Path(name).expanduser()
-    if name != "tiny" and not Path(path).exists():
-        if name.startswith((".", "/", "~")):
-            raise UserError(f"model.name: no directory {name}{_nearby(Path(path))}")
-        path = name
+    path: str | Path = TINY if name == "tiny" else _find(name)
     device = pick_device(settings.device)
+    if isinstance(path, Path):
+        _check_directory(path, name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    except Exception as error:  # a missing file, a damaged one, an unknown architecture: each has its own class
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"model.name: {name} cannot be loaded: {reason}") from None
+    except Exception as error:  # a missing file, a damaged one, an unknown class: each has its own error
+        what = f"the tokenizer of {name}" if isinstance(path, Path) else name
+        raise UserError(f"model.name: {what} cannot be loaded: {_reason(error)}") from None
+    try:
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:
+        raise UserError(f"model.name: {name} cannot be loaded: {_reason(error)}") from None
+    _check_weights(model, loading, name)
     check_tokenizer(tokenizer, name)
     make_savable(model)
-    return model.to(device), tokenizer
+    try:
+        return model.to(device), tokenizer
+    except torch.OutOfMemoryError:
+        gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+        raise UserError(
+            f"model.name: the weights of {name} take {gibibytes:.1f} GiB, which the GPU has not free; "
+            "use a smaller model, or end what else runs on it"
+        ) from None
+
+
+def _find(name: str) -> str | Path:
+    """A directory where there is one, else a name on the hub."""
+    path = Path(name).expanduser()
+    if not name.strip():
+        raise UserError("model.name: it is empty; give a directory, a hub name, or tiny")
+    if path.is_file():
+        raise UserError(f"model.name: {name} is a file; give the directory that holds config.json and the weights")
+    if path.exists():
+        return path
+    if name.startswith((".", "/", "~")):
+        raise UserError(f"model.name: no directory {name}{_nearby(path)}")
+    return name
+
+
+def _check_directory(path: Path, name: str) -> None:
+    if not (path / "config.json").is_file():
+        raise UserError(f"model.name: {name} has no config.json; a model is a directory in Hugging Face's format")
+    if not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
+        raise UserError(f"model.name: {name} has no tokenizer (no tokenizer.json); save it beside the weights")
+
+
+def _check_weights(model: Any, loading: Mapping[str, Any], name: str) -> None:
+    """transformers fills in what is missing or has another shape with random numbers, and trains on."""
+    for key, stored, expected in sorted(loading["mismatched_keys"]):
+        raise UserError(
+            f"model.name: the weights of {name} are not of its config.json: {key} is {_shape(stored)}, and by "
+            f"config.json {_shape(expected)}"
+        )
+    parameters = dict(model.named_parameters())
+    missing = sorted(key for key in loading["missing_keys"] if key in parameters)
+    if missing:
+        raise UserError(
+            f"model.name: {name} has no weights for {len(missing)} of its {len(parameters)} tensors ({missing[0]}); "
+            "its config.json may be of another model"
+        )
+    for key, parameter in parameters.items():
+        if not torch.isfinite(parameter.detach().sum()):
+            raise UserError(f"model.name: the weights of {name} are damaged: {key} has numbers that are not finite")
+
+
+def _shape(size: Any) -> str:
+    return " × ".join(str(n) for n in size)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    reason = lines[0] if lines else type(error).__name__
+    if isinstance(error, SafetensorError):
+        return f"a file of its weights is damaged or cut off ({reason})"
+    if other := re.search(r"(\w+)'> for this kind of AutoModel", reason):
+        return f"{other[1]} is of no causal language model"
+    return reason
 
 
 def to_float32(model: Any) -> str | None:

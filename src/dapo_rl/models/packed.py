@@ -39,7 +39,7 @@ class Packed:
         self.input_ids_T = torch.tensor(input_ids, device=device)
         self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
         self.longest = max(len(sequence) for sequence in sequences)
-        self._sequences, self._own, self._device = sequences, own, device
+        self.sequences, self._own, self._device = sequences, own, device
 
     @property
     def tokens(self) -> int:
@@ -86,8 +86,8 @@ class Packed:
 
     @cached_property
     def _ragged(self) -> _Ragged:
-        asking = [(n, len(s)) for n, s in zip(self._own, self._sequences, strict=True) if n]
-        places = np.concatenate([s for n, s in zip(self._own, self._sequences, strict=True) if n])
+        asking = [(n, len(s)) for n, s in zip(self._own, self.sequences, strict=True) if n]
+        places = np.concatenate([s for n, s in zip(self._own, self.sequences, strict=True) if n])
         starts_q, starts_k = (
             torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=self._device)
             for lengths in zip(*asking, strict=True)
@@ -102,7 +102,7 @@ class Packed:
     @cached_property
     def _blocks(self) -> _Blocks:
         """Sequences that share nothing ask with all their tokens, the others with their own: their last ones."""
-        lengths = [len(sequence) for sequence in self._sequences]
+        lengths = [len(sequence) for sequence in self.sequences]
         shares = [
             own < length and own * length <= _MASK_ELEMENTS for own, length in zip(self._own, lengths, strict=True)
         ]
@@ -115,7 +115,7 @@ class Packed:
                 if sharing:
                     block, tokens = self._tails(chosen)
                 else:
-                    tokens = _rectangle([self._sequences[i] for i in chosen])
+                    tokens = _rectangle([self.sequences[i] for i in chosen])
                     whole = torch.from_numpy(np.maximum(tokens, 0)).to(self._device)
                     block = _Block(whole, whole, None)
                 blocks.append(block)
@@ -128,8 +128,8 @@ class Packed:
 
     def _tails(self, members: Sequence[int]) -> tuple[_Block, _Indices]:
         """Sequences that end in the same column, so that one mask says who is before whom; and which tokens ask."""
-        answering = _rectangle([self._sequences[i][::-1] for i in members])[:, ::-1]
-        asking = _rectangle([self._sequences[i][len(self._sequences[i]) - self._own[i] :][::-1] for i in members])[
+        answering = _rectangle([self.sequences[i][::-1] for i in members])[:, ::-1]
+        asking = _rectangle([self.sequences[i][len(self.sequences[i]) - self._own[i] :][::-1] for i in members])[
             :, ::-1
         ]
         asks, answers = asking.shape[1], answering.shape[1]

@@ -6,6 +6,7 @@ from dapo_rl.rewards.combined import CombinedVerifier
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
 from dapo_rl.rewards.math_rule import MathVerifier
+from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.user import UserVerifier, load_function
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GymVerifier",
     "MathVerifier",
     "UserVerifier",
+    "VerifierPool",
     "answers_equal",
     "as_verifier",
     "build_verifier",

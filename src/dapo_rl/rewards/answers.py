@@ -14,6 +14,7 @@ MAX_ANSWER_CHARS = 1000
 """A longer line is not an answer. Responses can be a megabyte of anything, so every search here is linear."""
 
 _ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_]{0,8}[:：]", re.IGNORECASE)
+_TIME = re.compile("[0-9]{1,2}(?::[0-5][0-9]){1,2}(?: ?[ap]\\.?m\\.?)?", re.IGNORECASE)
 _LINE = re.compile(rf"[^\r\n]{{0,{MAX_ANSWER_CHARS + 1}}}")
 _WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _BRACES = re.compile(r"(\\(?:boxed|fbox)[ \t]{0,4}\{)|\\.|[{}]", re.DOTALL)
@@ -33,6 +34,8 @@ def extract_answer(text: str, boxed: bool = False) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{…}` whose braces are balanced."""
+    if r"\boxed" not in text and r"\fbox" not in text:
+        return None
     best: tuple[int, int] | None = None
     open_braces: list[tuple[int, bool]] = []
     for match in _BRACES.finditer(text):
@@ -69,6 +72,8 @@ def answers_equal(given: str, truth: str, timeout_s: float = 5.0) -> bool:
             or (percent and not expected_percent and number / 100 == expected)
             or (expected_percent and not percent and number == expected / 100)
         )
+    if _TIME.fullmatch(theirs):
+        return False  # 3:30 is no ratio, equal to 1:10
     if "=" in theirs and "=" not in ours and "," not in theirs:
         return False  # an equation, x + y = 5, is not its right side; math-verify says it is
     return equivalent(ours, theirs, timeout_s)

@@ -24,6 +24,23 @@ class CombinedVerifier:
         self.verifiers = tuple(verifiers)
         self.weights = tuple(weights) if weights is not None else (1.0,) * len(verifiers)
 
+    @property
+    def needs_answer(self) -> bool:
+        return any(getattr(verifier, "needs_answer", False) for verifier in self.verifiers)
+
+    @property
+    def per_sample(self) -> bool:
+        return all(getattr(verifier, "per_sample", False) for verifier in self.verifiers)
+
+    @property
+    def text_only(self) -> bool:
+        return all(getattr(verifier, "text_only", False) for verifier in self.verifiers)
+
+    def warm_up(self) -> None:
+        for verifier in self.verifiers:
+            if hasattr(verifier, "warm_up"):
+                verifier.warm_up()
+
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         opinions = [
             verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else verifier(prompt, samples)

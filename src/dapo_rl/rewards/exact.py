@@ -13,6 +13,8 @@ class ExactVerifier:
     """Correct where the response, without white space around it, is the ground truth."""
 
     needs_answer = True
+    per_sample = True
+    text_only = True
 
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings

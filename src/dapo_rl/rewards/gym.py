@@ -26,8 +26,14 @@ class GymVerifier:
     The answer is the last `Answer:` line, else what stands in `<answer>…</answer>`, else the whole response.
     """
 
+    per_sample = True
+    text_only = True
+
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
+
+    def warm_up(self) -> None:
+        import reasoning_gym  # noqa: F401
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         if not prompt.data_source.startswith(SOURCE_PREFIX):

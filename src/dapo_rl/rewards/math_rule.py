@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
+from dapo_rl.rewards.symbolic import load_symbolic
 from dapo_rl.types import Prompt, Sample, Verdict
 
 
@@ -14,9 +15,14 @@ class MathVerifier:
     """Compares the last `Answer:` line with the ground truth. A truncated response counts by its text."""
 
     needs_answer = True
+    per_sample = True
+    text_only = True
 
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
+
+    def warm_up(self) -> None:
+        load_symbolic()
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         truth = final_answer(ground_truth(prompt))

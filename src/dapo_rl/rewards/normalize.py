@@ -14,9 +14,11 @@ _LOOKALIKES = str.maketrans(
         "·": r"\cdot ",
         "⋅": r"\cdot ",
         "÷": "/",
+        "⁄": "/",
+        "∕": "/",
         "π": r"\pi ",
         "∞": r"\infty ",
-        "√": r"\sqrt ",
+        "√": " sqrt ",
         "≤": r"\le ",
         "≥": r"\ge ",
         "≠": r"\ne ",
@@ -41,7 +43,9 @@ _LOOKALIKES = str.maketrans(
 
 _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|hbox)"
 # Words that change the value are no units: `42\text{ million}` is not 42.
-_SCALE = r"hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|times|pi|sqrt|or|and|to"
+_SCALE = (
+    r"hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|times|pi|sqrt|or|and|to|[ap]\.?m"
+)
 _UNITS = (
     r"(?:square|sq\.?|cubic|cu\.?)|(?:kilo|centi|milli)?(?:meter|metre|gram|liter|litre)s?|[ckm]m|kg|mg|ml|"
     r"inch(?:es)?|feet|foot|ft|yards?|miles?|mph|kmh|acres?|pounds?|lbs?|ounces?|oz|gallons?|"
@@ -53,9 +57,10 @@ _TRAILING_UNITS = re.compile(
     rf"(?<=[0-9.}})\]\s])\s*(?:(?:{_UNITS})(?![A-Za-z])(?:\^\{{?[23]\}}?)?[\s/]*)+$", re.IGNORECASE
 )
 _TRAILING_TEXT = re.compile(
-    rf"(?<=[0-9}})\]\s])\s*{_TEXT}\{{(?![^{{}}]*(?:[0-9%]|\b(?:{_SCALE})\b))[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?$",
+    rf"(?<=[0-9}})\]\s])\s*{_TEXT}\{{(?![^{{}}]*(?:[0-9%,]|\b(?:{_SCALE})\b))[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?$",
     re.IGNORECASE,
 )
+_INNERMOST_TEXT = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
 _PERCENT = re.compile(rf"\s*(?:\\?%|{_TEXT}\{{\s*(?:\\?%|percent)\s*\}}|\bpercent)$", re.IGNORECASE)
 _NAME = r"(?:[A-Za-z]|\\[a-z]+|[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4})(?:_\{?[A-Za-z0-9]{1,3}\}?|'|\([A-Za-z]\))?"
 _ASSIGNMENT = re.compile(rf"^{_NAME}\s*=(?!=)\s*(?=\S)")
@@ -73,6 +78,8 @@ _REWRITES = [
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", ""),
         (rf",?\s*(?:{_TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ","),
         (r"\*\*", "^"),
+        # In plain text the root is of the whole number; in TeX, \sqrt 12 is of its first digit.
+        (r"(?<![A-Za-z\\])sqrt\s*([0-9]+(?:\.[0-9]+)?)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])(pi|sqrt|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
@@ -101,7 +108,9 @@ def normalize_answer(answer: str) -> str:
     for pattern in (_TRAILING_TEXT, _TRAILING_UNITS):
         stripped = pattern.sub("", text).strip()
         text = stripped or text
-    text = re.sub(rf"{_TEXT}\s*\{{([^{{}}]*)\}}", r"\1", text).strip()
+    for _ in range(3):  # nested ones, from the innermost
+        text = _INNERMOST_TEXT.sub(r"\1", text)
+    text = text.strip()
     text = _right_side(text)
     text = _SPACE.sub(lambda match: match[1] or "", " ".join(text.split()))
     text = _strip_ends(text)

@@ -25,6 +25,13 @@ def equivalent(given: str, truth: str, timeout_s: float) -> bool:
     return within(timeout_s, lambda: bool(verify(parse(truth), parse(given))))
 
 
+def load_symbolic() -> None:
+    """What the first comparisons would load and set up, in a second or two, outside of any time limit."""
+    parse, verify = _math_verify()
+    for gold, target in ((r"\frac{\sqrt{8}}{2}", r"\sqrt{2}"), (r"x+\sqrt{2}", "5"), ("(1,2)", "(2,1)")):
+        verify(parse(gold), parse(target))
+
+
 @cache
 def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], Any]]:
     """math-verify's two functions, set up once; the import takes a second and is left out of any time limit."""

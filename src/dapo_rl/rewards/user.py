@@ -28,7 +28,7 @@ class UserVerifier:
 
     TRL's functions are called once for a group, verl's once for each sample. The score is the reward as returned;
     correct is the `acc` of a dict, a boolean score itself, or a score above `reward.threshold`.
-    Nothing here limits the time that the function takes.
+    Nothing here limits the time that the function takes; `VerifierPool` does.
     """
 
     def __init__(self, function: Callable[..., Any], settings: RewardSettings) -> None:
@@ -40,6 +40,14 @@ class UserVerifier:
         self.kind: Literal["trl", "verl"] = kind
         self._parameters = inspect.signature(function).parameters
         self._traceback_given = False
+
+    @property
+    def per_sample(self) -> bool:
+        return self.kind == "verl"
+
+    @property
+    def text_only(self) -> bool:
+        return self.kind == "verl"
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         nothing = self._failure("returned None, and no other reward function applies")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -64,11 +65,67 @@ class Completion:
     sample: Sample
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A sample of which some tokens are there."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    version: int
+    """The weights that its first token was sampled with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a request still waits for: samples that have begun, and those from `next_index` on."""
+
+    request: Request
+    next_index: int = 0
+    begun: tuple[Begun, ...] = ()
+
+    @property
+    def samples(self) -> int:
+        return self.request.count - self.next_index + len(self.begun)
+
+    @property
+    def untouched(self) -> bool:
+        return self.next_index == 0
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.begun)
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Unfinished:
+        request = state["request"]
+        params = request["params"]
+        return cls(
+            request=Request(
+                **{
+                    **request,
+                    "prompt_ids": tuple(request["prompt_ids"]),
+                    "params": SamplingParams(**{**params, "stop": tuple(params["stop"])}),
+                }
+            ),
+            next_index=state["next_index"],
+            begun=tuple(
+                Begun(**{**begun, "token_ids": tuple(begun["token_ids"]), "logps": tuple(begun["logps"])})
+                for begun in state["begun"]
+            ),
+        )
+
+
 class Engine(Protocol):
     """What is sampled depends on requests and weights alone, never on how requests were batched."""
 
     version: int
     """The weight version that samples now."""
+    keeps_begun: bool
+    """Whether samples that have begun go on under new weights, and are part of the state."""
 
     @property
     def pending(self) -> int:
@@ -93,7 +150,25 @@ class Engine(Protocol):
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None: ...
 
     def state(self) -> dict[str, Any]:
-        """Work in flight, for a checkpoint."""
+        """The version, and all work in flight, as JSON. What goes on after it, here or elsewhere, is the same."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes the place of whatever is in flight."""
+        ...
+
+
+@contextmanager
+def set_aside(engine: Engine) -> Iterator[None]:
+    """An engine with nothing in flight; what was goes on afterwards."""
+    state = engine.state()
+    engine.restore({**state, "work": []})
+    try:
+        yield
+    finally:
+        engine.restore(state)
+
+
+def tokens_in_flight(engine: Engine) -> int:
+    """Tokens of samples that have begun and are not finished."""
+    return sum(Unfinished.from_state(entry).tokens for entry in engine.state()["work"])

@@ -14,12 +14,14 @@ from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
 from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
-from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.rollout.engine import Completion, Request, Unfinished
 from dapo_rl.types import FinishReason, Sample
 
 
 class HFEngine:
     """Samples whole requests, up to `max_batch` sequences in one call of `generate`."""
+
+    keeps_begun = True  # `poll` returns whole requests: none has begun
 
     def __init__(self, model: Any, tokenizer: Any, max_batch: int, dtype: torch.dtype = torch.float32) -> None:
         self.version = 0
@@ -59,11 +61,11 @@ class HFEngine:
         self.version = version
 
     def state(self) -> dict[str, Any]:
-        # `poll` returns only whole samples, and between steps nothing is queued: the version is all there is.
-        return {"version": self.version}
+        return {"version": self.version, "work": [Unfinished(request).state() for request in self._queue]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.version = state["version"]
+        self._queue = deque(Unfinished.from_state(entry).request for entry in state["work"])
 
     def _next_requests(self) -> list[Request]:
         """The oldest requests with the same parameters that fit into one batch: whole groups, at least one."""

@@ -27,6 +27,8 @@ from dapo_rl.types import FinishReason
 class VLLMEngine:
     """One vLLM request for each sample; the prompt's blocks are shared through vLLM's prefix cache."""
 
+    keeps_begun = False
+
     def __init__(
         self,
         model: Any,
@@ -105,8 +107,9 @@ class VLLMEngine:
         self.version = version
 
     def state(self) -> dict[str, Any]:
-        # Between steps nothing is in flight: the sampler has cancelled what it does not wait for.
-        return {"version": self.version}
+        if self._running:
+            raise RuntimeError("vLLM's samples in flight cannot be kept: finish or cancel them first")
+        return {"version": self.version, "work": []}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.version = state["version"]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import yaml
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.runs.files import atomic_write
+from dapo_rl.runs.files import atomic_write, remove_leftovers, sync
+from dapo_rl.runs.lock import acquire
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
@@ -35,17 +37,24 @@ class RunDirectory:
     @classmethod
     def create(cls, path: str | Path, config: Config) -> RunDirectory:
         """A directory for a new run; one that holds a run already is left as it is."""
-        run = cls(path)
-        try:
-            if run._holds_a_run():
-                raise UserError(f"{path}: holds a run already; continue it with --resume, or name another with --run")
-            run.path.mkdir(parents=True, exist_ok=True)
-            run.write_config(config)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{path}: is not a directory; name another with --run") from None
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}; name another with --run") from None
+        run = cls.prepare(path)
+        run.begin(config)
         return run
+
+    @classmethod
+    def prepare(cls, path: str | Path) -> RunDirectory:
+        """A directory that can be locked and that holds no run."""
+        run = cls(path)
+        with run._writing():
+            run._refuse_a_second_run()
+            run.path.mkdir(parents=True, exist_ok=True)
+        return run
+
+    def begin(self, config: Config) -> None:
+        """A new run; where another process was faster, its run is left as it is."""
+        with self._writing():
+            self._refuse_a_second_run()
+            self.write_config(config)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -55,6 +64,16 @@ class RunDirectory:
             raise UserError(f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run")
         return run
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by the one process that writes."""
+        with self._writing():
+            release = acquire(self.path)
+        try:
+            yield
+        finally:
+            release()
+
     def rollout(self, step: int) -> Path:
         return self.rollouts_path / f"step-{step:06d}.parquet"
 
@@ -62,34 +81,86 @@ class RunDirectory:
         return Config.load(self.config_path)
 
     def write_config(self, config: Config) -> None:
-        atomic_write(self.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
+        with _saved_so_far(self.config_path):
+            atomic_write(self.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """One line of JSON, in the hands of the operating system when this returns."""
         line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
-        with self.metrics_path.open("a", encoding="utf-8") as file:
+        with _saved_so_far(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def metrics_length(self) -> dict[str, int]:
+        """The lines and bytes of the run log, which are on the disk when this returns."""
+        if not self.metrics_path.exists():
+            return {"lines": 0, "bytes": 0}
+        sync(self.metrics_path)
+        sync(self.path)
+        content = self.metrics_path.read_bytes()
+        return {"lines": content.count(b"\n"), "bytes": len(content)}
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A dictionary for each step; null is read as None. A last line that was cut off is left out."""
         return [record for _, record in self._metric_lines()]
 
+    def forget_after(self, last_step: int, length: Mapping[str, int] | None = None) -> str | None:
+        """Forgets what was recorded after `last_step`, where a resumed run goes on, and what a crash left behind.
+
+        `length` is what the log had at that step. Returns what the user should know, where it has less now.
+        """
+        for directory in (self.path, self.rollouts_path):
+            remove_leftovers(directory)
+        self.truncate_metrics(last_step)
+        left = self.metrics_length()
+        if length is None or left == dict(length):
+            return None
+        return (
+            f"{self.metrics_path}: has {left['lines']} lines and {left['bytes']} bytes up to step {last_step}, and the "
+            f"checkpoint was written with {length['lines']} and {length['bytes']}: it was changed since"
+        )
+
+    def check_log_is_short(self, steps: int) -> None:
+        """Without a checkpoint a run begins anew; a log of more steps than go without one says that there was one."""
+        logged = max((row["step"] for row in self.read_metrics()), default=0)
+        if logged > steps:
+            raise UserError(
+                f"{self.path}: the log reaches step {logged}, and there is no checkpoint to go on from; "
+                "restore one from a copy, or start a new run"
+            )
+
     def truncate_metrics(self, last_step: int) -> None:
-        """Forgets what was recorded after `last_step`, where a resumed run goes on."""
+        """Leaves lines and rollouts up to `last_step`."""
         kept = [line for line, record in self._metric_lines() if record["step"] <= last_step]
-        if self.metrics_path.exists():
-            atomic_write(self.metrics_path, b"".join(line + b"\n" for line in kept))
+        content = b"".join(line + b"\n" for line in kept)
+        if self.metrics_path.exists() and self.metrics_path.read_bytes() != content:
+            with _saved_so_far(self.metrics_path):
+                atomic_write(self.metrics_path, content)
         for file in self.rollouts_path.glob("step-*.parquet"):
             step = file.stem.removeprefix("step-")
             if step.isdecimal() and int(step) > last_step:
                 file.unlink()
 
     def write_rollouts(self, step: int, rows: Sequence[GroupRow]) -> None:
-        self.rollouts_path.mkdir(exist_ok=True)
-        write_table(self.rollout(step), step, rows)
+        with _saved_so_far(self.rollout(step)):
+            self.rollouts_path.mkdir(exist_ok=True)
+            write_table(self.rollout(step), step, rows)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        atomic_write(self.summary_path, json.dumps(_json_value(summary), indent=2, allow_nan=False) + "\n")
+        with _saved_so_far(self.summary_path):
+            atomic_write(self.summary_path, json.dumps(_json_value(summary), indent=2, allow_nan=False) + "\n")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f"{self.path}: is not a directory; name another with --run") from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}; name another with --run") from None
+
+    def _refuse_a_second_run(self) -> None:
+        if self._holds_a_run():
+            raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
         return self.metrics_path.exists() or (self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir()))
@@ -107,6 +178,17 @@ class RunDirectory:
                     return
                 raise UserError(f"{self.metrics_path}:{number}: not a line of metrics; delete the line") from None
             yield line, record
+
+
+@contextmanager
+def _saved_so_far(path: Path) -> Iterator[None]:
+    """A file that cannot be written, on a full disk for example: the run stops."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror or error}; what is saved already stays as it is"
+        ) from error
 
 
 def _json_number(value: float | None) -> float | int | None:

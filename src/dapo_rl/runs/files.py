@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,55 @@ def beside(path: Path) -> Iterator[Path]:
     sync(path.parent)
 
 
+@contextmanager
+def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
+    """A new directory to fill; when the block ends well, it takes the place of `path`.
+
+    A directory that is not empty cannot be replaced in one go: the one before is first renamed to `old`, and goes
+    once the new one has its name.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    old = old or path.with_name(f".{path.name}.old")
+    if draft.exists():
+        shutil.rmtree(draft)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        sync_tree(draft)
+        if path.exists():
+            if old.exists():  # left by a crash, and not needed while `path` is there
+                remove_directory(old)
+            path.rename(old)
+        draft.rename(path)
+    except Exception:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    sync(path.parent)
+    if old.exists():
+        remove_directory(old)
+
+
+def remove_directory(path: Path) -> None:
+    """Under its own name it is whole or gone, whatever interrupts the removal."""
+    gone = path.with_name(f".{path.name.lstrip('.')}.gone")
+    if gone.exists():
+        shutil.rmtree(gone)
+    path.rename(gone)
+    shutil.rmtree(gone)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """What a crash left of writing and removing."""
+    for kind in ("part", "tmp", "gone"):
+        for path in directory.glob(f".*.{kind}"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 def atomic_write(path: Path, content: bytes | str) -> None:
     """Readers see the old content or the new, never a part, even after a crash."""
     with beside(path) as draft:
@@ -35,3 +85,8 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(directory: Path) -> None:
+    for path in [*directory.rglob("*"), directory]:
+        sync(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +19,7 @@ class GroupRow:
     """A group with what became of it."""
 
     group: Group
-    fate: Fate
+    fate: Fate | Literal["carried"]
     scores: Sequence[ScoredSample] | None = None
     """What the update saw, sample by sample; none for a group that was not trained on."""
 

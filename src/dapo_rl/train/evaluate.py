@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from dapo_rl.algo import pass_at_k
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Engine, Request, SamplingParams
-from dapo_rl.types import Prompt, Sample, Verifier
+from dapo_rl.rollout.engine import Engine, Request, SamplingParams, set_aside
+from dapo_rl.rollout.verdicts import submit
+from dapo_rl.types import Pending, Prompt, Sample, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,19 @@ def evaluate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Samples every prompt `samples` times. The same seed gives the same random numbers at every evaluation."""
-    for i, prompt in enumerate(prompts):
-        engine.submit(Request(f"eval-{i}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id)))
     finished: list[list[Sample]] = [[] for _ in prompts]
-    while engine.pending:
-        for completion in engine.poll():
-            finished[int(completion.request_id.removeprefix("eval-"))].append(completion.sample)
-        on_progress(sum(len(group) == samples for group in finished), len(prompts))
-    verdicts = [verifier(prompt, group) for prompt, group in zip(prompts, finished, strict=True)]
+    pending: dict[int, Pending] = {}
+    with set_aside(engine):
+        for i, prompt in enumerate(prompts):
+            engine.submit(Request(f"eval-{i}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id)))
+        while engine.pending:
+            for completion in engine.poll():
+                i = int(completion.request_id.removeprefix("eval-"))
+                finished[i].append(completion.sample)
+                if len(finished[i]) == samples:
+                    pending[i] = submit(verifier, prompts[i], finished[i])
+            on_progress(len(pending), len(prompts))
+    verdicts = [pending[i].result() for i in range(len(prompts))]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
     answers = [correct for group in judged for correct in group]
     whole = [group for group in judged if len(group) == samples]

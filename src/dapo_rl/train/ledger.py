@@ -21,9 +21,11 @@ class Ledger:
         for dropped, fate in fill.dropped:
             self._counts[fate] += dropped.tokens
 
-    def columns(self, carried: int = 0) -> dict[str, int]:
-        """Tokens by fate; `carried` are those of groups that still wait."""
-        return dict(sorted(self._counts.items())) | {"carried": carried}
+    def columns(self, waiting: int = 0, in_flight: int = 0) -> dict[str, int]:
+        """Tokens by fate. Two kinds are `carried`: those of finished samples that wait for the next step, and those of
+        samples that have begun, which are in no step's total yet."""
+        counts = dict(sorted(self._counts.items()))
+        return counts | {"carried": waiting + in_flight, "total": counts.get("total", 0) + in_flight}
 
     def state(self) -> dict[str, int]:
         return dict(self._counts)

@@ -21,7 +21,7 @@ from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.train.schedule import learning_rate
-from dapo_rl.types import Batch, TrainSample
+from dapo_rl.types import Batch, Group, TrainSample
 
 
 class Policy(Protocol):
@@ -32,6 +32,8 @@ class Policy(Protocol):
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]: ...
 
     def weights(self) -> Mapping[str, Tensor]: ...
+
+    def take_notes(self) -> list[str]: ...
 
 
 @dataclass(slots=True)
@@ -78,17 +80,17 @@ def train(run: Run) -> None:
             raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
         progress.step = step
         progress.ledger.add(fill, batch)
-        last, stopping = step == config.train.steps, run.stop_requested()
+        last = step == config.train.steps
         if last or (config.eval.every and step % config.eval.every == 0):
             metrics |= _evaluate(run)
         progress.metrics = metrics
         progress.wall_seconds = time.perf_counter() - origin
         run.directory.append_metrics(step, metrics)
         if config.log.rollouts:
-            run.directory.write_rollouts(step, _rows(fill, batch))
-        if last or stopping or step % config.checkpoint_every == 0:
+            run.directory.write_rollouts(step, _rows(fill, batch, run.sampler.carried if last else ()))
+        if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
             run.save()
-        for note in (fill.note, _verifier_failures(fill)):
+        for note in (fill.note, _verifier_failures(fill), *run.policy.take_notes()):
             if note:
                 run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)
@@ -101,7 +103,8 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
-    batch = make_batch(fill.kept, config, run.engine.version)
+    version = run.engine.version
+    batch = make_batch(fill.kept, config, version)
 
     run.display.phase("updating")
     sampled = time.perf_counter()
@@ -114,7 +117,7 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
     run.engine.load_weights(step, run.policy.weights())
 
     ended = time.perf_counter()
-    metrics = step_metrics(fill, batch, [update for update in updates if update], config) | {
+    metrics = step_metrics(fill, batch, [update for update in updates if update], config, version) | {
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,
@@ -144,10 +147,12 @@ def _verifier_failures(fill: Fill) -> str | None:
     return f"the verifier failed on {len(failed)} samples, whose groups are dropped; the first: {failed[0].detail}"
 
 
-def _rows(fill: Fill, batch: Batch) -> list[GroupRow]:
+def _rows(fill: Fill, batch: Batch, carried: Sequence[Group]) -> list[GroupRow]:
+    """All groups that were settled in a step, and after the last step those that wait for another one."""
     kept = [GroupRow(group, "kept", scores) for group, scores in zip(batch.groups, batch.scores, strict=True)]
     dropped = [GroupRow(group, fate, None) for group, fate in fill.dropped]
-    return sorted([*kept, *dropped], key=lambda row: row.group.draw)
+    waiting = [GroupRow(group, "carried", None) for group in carried]
+    return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)
 
 
 def progress_state(progress: Progress) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from dapo_rl.train.batch import shape_rewards
 from dapo_rl.types import Batch, Fate, Group
 
 
-def step_metrics(fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], config: Config) -> dict[str, float]:
+def step_metrics(
+    fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], config: Config, version: int
+) -> dict[str, float]:
+    """`version` is that of the weights that the step began with."""
     trained = sum(len(s.response_ids) for group in batch.samples for s in group if s.in_loss)
     fates = fill.fates()
     drawn = len(fill.sampled)
@@ -32,10 +35,12 @@ def step_metrics(fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], 
         "sampling/all_wrong_share": _share(sum(not any(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
         "sampling/filled_up": fill.filled_up,
         "sampling/carried": fill.carried_over,
+        "sampling/in_flight": fill.in_flight,
         "sampling/tokens_generated": fill.tokens_generated,
         "sampling/tokens_trained": trained,
         "sampling/wasted_share": _share(sum(group.tokens for group, _ in fill.dropped), fill.tokens_generated),
-        "sampling/staleness": _staleness(batch),
+        "sampling/staleness": max(_staleness(batch, version), default=0),
+        "sampling/staleness_mean": _mean(_staleness(batch, version)),
         **_mean_of(updates),
         "actor/updates": len(updates),
     }
@@ -62,10 +67,9 @@ def _sampled(groups: Sequence[Group], config: Config) -> dict[str, float]:
     }
 
 
-def _staleness(batch: Batch) -> float:
-    """How many weight versions the oldest sample of the batch is behind the newest."""
-    versions = [s.versions[0] for group in batch.groups for s in group.samples]
-    return max(versions) - min(versions) if versions else 0
+def _staleness(batch: Batch, version: int) -> list[float]:
+    """How many weight versions the first token of each sample is behind."""
+    return [float(version - s.versions[0]) for group in batch.groups for s in group.samples]
 
 
 def _mean_of(updates: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from dapo_rl.algo import aggregate, dapo_policy_loss, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.errors import NonFiniteError
+from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.responses import Responses
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
@@ -21,6 +22,8 @@ from dapo_rl.types import TrainSample
 
 _MOST_TOKENS = 2**17
 """Beyond so many tokens a pass is no faster."""
+
+T = TypeVar("T")
 
 
 class HFPolicy:
@@ -45,6 +48,8 @@ class HFPolicy:
         self.model = model
         self._algo, self._train = algo, train
         self._norm_length, self._token_budget = norm_length, token_budget
+        self._lowered_budget: int | None = None
+        self._new_notes: list[str] = []
         # Dropout would make the policy of the update another one than the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
@@ -59,18 +64,26 @@ class HFPolicy:
         """What the user should know about how this model is trained."""
         return self._responses.note
 
+    def take_notes(self) -> list[str]:
+        """What the user should know of what happened since the last call."""
+        notes, self._new_notes = self._new_notes, []
+        return notes
+
     def weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
         """Each response token's log-probability under the policy as it is now."""
+
+        def compute(micro_batch: Sequence[TrainSample], _count: int) -> list[list[float]]:
+            with self._responses.compute(micro_batch) as stats:
+                rows: list[list[float]] = stats.logps.tolist()
+            return [row[: len(sample.response_ids)] for row, sample in zip(rows, micro_batch, strict=True)]
+
         result: dict[int, list[float]] = {}
-        for indices in self._micro_batches(samples):
-            with self._responses.compute([samples[i] for i in indices]) as stats:
-                rows = stats.logps.tolist()
-            for row, i in zip(rows, indices, strict=True):
-                result[i] = row[: len(samples[i].response_ids)]
+        for indices, rows in self._in_micro_batches(samples, compute):
+            result |= zip(indices, rows, strict=True)
         return [result[i] for i in range(len(samples))]
 
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]:
@@ -80,8 +93,8 @@ class HFPolicy:
             return {}
         trained = [sample for sample in mini_batch if sample.in_loss]
         self._optimizer.zero_grad(set_to_none=True)
-        micro_batches = self._micro_batches(trained)
-        sums = [self._backward([trained[i] for i in batch], counts, len(micro_batches)) for batch in micro_batches]
+        backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
+        sums = [of_batch for _, of_batch in backward]
         # The numbers of all micro-batches come over at once: waiting for each would keep the device waiting too.
         table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
         totals = dict(zip(sums[0], table.tolist(), strict=True))
@@ -91,14 +104,17 @@ class HFPolicy:
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
         set_learning_rate(self._optimizer, lr)
-        self._optimizer.step()
+        self._step()
         return self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
 
     def state(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict()}
+        return {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        # A budget that memory forced stays: another split sums in another order. A setting may lower it further.
+        if (lowered := state.get("lowered_budget")) is not None:
+            self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
     def _backward(self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int) -> dict[str, Tensor]:
         """Adds one micro-batch's gradient; returns sums over its tokens."""
@@ -170,11 +186,60 @@ class HFPolicy:
         """What a third of the GPU's free memory holds beside gradients and moments: few large passes are fast."""
         free: int = torch.cuda.mem_get_info()[0]
         trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-        return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), _MOST_TOKENS)
+        try:
+            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), _MOST_TOKENS)
+        except torch.OutOfMemoryError:
+            return 0
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[list[int]]:
         split = packed_batches if self._responses.packed else padded_batches
         return split(samples, self._token_budget)
+
+    def _in_micro_batches(
+        self, samples: Sequence[TrainSample], compute: Callable[[Sequence[TrainSample], int], T]
+    ) -> list[tuple[list[int], T]]:
+        """Each micro-batch's indices and what `compute` makes of it, given how many there are.
+
+        Where memory does not hold one, everything is computed again in smaller ones.
+        """
+        while True:
+            done: list[tuple[list[int], T]] = []
+            micro_batches = self._micro_batches(samples)
+            for indices in micro_batches:
+                try:
+                    done.append((indices, compute([samples[i] for i in indices], len(micro_batches))))
+                except torch.OutOfMemoryError:
+                    break
+            else:
+                return done
+            # Out of the handler: until then the error's traceback holds on to the activations.
+            done.clear()
+            self._optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            if len(indices) == 1 or self._token_budget == 1:
+                raise UserError(_too_long(samples[indices[0]], self._train.gradient_checkpointing))
+            self._lower_budget(samples, len(micro_batches))
+
+    def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
+        """Halves the budget, and again until these samples are more than `count` micro-batches."""
+        before = self._token_budget
+        while len(self._micro_batches(samples)) <= count and self._token_budget > 1:
+            self._token_budget //= 2
+        self._lowered_budget = self._token_budget
+        self._new_notes.append(
+            f"out of GPU memory: micro-batches of {self._token_budget} tokens from here on instead of {before}; "
+            "train.token_budget sets it from the start"
+        )
+
+    def _step(self) -> None:
+        try:
+            self._optimizer.step()
+        except torch.OutOfMemoryError:  # with some weights stepped and others not, nothing can go on from here
+            raise UserError(
+                "out of GPU memory in the optimizer's step; lower sampling.kv_memory_gib, or set "
+                "train.optimizer=adamw_8bit in a new run"
+            ) from None
 
 
 class _Counts:
@@ -195,6 +260,14 @@ class _Counts:
             "token-mean-per-group": sum(count > 0 for count in group_tokens.values()),
         }.get(aggregation, len(trained))
         return cls(tokens, denominator, group_tokens)
+
+
+def _too_long(sample: TrainSample, recomputes: bool) -> str:
+    remedy = "" if recomputes else "set train.gradient_checkpointing=true, or "
+    return (
+        f"out of GPU memory: one sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not fit by "
+        f"itself; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
+    )
 
 
 def _pad_floats(rows: Sequence[Sequence[float]]) -> Tensor:

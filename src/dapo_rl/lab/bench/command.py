@@ -1,10 +1,11 @@
-"""`dapo bench rollout|update|step`: the options, and what is wrong with them."""
+"""`dapo bench rollout|update|step|sampling`: the options, and what is wrong with them."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -163,6 +164,39 @@ def step(
         settings=tuple(settings or ()),
     )
     _run(work, against, peer_variant, timeout, sweep, as_json)
+
+
+@app.command()
+def sampling(
+    prompts: Annotated[int, typer.Option(min=1, help="Groups that a step trains on.")] = 16,
+    group: Annotated[int, typer.Option(min=2, help="Samples for each prompt.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, help="Sequences that the simulated engine has at a time.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
+    acceptance: Annotated[str, typer.Option(help="Shares of groups that pass the filter.")] = "0.1,0.2,0.3,0.5,0.7,0.9",
+    seed: Annotated[int, typer.Option(help="Decides lengths, and which groups pass.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """What dynamic sampling costs, ours and in rounds: tokens and engine steps per trained group, simulated."""
+    try:
+        rates = [float(word) for word in acceptance.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0.01 <= rate <= 1 for rate in rates):
+        raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
+    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, policies, simulate, table
+
+    names = list(policies(SimulatedEngine(World(1.0, group), 1), group, prompts))
+    rows = []
+    console = Console(stderr=True)
+    with console.status("simulating") if console.is_terminal else nullcontext():
+        for rate in rates:
+            for name in names:
+                how = {"prompts": prompts, "group": group, "slots": slots, "steps": steps, "seed": seed}
+                rows.append(simulate(rate, name, **how))
+    if as_json:
+        print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
+    else:
+        table(rows)
 
 
 def _run(

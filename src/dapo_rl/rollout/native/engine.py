@@ -2,6 +2,9 @@
 
 Each sequence has a slot of the cache. A prompt is computed once for its group and its keys and values are copied to
 the slots of its samples; whenever slots are free, the next samples in the queue take them.
+
+New weights send all samples back to the head of the queue, with the tokens that they have: their keys and values are
+computed anew. The queue is then all that there is, and an engine that takes it over computes the same from there.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import copy
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +26,7 @@ from dapo_rl.models.packed import pack
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
-from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.rollout.engine import Begun, Completion, Request, Unfinished
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
 from dapo_rl.rollout.native.fuse import Fused, fuse
@@ -54,7 +58,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Started:
-    """A request at the head of the queue of which some samples still wait for slots."""
+    """A request whose prompt is computed, and of which some samples still wait for slots."""
 
     request: Request
     next_index: int
@@ -64,6 +68,8 @@ class _Started:
 
 
 class NativeEngine:
+    keeps_begun = True
+
     def __init__(
         self,
         model: Any,
@@ -94,24 +100,24 @@ class NativeEngine:
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
         self._state = SlotState.empty(0, 0, self._device)
         self._graphs: GraphedSteps | None = None
-        self._queue: deque[Request] = deque()
+        self._queue: deque[Unfinished] = deque()
         self._started: _Started | None = None
         self._rows: list[_Row] = []
 
     @property
     def pending(self) -> int:
-        waiting = sum(request.count for request in self._queue)
+        waiting = sum(entry.samples for entry in self._queue)
         if self._started is not None:
             waiting += self._started.request.count - self._started.next_index
         return waiting + len(self._rows)
 
     @property
     def waiting(self) -> frozenset[str]:
-        return frozenset(request.id for request in self._queue)
+        return frozenset(entry.request.id for entry in self._queue if entry.untouched)
 
     def submit(self, request: Request) -> None:
         self._check_memory(len(request.prompt_ids) + request.params.max_new_tokens)
-        self._queue.append(request)
+        self._queue.append(Unfinished(request))
 
     def poll(self) -> list[Completion]:
         with torch.inference_mode(), quick_products(self._device, self._dtype):
@@ -126,33 +132,73 @@ class NativeEngine:
         return []
 
     def cancel(self, request_id: str) -> int:
-        self._queue = deque(request for request in self._queue if request.id != request_id)
+        lost = sum(entry.tokens for entry in self._queue if entry.request.id == request_id)
+        self._queue = deque(entry for entry in self._queue if entry.request.id != request_id)
         if self._started is not None and self._started.request.id == request_id:
             self._started = None
         rows = [row for row in self._rows if row.request.id == request_id]
-        if not rows:
-            return 0
-        slots = torch.tensor([row.slot for row in rows], device=self._device)
-        with torch.inference_mode():
-            lost = int(self._state.generated[slots].sum())
-            self._release(rows)
+        if rows:
+            slots = torch.tensor([row.slot for row in rows], device=self._device)
+            with torch.inference_mode():
+                lost += int(self._state.generated[slots].sum())
+                self._release(rows)
         return lost
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
+        self._back_to_the_queue()
         take_over(self._model, weights)
         self._fused.refresh()
         self.version = version
 
     def state(self) -> dict[str, Any]:
-        return {"version": self.version}
+        self._back_to_the_queue()
+        # How much room there is decides what is computed together.
+        room = [self._cache.capacity, self._state.tokens.shape[1]]
+        return {"version": self.version, "room": room, "work": [entry.state() for entry in self._queue]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.version = state["version"]
+        self._started = None
+        self._queue = deque(Unfinished.from_state(entry) for entry in state["work"])
+        with torch.inference_mode():
+            self._release(self._rows)
+            if any(state["room"]):
+                self._make_room(*state["room"])
+
+    def _back_to_the_queue(self) -> None:
+        """Samples that have begun, in the order of their requests."""
+        if self._started is None and not self._rows:
+            return
+        begun: dict[str, list[Begun]] = {}
+        requests: dict[str, Request] = {}
+        with torch.inference_mode():
+            generated = self._state.generated.tolist()
+            for row in sorted(self._rows, key=lambda row: row.index):
+                count = generated[row.slot]
+                tokens, logps = (x[row.slot, :count].tolist() for x in (self._state.tokens, self._state.logps))
+                begun.setdefault(row.request.id, []).append(Begun(row.index, tuple(tokens), tuple(logps), row.version))
+            for row in self._rows:
+                requests[row.request.id] = row.request
+            next_index = {name: request.count for name, request in requests.items()}
+            if self._started is not None:
+                requests[self._started.request.id] = self._started.request
+                next_index[self._started.request.id] = self._started.next_index
+            self._release(self._rows)
+        self._started = None
+        behind = {entry.request.id: entry for entry in self._queue}
+        for name, entry in behind.items():
+            if name in requests:  # of an entry with begun samples not all had found a slot
+                begun[name] = sorted([*begun.get(name, []), *entry.begun], key=lambda sample: sample.index)
+                next_index[name] = entry.next_index
+        front = [Unfinished(requests[name], next_index[name], tuple(begun.get(name, ()))) for name in requests]
+        rest = [entry for name, entry in behind.items() if name not in requests]
+        self._queue = deque([*front, *rest])
 
     # Admission: requests take slots.
 
     def _admit(self) -> None:
+        self._resume_begun()
         rows: list[_Row] = []
         logits: list[Tensor] = []
         if self._started is not None:
@@ -175,30 +221,78 @@ class NativeEngine:
         if rows:
             self._draw_first(rows, torch.stack(logits))
 
+    def _resume_begun(self) -> None:
+        """Samples that have begun go on first: they take slots, and their keys and values are computed again."""
+        while any(entry.begun for entry in self._queue):
+            batch: list[tuple[Begun, _Row]] = []
+            tokens = 0
+            for place, entry in enumerate(self._queue):
+                request = entry.request
+                while entry.begun and tokens < PREFILL_TOKENS[self._device.type]:
+                    if not self._room_for(request):
+                        break
+                    slots = self._free_slots(1)
+                    if not slots:
+                        break
+                    first, *others = entry.begun
+                    self._rows.append(_Row(request, first.index, slots[0], first.version))
+                    batch.append((first, self._rows[-1]))
+                    tokens += len(request.prompt_ids) + len(first.token_ids)
+                    entry = self._queue[place] = replace(entry, begun=tuple(others))
+                if entry.begun:
+                    break
+            if not batch:
+                break
+            self._compute_again(batch)
+        self._queue = deque(entry for entry in self._queue if entry.samples)
+
+    def _compute_again(self, batch: Sequence[tuple[Begun, _Row]]) -> None:
+        pairs = [(row.request.prompt_ids, begun.token_ids) for begun, row in batch]
+        packed, _ = pack(pairs, self._device)
+        tokens_E = torch.from_numpy(np.concatenate(packed.sequences)).to(self._device)
+        positions_E = torch.cat([torch.arange(len(places)) for places in packed.sequences]).to(self._device)
+        lengths = torch.tensor([len(places) for places in packed.sequences])
+        slots_B = torch.tensor([row.slot for _, row in batch])
+        slots_E = slots_B.repeat_interleave(lengths).to(self._device)
+
+        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+            self._cache.put(layer, slots_E, positions_E, k_TKD[tokens_E], v_TKD[tokens_E])
+            return packed(layer, q_THD, k_TKD, v_TKD, scale)
+
+        some = torch.zeros(1, dtype=torch.int64, device=self._device)
+        with self._fused:
+            next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, some)
+        self._start([row for _, row in batch])
+        for begun, row in batch:
+            self._state.resume(row.slot, begun.token_ids, begun.logps)
+
     def _next_batch(self) -> list[tuple[Request, list[_Row]]]:
         """The oldest requests that find slots, up to the prompt tokens of one pass."""
         batch: list[tuple[Request, list[_Row]]] = []
         tokens = 0
         while self._queue and tokens < PREFILL_TOKENS[self._device.type]:
-            request = self._queue[0]
-            if not self._make_room(request):
+            entry = self._queue[0]
+            if entry.begun or not self._room_for(entry.request):
                 break
-            rows = self._take_slots(request, 0)
+            rows = self._take_slots(entry.request, entry.next_index)
             if not rows:
                 break
-            batch.append((self._queue.popleft(), rows))
-            tokens += len(request.prompt_ids)
-            if len(rows) < request.count:
+            batch.append((self._queue.popleft().request, rows))
+            tokens += len(entry.request.prompt_ids)
+            if entry.next_index + len(rows) < entry.request.count:
                 break
         return batch
 
     def _take_slots(self, request: Request, start: int) -> list[_Row]:
         """As many of the request's samples as there are slots, from an index on."""
-        taken = {row.slot for row in self._rows}
-        free = [slot for slot in range(self._slots) if slot not in taken][: request.count - start]
+        free = self._free_slots(request.count - start)
         rows = [_Row(request, start + i, slot, self.version) for i, slot in enumerate(free)]
         self._rows += rows
         return rows
+
+    def _free_slots(self, count: int) -> list[int]:
+        taken = {row.slot for row in self._rows}
+        return [slot for slot in range(self._slots) if slot not in taken][:count]
 
     def _prefill(self, batch: Sequence[tuple[Request, list[_Row]]]) -> Tensor:
         """Computes prompts, fills the slots of their samples, and returns each prompt's next-token logits."""
@@ -216,7 +310,7 @@ class NativeEngine:
                 positions.append(span)
         tokens_E, slots_E, positions_E = (torch.cat(x).to(self._device) for x in (tokens, slots, positions))
         (last_request, last_rows), last_start = batch[-1], starts[-2]
-        waits = len(last_rows) < last_request.count
+        waits = last_rows[-1].index + 1 < last_request.count
         keys: dict[int, Tensor] = {}
         values: dict[int, Tensor] = {}
 
@@ -230,7 +324,7 @@ class NativeEngine:
         with self._fused:
             logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
         if waits:
-            self._started = _Started(last_request, len(last_rows), keys, values, logits[-1])
+            self._started = _Started(last_request, last_rows[-1].index + 1, keys, values, logits[-1])
         return logits
 
     def _place(self, started: _Started, rows: Sequence[_Row]) -> None:
@@ -243,12 +337,17 @@ class NativeEngine:
                 layer, slots_E, positions_E, started.keys[layer][positions_E], started.values[layer][positions_E]
             )
 
-    def _draw_first(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
+    def _start(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
+        """The rows' slots and keys of random numbers, after the slots know how they are to be sampled."""
         slots = torch.tensor([row.slot for row in rows], device=self._device)
         keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self._device)
         params = [row.request.params for row in rows]
         self._state.start(slots, keys_B, [len(row.request.prompt_ids) for row in rows], params)
-        how = self._state.how(slots, any(p.truncates for p in params))
+        return slots, keys_B
+
+    def _draw_first(self, rows: Sequence[_Row], logits_BV: Tensor) -> None:
+        slots, keys_B = self._start(rows)
+        how = self._state.how(slots, any(row.request.params.truncates for row in rows))
         tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
         self._state.advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
 
@@ -351,11 +450,15 @@ class NativeEngine:
         """Sequences that the memory holds, beside one slot on a GPU for rows that only fill up a batch."""
         return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - int(self._on_gpu))
 
-    def _make_room(self, request: Request) -> bool:
+    def _room_for(self, request: Request) -> bool:
         """Whether the cache has, or now gets, the capacity that a request needs."""
         needs = self._capacity(len(request.prompt_ids) + request.params.max_new_tokens)
-        capacity = max(needs, self._cache.capacity)
-        longest = max(request.params.max_new_tokens, self._state.tokens.shape[1])
+        return self._make_room(needs, request.params.max_new_tokens)
+
+    def _make_room(self, capacity: int, longest: int) -> bool:
+        """For sequences and responses of these lengths, beside the longest so far."""
+        capacity = max(capacity, self._cache.capacity)
+        longest = max(longest, self._state.tokens.shape[1])
         if capacity == self._cache.capacity and longest == self._state.tokens.shape[1]:
             return True
         slots = self._slots_at(capacity)

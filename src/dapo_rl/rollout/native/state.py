@@ -74,6 +74,15 @@ class SlotState:
         for name, value in values.items():
             getattr(self, name)[slots] = value.to(device)
 
+    def resume(self, slot: int, tokens: Sequence[int], logps: Sequence[float]) -> None:
+        """A slot that `start` has begun has written these tokens already; all but the last are in the cache."""
+        count = len(tokens)
+        self.position[slot] += count - 1
+        self.generated[slot] = count
+        self.last_token[slot] = tokens[-1]
+        self.tokens[slot, :count] = torch.tensor(tokens, device=self.tokens.device)
+        self.logps[slot, :count] = torch.tensor(logps, device=self.logps.device)
+
     def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
 

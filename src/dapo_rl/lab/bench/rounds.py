@@ -1,0 +1,81 @@
+"""Dynamic sampling in rounds, as others do it: a whole batch of prompts at a time, and the next one when all is done.
+
+The interface is the sampler's own, so that both run on the same engine, prompts and verifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo_rl.algo import dynamic_sampling_filter
+from dapo_rl.rollout.draw import derive_seed
+from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.rollout.sampler import Fill, Prompts
+from dapo_rl.types import Fate, Group, Sample, Verifier
+
+
+@dataclass(slots=True)
+class Rounds:
+    """`fill` samples rounds of `round_size × n` prompts until n groups pass; what is beyond them is dropped.
+
+    verl's recipe has rounds of three batches and stops the run after `most` of them. ms-swift has rounds of one batch
+    and, where `most` of them do not suffice, trains on its first round unfiltered: `gives_up`.
+    """
+
+    prompts: Prompts
+    engine: Engine
+    verifier: Verifier
+    params: SamplingParams
+    group_size: int
+    round_size: int = 1
+    most: int = 10**9
+    gives_up: bool = False
+    draws: int = 0
+
+    def fill(self, n: int) -> Fill:
+        kept: list[Group] = []
+        dropped: list[tuple[Group, Fate]] = []
+        sampled: list[Group] = []
+        rounds = 0
+        while len(kept) < n and rounds < self.most:
+            rounds += 1
+            for group in self._round(n * self.round_size):
+                sampled.append(group)
+                fate = _fate(group)
+                if fate != "kept":
+                    dropped.append((group, fate))
+                elif len(kept) < n:
+                    kept.append(group)
+                else:
+                    dropped.append((group, "surplus"))
+        if len(kept) < n and self.gives_up:
+            first = sampled[:n]
+            dropped = [(group, "surplus" if _fate(group) == "kept" else _fate(group)) for group in sampled[n:]]
+            kept = first
+        tokens = sum(group.tokens for group in sampled)
+        return Fill(tuple(kept), tuple(dropped), tuple(sampled), 0, 0, 0, tokens, 0, 0.0, 0.0)
+
+    def _round(self, size: int) -> list[Group]:
+        drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}
+        self.draws += size
+        for name, (draw, prompt) in drawn.items():
+            seed = derive_seed(0, prompt.id, draw)
+            self.engine.submit(Request(name, prompt.token_ids, self.group_size, self.params, seed))
+        samples: dict[str, dict[int, Sample]] = {name: {} for name in drawn}
+        while self.engine.pending:
+            for completion in self.engine.poll():
+                samples[completion.request_id][completion.index] = completion.sample
+        groups = []
+        for name, (draw, prompt) in drawn.items():
+            responses = tuple(samples[name][i] for i in range(self.group_size))
+            groups.append(Group(draw, prompt, responses, tuple(self.verifier(prompt, responses))))
+        return groups
+
+
+def _fate(group: Group) -> Fate:
+    import torch  # the command line is there before it
+
+    correct = [verdict.correct for verdict in group.verdicts]
+    if dynamic_sampling_filter(torch.tensor([correct])).item():
+        return "kept"
+    return "all_correct" if correct[0] else "all_wrong"

@@ -1,0 +1,241 @@
+"""What dynamic sampling costs: our sampler and the rounds of others, on one simulated engine.
+
+Nothing is computed here but who samples what, when: lengths are drawn from a long-tailed distribution, and whether a
+group passes the filter from an acceptance rate; both depend on the prompt alone, so that all policies meet the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.lab.bench.rounds import Rounds
+from dapo_rl.rollout.engine import Completion, Request, SamplingParams
+from dapo_rl.rollout.sampler import Fill, Sampler
+from dapo_rl.types import Prompt, Sample, Verdict
+
+LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """How long responses are and which groups pass, by prompt."""
+
+    acceptance: float
+    group: int
+    seed: int = 0
+    median: float = 250.0
+    spread: float = 1.0
+    """Of the logarithm: at 1 the mean is 1.65 medians, and a hundredth of all is above 10."""
+
+    def lengths(self, prompt: str) -> tuple[int, ...]:
+        return _lengths(self, prompt)
+
+    def passes(self, prompt: str) -> bool:
+        return _chance(self.seed, prompt) < self.acceptance
+
+    def least_tokens(self, groups: int) -> int:
+        """Of somebody who draws prompts until so many groups pass, and not one more."""
+        tokens = found = number = 0
+        while found < groups:
+            name = f"p{number}"
+            tokens += sum(self.lengths(name))
+            found += self.passes(name)
+            number += 1
+        return tokens
+
+
+@lru_cache(maxsize=2**14)
+def _lengths(world: World, prompt: str) -> tuple[int, ...]:
+    rng = random.Random(f"{world.seed}:length:{prompt}")
+    draws = (rng.lognormvariate(math.log(world.median), world.spread) for _ in range(world.group))
+    return tuple(min(max(1, round(length)), LONGEST) for length in draws)
+
+
+@lru_cache(maxsize=2**14)
+def _chance(seed: int, prompt: str) -> float:
+    return random.Random(f"{seed}:passes:{prompt}").random()
+
+
+class EndlessPrompts:
+    def __init__(self) -> None:
+        self._front: list[Prompt] = []
+        self._next = 0
+
+    def draw(self) -> Prompt:
+        if self._front:
+            return self._front.pop(0)
+        self._next += 1
+        return self.find(f"p{self._next - 1}")
+
+    def push_front(self, prompts: Sequence[Prompt]) -> None:
+        self._front = [*prompts, *self._front]
+
+    def find(self, prompt_id: str) -> Prompt:
+        return Prompt(prompt_id, prompt_id, (int(prompt_id[1:]),))
+
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        raise NotImplementedError("no prompt comes twice")
+
+
+@dataclass(slots=True)
+class _Row:
+    request: Request
+    index: int
+    length: int
+    version: int
+    left: int
+
+
+@dataclass(slots=True)
+class SimulatedEngine:
+    """Continuous batching in `slots` slots: a step is one more token for every sample that has one."""
+
+    world: World
+    slots: int
+    version: int = 0
+    steps: int = 0
+    tokens: int = 0
+    keeps_begun: bool = True
+    _rows: list[_Row] = field(default_factory=list)
+    _queue: list[tuple[Request, int]] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int:
+        return len(self._rows) + sum(request.count - start for request, start in self._queue)
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(request.id for request, start in self._queue if start == 0)
+
+    def submit(self, request: Request) -> None:
+        self._queue.append((request, 0))
+
+    def poll(self) -> list[Completion]:
+        self._admit()
+        if not self._rows:
+            return []
+        jump = min(row.left for row in self._rows)
+        self.steps += jump
+        self.tokens += jump * len(self._rows)
+        for row in self._rows:
+            row.left -= jump
+        done = [row for row in self._rows if row.left == 0]
+        self._rows = [row for row in self._rows if row.left]
+        return [Completion(row.request.id, row.index, self._sample(row)) for row in done]
+
+    def cancel(self, request_id: str) -> int:
+        lost = sum(row.length - row.left for row in self._rows if row.request.id == request_id)
+        self._rows = [row for row in self._rows if row.request.id != request_id]
+        self._queue = [entry for entry in self._queue if entry[0].id != request_id]
+        return lost
+
+    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+        self.version = version
+
+    def state(self) -> dict[str, Any]:
+        raise NotImplementedError("a simulation is not resumed")
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError("a simulation is not resumed")
+
+    def _admit(self) -> None:
+        while self._queue and len(self._rows) < self.slots:
+            request, start = self._queue.pop(0)
+            lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
+            stop = min(request.count, start + self.slots - len(self._rows))
+            self._rows += [_Row(request, i, lengths[i], self.version, lengths[i]) for i in range(start, stop)]
+            if stop < request.count:
+                self._queue.insert(0, (request, stop))
+
+    def _sample(self, row: _Row) -> Sample:
+        passes = self.world.passes(f"p{row.request.prompt_ids[0]}")
+        text = "right" if passes and row.index == 0 else "wrong"
+        return Sample((0,) * row.length, (0.0,) * row.length, text, "stop", (row.version, self.version))
+
+
+class SaysSo:
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
+        return [right if sample.text == "right" else wrong for sample in samples]
+
+
+class Policy(Protocol):
+    def fill(self, n: int) -> Fill: ...
+
+
+def policies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callable[[], Policy]]:
+    """Each on an engine that nobody else has used."""
+    params = SamplingParams(max_new_tokens=LONGEST)
+
+    def streaming(surplus: str) -> Policy:
+        settings = SamplingSettings.model_validate({"group_size": group, "prompts_per_step": n, "surplus": surplus})
+        return Sampler(EndlessPrompts(), engine, SaysSo(), params, settings, cap=10**9, seed=0)
+
+    def rounds(**how: Any) -> Policy:
+        return Rounds(EndlessPrompts(), engine, SaysSo(), params, group, **how)
+
+    return {
+        "carry": lambda: streaming("carry"),
+        "requeue": lambda: streaming("requeue"),
+        "drop": lambda: streaming("drop"),
+        "rounds of 3, verl": lambda: rounds(round_size=3),
+        "rounds of 1": lambda: rounds(),
+        "rounds of 1, ms-swift": lambda: rounds(most=4, gives_up=True),
+    }
+
+
+def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: int, steps: int, seed: int) -> dict:  # type: ignore[type-arg]
+    """One policy at one acceptance rate, over a run's steps."""
+    world = World(acceptance, group, seed)
+    engine = SimulatedEngine(world, slots)
+    policy = policies(engine, group, prompts)[name]()
+    trained = stale = 0
+    for step in range(steps):
+        fill = policy.fill(prompts)
+        useful = [g for g in fill.kept if world.passes(g.prompt.id)]
+        trained += len(useful)
+        stale += sum(step - g.samples[0].versions[0] for g in useful)
+        engine.load_weights(step + 1, {})
+    return {
+        "acceptance": acceptance,
+        "policy": name,
+        "trained_groups": trained,
+        "tokens_per_group": engine.tokens / trained if trained else math.nan,
+        "engine_steps_per_group": engine.steps / trained if trained else math.nan,
+        "to_oracle": engine.tokens / world.least_tokens(trained) if trained else math.nan,
+        "staleness": stale / trained if trained else math.nan,
+    }
+
+
+def table(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
+    console = console or Console()
+    console.print(Text("per trained group: tokens generated, engine steps, weight versions it is old", style="bold"))
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown.add_column("accepted", justify="right")
+    shown.add_column("policy", no_wrap=True)
+    for head in ("tokens", "of oracle's", "steps", "staleness"):
+        shown.add_column(head, justify="right")
+    before = None
+    for row in rows:
+        lead = f"{row['acceptance']:.0%}" if row["acceptance"] != before else ""
+        before = row["acceptance"]
+        shown.add_row(
+            lead,
+            Text(row["policy"]),
+            f"{row['tokens_per_group']:,.0f}",
+            f"{row['to_oracle']:.2f}×",
+            f"{row['engine_steps_per_group']:,.0f}",
+            f"{row['staleness']:.2f}",
+        )
+    console.print(shown)

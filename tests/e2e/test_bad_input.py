@@ -1,0 +1,723 @@
+"""docs/errors.md, row by row: what is wrong is made wrong for real, and the line that is printed is the one there."""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import REPOSITORY, small_model
+
+from dapo_rl import cli, trainer
+from dapo_rl.data.arithmetic import problems
+from dapo_rl.models.load import TINY
+
+pytestmark = pytest.mark.slow
+
+QUICK = [
+    "train.steps=1",
+    "train.mini_batches=1",
+    "train.epochs_per_step=1",
+    "sampling.prompts_per_step=2",
+    "sampling.group_size=4",
+    "data.eval=null",
+    "eval.every=null",
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    printed: str
+    """With … for what differs from case to case."""
+    code: int
+
+    def matches(self, text):
+        parts = [re.escape(part) for part in self.printed.split("…")]
+        return re.fullmatch(".*".join(parts), text) is not None
+
+
+def rows():
+    """The table's rows by their first cell."""
+    table = {}
+    for line in (REPOSITORY / "docs" / "errors.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 3 and cells[2].isdecimal():
+            assert cells[0] not in table, f"twice: {cells[0]}"
+            table[cells[0]] = Row(cells[1].strip("`").strip(), int(cells[2]))
+    return table
+
+
+@dataclass(frozen=True)
+class Case:
+    prepare: Callable[["Place"], list[str]]
+    begins: bool = False
+    """The mistake shows when the run has begun: it leaves a run directory."""
+    more: bool = False
+    """The traceback of a user's own function follows the line."""
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(name, **kind):
+    def add(prepare):
+        assert name not in CASES
+        CASES[name] = Case(prepare, **kind)
+        return prepare
+
+    return add
+
+
+class Place:
+    """An empty directory for a case, and what cases need there."""
+
+    def __init__(self, path, monkeypatch, finished):
+        self.path, self.monkeypatch, self._finished = path, monkeypatch, finished
+        self.processes = []
+
+    def write(self, name, content):
+        path = self.path / name
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+        return name
+
+    def lines(self, *values, name="data.jsonl"):
+        return self.write(name, "".join(json.dumps(value) + "\n" for value in values))
+
+    def model(self, without=(), change=None, **config):
+        """The embedded model in a directory, with files left out, changed, or other settings in config.json."""
+        shutil.copytree(TINY, self.path / "model", copy_function=shutil.copy)
+        for name in without:
+            (self.path / "model" / name).unlink()
+        for name, function in (change or {}).items():
+            path = self.path / "model" / name
+            path.write_bytes(function(path.read_bytes()))
+        if config:
+            path = self.path / "model" / "config.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        return "model.name=model"
+
+    def reward(self, text):
+        self.write("rewards.py", text)
+        return ["train", *QUICK, "reward.verifier=rewards.py:score", "--run", "run"]
+
+    def finished(self):
+        """A run of two steps, with a checkpoint after each, and the model and data that it was begun with."""
+        shutil.copytree(self._finished, self.path, dirs_exist_ok=True)
+        return self.path / "run"
+
+    def resumed(self):
+        self.finished()
+        return ["train", "--run", "run", "--resume", "train.steps=3"]
+
+    def hold(self, run):
+        """Another process that writes the run directory."""
+        code = "import sys; from pathlib import Path; from dapo_rl.runs.lock import acquire; "
+        code += "acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        assert process.stdout.readline() == "held\n"
+
+    def out_of_memory(self, tokens):
+        """A GPU that holds the update of so many tokens."""
+        load = trainer.load_model
+
+        def hook(_module, _args, inputs, _output):
+            if torch.is_grad_enabled() and inputs["input_ids"].numel() > tokens:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        def loaded(settings):
+            model, tokenizer = load(settings)
+            model.model.register_forward_hook(hook, with_kwargs=True)
+            return model, tokenizer
+
+        self.monkeypatch.setattr(trainer, "load_model", loaded)
+
+
+def dapo(*words):
+    """The command, in this process: code, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before, sys.argv = sys.argv, ["dapo", *map(str, words)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            cli.main()
+    finally:
+        sys.argv = before
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return ended.value.code, out.getvalue(), err.getvalue()
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file() and not path.is_symlink()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("finished")
+    place = Place(directory, None, None)
+    words = [*QUICK, place.model(), f"data.train={place.lines(*problems(50))}"]
+    before = Path.cwd()
+    os.chdir(directory)
+    try:
+        code, _, err = dapo("train", *words, "train.steps=2", "checkpoint.every=1", "--run", "run")
+    finally:
+        os.chdir(before)
+    assert code == 0, err
+    return directory
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, finished):
+    place = Place(tmp_path / "here", monkeypatch, finished)
+    place.path.mkdir()
+    monkeypatch.chdir(place.path)
+    yield place
+    for process in place.processes:
+        process.communicate(timeout=60)
+
+
+def test_every_row_has_a_case_and_every_case_a_row():
+    assert list(rows()) == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_row(name, here):
+    row, case = rows()[name], CASES[name]
+    words = case.prepare(here)
+    before = contents(here.path)
+    code, out, err = dapo(*words)
+    assert code == row.code, err
+    if row.code == 0:
+        assert any(row.matches(line.strip()) for line in out.splitlines()), out
+        assert err == ""
+        return
+    check_error(row, err, case.more)
+    assert "Traceback" not in out
+    if not case.begins:
+        assert contents(here.path) == before
+        assert not (here.path / "runs").exists()
+
+
+def check_error(row, err, more=False):
+    first, *others = err.splitlines()
+    assert row.matches(first), first
+    assert first.startswith("dapo: ")
+    assert bool(others) == more, err
+
+
+@pytest.mark.parametrize(
+    "name", ["a setting that does not exist", "weights that are cut off", "a reward function that raises every time"]
+)
+def test_row_as_a_process(name, here):
+    """What the other tests run in their own process, as a user does."""
+    result = subprocess.run(
+        [Path(sys.executable).with_name("dapo"), *CASES[name].prepare(here)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == rows()[name].code
+    check_error(rows()[name], result.stderr, CASES[name].more)
+
+
+# Settings
+
+
+@case("a setting that does not exist")
+def _(_here):
+    return ["train", "algo.clip_hihg=0.3"]
+
+
+@case("a setting by the name that another library has for it")
+def _(_here):
+    return ["train", "train.learning_rate=1e-6"]
+
+
+@case("a value of the wrong type")
+def _(_here):
+    return ["train", "train.steps=ten"]
+
+
+@case("true where a number belongs")
+def _(_here):
+    return ["train", "train.lr=true"]
+
+
+@case("a value out of range")
+def _(_here):
+    return ["train", "train.lr=0"]
+
+
+@case("a number that is not finite")
+def _(_here):
+    return ["train", "train.lr=1e400"]
+
+
+@case("a whole number of more than 64 bits")
+def _(_here):
+    return ["train", f"seed={10**30}"]
+
+
+@case("a word that is not one of the choices")
+def _(_here):
+    return ["train", "sampling.surplus=cary"]
+
+
+@case("a list where one value belongs")
+def _(_here):
+    return ["train", "seed=[1, 2]"]
+
+
+@case("a section without a key")
+def _(_here):
+    return ["train", "train=3"]
+
+
+@case("an override without a key")
+def _(_here):
+    return ["train", "=3"]
+
+
+@case("a key with a part missing")
+def _(_here):
+    return ["train", ".lr=3"]
+
+
+@case("settings that contradict each other")
+def _(_here):
+    return ["train", "train.mini_batches=7"]
+
+
+@case("an evaluation with nothing to evaluate on")
+def _(_here):
+    return ["train", "data.eval=null"]
+
+
+@case("two recipes")
+def _(_here):
+    return ["train", "a.yaml", "b.yaml"]
+
+
+@case("a recipe that is not there")
+def _(here):
+    here.write("mine.yaml", "seed: 1\n")
+    return ["train", "mien.yaml"]
+
+
+@case("a recipe that is not YAML")
+def _(here):
+    return ["train", here.write("recipe.yaml", "seed: 1\ntrain: [1, 2\n")]
+
+
+@case("a recipe with a key twice")
+def _(here):
+    return ["train", here.write("recipe.yaml", "train:\n  lr: 1e-6\nseed: 1\ntrain:\n  steps: 3\n")]
+
+
+@case("a recipe that is not a mapping")
+def _(here):
+    return ["train", here.write("recipe.yaml", "- train\n- lr\n")]
+
+
+@case("a recipe that is binary")
+def _(here):
+    return ["train", here.write("recipe.yaml", b"\x80\x81\xff\x00")]
+
+
+@case("a recipe that is a directory")
+def _(here):
+    (here.path / "recipe.yaml").mkdir()
+    return ["train", "recipe.yaml"]
+
+
+@case("a recipe whose anchor contains itself")
+def _(here):
+    return ["train", here.write("recipe.yaml", "train: &a\n  lr: *a\n")]
+
+
+@case("a recipe with a date that should be a text")
+def _(here):
+    return ["train", here.write("recipe.yaml", "model:\n  name: 2024-01-31\n")]
+
+
+# Data
+
+
+@case("a data file that is not there")
+def _(here):
+    here.lines({"prompt": "1+1=?"}, name="train.jsonl")
+    return ["train", "data.train=tarin.jsonl"]
+
+
+@case("a data file that is empty")
+def _(here):
+    return ["train", f"data.train={here.write('data.jsonl', '')}"]
+
+
+@case("a line that is not JSON, among good ones")
+def _(here):
+    here.write("data.jsonl", '{"prompt": "1+1=?\\n", "answer": "2"}\n{oops\n')
+    return ["train", *QUICK, "data.train=data.jsonl", "sampling.dynamic=false"]
+
+
+@case("no line that is JSON")
+def _(here):
+    return ["train", f"data.train={here.write('data.jsonl', 'hello' + chr(10))}"]
+
+
+@case("a format that is not read")
+def _(here):
+    return ["train", f"data.train={here.write('data.csv', 'prompt,answer' + chr(10))}"]
+
+
+@case("no column with the prompt")
+def _(here):
+    return ["train", f"data.train={here.lines({'text': '1+1=?', 'answer': '2'})}"]
+
+
+@case("no column with the answer")
+def _(here):
+    return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'result': '2'})}"]
+
+
+@case("a column of that name is not there")
+def _(here):
+    return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'answer': '2'})}", "data.answer_key=solution"]
+
+
+@case("every prompt too long")
+def _(here):
+    return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]
+
+
+@case("a parquet file that is damaged")
+def _(here):
+    pq.write_table(pa.table({"prompt": ["1+1=?"] * 100, "answer": ["2"] * 100}), here.path / "data.parquet")
+    whole = (here.path / "data.parquet").read_bytes()
+    return ["train", f"data.train={here.write('data.parquet', whole[:-50])}"]
+
+
+@case("a task that reasoning-gym does not have")
+def _(_here):
+    return ["train", "data.train=reasoning_gym:chain_sums"]
+
+
+@case("a parameter that a source does not have")
+def _(_here):
+    return ["train", "data.train.sise=100"]
+
+
+@case("a source that is misspelt")
+def _(_here):
+    return ["train", "data.train=aritmetic"]
+
+
+@case("a hub data set without a network")
+def _(here):
+    datasets = pytest.importorskip("datasets")
+    here.monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    here.monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return ["train", "data.train=someone/sums"]
+
+
+@case("a hub data set without the package datasets")
+def _(here):
+    here.monkeypatch.setitem(sys.modules, "datasets", None)
+    return ["train", "data.train=someone/sums"]
+
+
+# Models
+
+
+@case("a model directory that is not there")
+def _(here):
+    here.model()
+    return ["train", "model.name=./modle"]
+
+
+@case("a model that is a file")
+def _(here):
+    return ["train", f"model.name={here.write('model.safetensors', b'')}"]
+
+
+@case("a model directory without config.json")
+def _(here):
+    return ["train", here.model(without=["config.json"])]
+
+
+@case("a model directory without weights")
+def _(here):
+    return ["train", here.model(without=["model.safetensors"])]
+
+
+@case("weights that are cut off")
+def _(here):
+    return ["train", here.model(change={"model.safetensors": lambda weights: weights[: len(weights) // 2]})]
+
+
+@case("weights that are not numbers")
+def _(here):
+    return ["train", here.model(change={"model.safetensors": lambda weights: weights[:-400] + b"\xff" * 400})]
+
+
+@case("weights of another shape than config.json says")
+def _(here):
+    return ["train", here.model(hidden_size=64)]
+
+
+@case("weights missing for some layers")
+def _(here):
+    return ["train", here.model(num_hidden_layers=9)]
+
+
+@case("an architecture that transformers does not know")
+def _(here):
+    return ["train", here.model(model_type="nonsense")]
+
+
+@case("an architecture that is no causal language model")
+def _(here):
+    return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"])]
+
+
+@case("a context that is too short")
+def _(here):
+    return ["train", here.model(max_position_embeddings=32)]
+
+
+@case("a hub model without a network")
+def _(here):
+    here.monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return ["train", "model.name=someone/model"]
+
+
+@case("a GPU that is not there")
+def _(here):
+    here.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    return ["train", "model.device=cuda"]
+
+
+@case("no tokenizer beside the weights")
+def _(here):
+    return ["train", here.model(without=["tokenizer.json"])]
+
+
+@case("a tokenizer that is cut off")
+def _(here):
+    return ["train", here.model(change={"tokenizer.json": lambda text: text[:100]})]
+
+
+@case("a tokenizer without a chat template, for chat messages")
+def _(here):
+    data = here.lines({"prompt": [{"role": "user", "content": "1+1=?"}], "answer": "2"})
+    return ["train", here.model(without=["chat_template.jinja"]), f"data.train={data}"]
+
+
+@case("a tokenizer without an end-of-sequence token")
+def _(here):
+    def without_eos(text):
+        settings = json.loads(text)
+        del settings["eos_token"]
+        return json.dumps(settings).encode()
+
+    return ["train", here.model(change={"tokenizer_config.json": without_eos})]
+
+
+# Rewards
+
+
+@case("a verifier that does not exist")
+def _(_here):
+    return ["train", "reward.verifier=maths"]
+
+
+@case("a reward function's file that is not there")
+def _(here):
+    here.write("rewards.py", "")
+    return ["train", "reward.verifier=reward.py:score"]
+
+
+@case("a file without a function of that name")
+def _(here):
+    here.write("rewards.py", "def score(prompts, completions): ...\n")
+    return ["train", "reward.verifier=rewards.py:scroe"]
+
+
+@case("a reward file that cannot be imported")
+def _(here):
+    return here.reward("import nothing_of_that_name\n")
+
+
+@case("a class for a reward function")
+def _(here):
+    return here.reward("class score:\n    def __call__(self, prompts, completions): ...\n")
+
+
+@case("a reward function of another signature")
+def _(here):
+    return here.reward("def score(text): ...\n")
+
+
+@case("gym's verifier for data of another source", begins=True)
+def _(_here):
+    return ["train", *QUICK, "reward.verifier=gym", "--run", "run"]
+
+
+@case("a reward function that raises every time", begins=True, more=True)
+def _(here):
+    return here.reward("def score(prompts, completions, **columns):\n    return [1 / 0 for _ in completions]\n")
+
+
+@case("a reward function that returns no number", begins=True)
+def _(here):
+    return here.reward("def score(prompts, completions, **columns):\n    return ['good' for _ in completions]\n")
+
+
+@case("a reward function that returns NaN", begins=True)
+def _(here):
+    return here.reward(
+        "def score(data_source, solution_str, ground_truth, extra_info=None):\n    return float('nan')\n"
+    )
+
+
+@case("a reward function that returns too few scores", begins=True, more=True)
+def _(here):
+    return here.reward("def score(prompts, completions, **columns):\n    return [1.0]\n")
+
+
+@case("a reward function that needs a column the data has not", begins=True, more=True)
+def _(here):
+    return here.reward("def score(prompts, completions, solution):\n    return [1.0 for _ in completions]\n")
+
+
+@case("a reward function that raises now and then", begins=True)
+def _(here):
+    words = here.reward(
+        "def score(prompts, completions, answer, **columns):\n    return [1.0 / (int(one) > 5) for one in answer]\n"
+    )
+    return [*words, "sampling.dynamic=false", "reward.max_error_share=1"]
+
+
+@case("a model that is never right", begins=True)
+def _(here):
+    words = here.reward("def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n")
+    return [*words, "sampling.cap=4"]
+
+
+# Runs and checkpoints
+
+
+@case("a run directory that holds a run already")
+def _(here):
+    here.finished()
+    return ["train", *QUICK, "--run", "run"]
+
+
+@case("a run directory that is a file")
+def _(here):
+    here.write("run", "")
+    return ["train", *QUICK, "--run", "run"]
+
+
+@case("a run directory that cannot be written")
+def _(here):
+    return ["train", *QUICK, "--run", "/proc/run"]
+
+
+@case("a run directory that is in use")
+def _(here):
+    words = here.resumed()
+    here.hold(here.path / "run")
+    return words
+
+
+@case("--resume without a run")
+def _(_here):
+    return ["train", "--resume"]
+
+
+@case("--resume of a directory without a run")
+def _(here):
+    (here.path / "run").mkdir()
+    return ["train", "--resume", "--run", "run"]
+
+
+@case("--resume with other settings")
+def _(here):
+    here.finished()
+    return ["train", "--run", "run", "--resume", "algo.clip_high=0.3"]
+
+
+@case("--resume with fewer steps than it has made")
+def _(here):
+    here.finished()
+    return ["train", "--run", "run", "--resume", "train.steps=1"]
+
+
+@case("--resume of a model that has changed")
+def _(here):
+    words = here.resumed()
+    small_model().save_pretrained(here.path / "model")
+    return words
+
+
+@case("--resume of data that has changed")
+def _(here):
+    words = here.resumed()
+    here.lines(*problems(40))
+    return words
+
+
+@case("a checkpoint that is damaged, with one before it", begins=True)
+def _(here):
+    words = here.resumed()
+    (here.path / "run" / "checkpoints" / "step-2" / "optimizer.pt").write_bytes(b"")
+    return words
+
+
+@case("every checkpoint damaged")
+def _(here):
+    words = here.resumed()
+    for path in (here.path / "run" / "checkpoints").glob("step-*/state.json"):
+        path.unlink()
+    return words
+
+
+@case("numbers that are not finite", begins=True)
+def _(_here):
+    words = ["train.mini_batches=2", "train.lr=1e30", "train.warmup_steps=0"]
+    return ["train", *QUICK, *words, "--run", "run"]
+
+
+# Memory
+
+
+@case("out of GPU memory in an update", begins=True)
+def _(here):
+    here.out_of_memory(120)
+    return ["train", *QUICK, "sampling.dynamic=false", "--run", "run"]
+
+
+@case("out of GPU memory for one sample", begins=True)
+def _(here):
+    here.out_of_memory(1)
+    return ["train", *QUICK, "sampling.dynamic=false", "--run", "run"]
+
+
+@case("memory for keys and values that does not hold one sequence")
+def _(_here):
+    return ["train", *QUICK, "sampling.kv_memory_gib=0.00001", "--run", "run"]

@@ -1,0 +1,57 @@
+"""The cost of dynamic sampling, simulated: ours against rounds, and against somebody who knows when to stop."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from dapo_rl.cli import app
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.sampling import SimulatedEngine, World, policies, simulate
+
+NAMES = list(policies(SimulatedEngine(World(1.0, 4), 1), 4, 8))
+SIZE = {"prompts": 8, "group": 4, "slots": 64, "steps": 12, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rates = (0.1, 0.5, 0.9)
+    return {(rate, name): simulate(rate, name, **SIZE) for rate in rates for name in NAMES}
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_nobody_is_cheaper_than_carrying_and_it_is_close_to_the_least(rows, rate):
+    ours = rows[rate, "carry"]
+    assert ours["trained_groups"] == 8 * 12
+    assert 1.0 <= ours["to_oracle"] <= 1.15
+    for name in NAMES:
+        assert ours["tokens_per_group"] <= rows[rate, name]["tokens_per_group"]
+    assert ours["engine_steps_per_group"] < rows[rate, "rounds of 1"]["engine_steps_per_group"]
+    assert ours["staleness"] < 1
+
+
+def test_rounds_that_give_up_train_on_groups_without_a_signal(rows):
+    assert rows[0.1, "rounds of 1, ms-swift"]["trained_groups"] < 8 * 12
+    assert rows[0.1, "rounds of 1"]["trained_groups"] == 8 * 12
+
+
+def test_the_simulated_engine_samples_whole_groups_of_the_worlds_lengths():
+    world = World(0.5, 4, seed=3)
+    engine = SimulatedEngine(world, slots=6)
+    fill = policies(engine, 4, 2)["rounds of 1"]().fill(2)
+    assert engine.tokens == fill.tokens_generated
+    for group in fill.sampled:
+        assert tuple(len(s.token_ids) for s in group.samples) == world.lengths(group.prompt.id)
+        assert any(v.correct for v in group.verdicts) == world.passes(group.prompt.id)
+
+
+def test_the_command():
+    words = ["bench", "sampling", "--prompts", "4", "--group", "2", "--slots", "16", "--steps", "3"]
+    result = CliRunner().invoke(app, [*words, "--acceptance", "0.5", "--json"])
+    report = json.loads(result.stdout)
+    assert [row["policy"] for row in report["rows"]] == NAMES
+    shown = CliRunner().invoke(app, [*words, "--acceptance", "0.5"]).stdout
+    assert "carry" in shown
+    assert "verl" in shown
+    with pytest.raises(UserError, match=r"--acceptance: 'x' is not a list of shares"):
+        CliRunner().invoke(app, [*words, "--acceptance", "x"], catch_exceptions=False)

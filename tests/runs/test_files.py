@@ -1,0 +1,44 @@
+import pytest
+
+from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers
+
+
+def content(directory):
+    return {p.relative_to(directory).as_posix(): p.read_text() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_a_directory_takes_the_place_of_another(tmp_path):
+    for text in ("one", "two"):
+        with directory_beside(tmp_path / "model") as draft:
+            (draft / "deep").mkdir()
+            (draft / "deep" / "file").write_text(text)
+    assert content(tmp_path) == {"model/deep/file": "two"}
+
+
+def test_an_error_leaves_the_one_before(tmp_path):
+    with directory_beside(tmp_path / "model") as draft:
+        (draft / "file").write_text("one")
+    with pytest.raises(FileNotFoundError), directory_beside(tmp_path / "model") as draft:
+        (draft / "missing" / "file").write_text("two")
+    assert content(tmp_path) == {"model/file": "one"}
+
+
+def test_a_draft_of_a_crash_is_not_mixed_in(tmp_path):
+    (tmp_path / ".model.part").mkdir()
+    (tmp_path / ".model.part" / "stale").touch()
+    with directory_beside(tmp_path / "model") as draft:
+        (draft / "file").write_text("one")
+    assert content(tmp_path) == {"model/file": "one"}
+
+
+def test_removal_and_leftovers(tmp_path):
+    for name in ("kept", ".a.part", ".b.gone"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    for name in (".lock", ".c.tmp", "d.tmp"):
+        (tmp_path / name).write_text("x")
+    remove_leftovers(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "d.tmp", "kept"]
+    remove_directory(tmp_path / "kept")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "d.tmp"]
+    remove_leftovers(tmp_path / "not there")

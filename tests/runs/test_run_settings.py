@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from dapo_rl.config import Config, known_keys
+from dapo_rl.errors import UserError
+from dapo_rl.runs.settings import FREE_TO_CHANGE, check_same_run
+
+RUN = Path("runs/a")
+
+
+def config(**settings):
+    return Config.build({key.replace("__", "."): value for key, value in settings.items()})
+
+
+def test_the_same_settings_are_the_same_run():
+    check_same_run(RUN, config(), config())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train__steps": 300},
+        {"train__lr": 1e-5, "train__lr_schedule": "linear", "train__warmup_steps": 3},
+        {"train__token_budget": 4096, "sampling__cap": 500, "sampling__on_cap": "fill"},
+        {"eval__every": 3, "eval__prompts": 7, "checkpoint__every": 2, "checkpoint__keep": 5, "log__rollouts": False},
+        {"data__eval": {"source": "arithmetic", "size": 3}},
+        {"reward__timeout_s": 9.0},
+    ],
+)
+def test_what_is_free_to_change(settings):
+    check_same_run(RUN, config(data__eval="a.jsonl"), config(**{"data__eval": "a.jsonl", **settings}))
+
+
+def test_what_makes_another_run_is_named_before_and_after():
+    with pytest.raises(UserError) as error:
+        check_same_run(RUN, config(), config(algo__clip_high=0.3, seed=4, train__steps=9))
+    assert str(error.value) == (
+        "runs/a: was begun with other settings: seed 0 → 4, algo.clip_high 0.28 → 0.3; start a new run for them"
+    )
+
+
+def test_many_changes_are_counted():
+    changed = config(seed=1, algo__clip_low=0.1, algo__clip_high=0.3, sampling__group_size=4, train__weight_decay=0.5,
+                     sampling__temperature=0.5, model__name="other")  # fmt: skip
+    with pytest.raises(UserError, match=r" and 2 more; start a new run"):
+        check_same_run(RUN, config(), changed)
+
+
+def test_a_source_that_becomes_another_kind_is_noticed():
+    before, after = config(data__train={"source": "arithmetic", "digits": 2}), config(data__train="rows.jsonl")
+    for one, other in ((before, after), (after, before)):
+        with pytest.raises(UserError, match=r"data\.train"):
+            check_same_run(RUN, one, other)
+
+
+def test_auto_is_compared_once_it_is_known():
+    check_same_run(RUN, config(model__dtype="float32"), config(model__dtype="auto"))
+    with pytest.raises(UserError, match=r"model\.dtype float32 → bfloat16"):
+        check_same_run(RUN, config(model__dtype="float32"), config(model__dtype="bfloat16"))
+
+
+def test_every_free_key_is_a_key():
+    for free in FREE_TO_CHANGE:
+        assert any(key == free or key.startswith(free) for key in known_keys()), free

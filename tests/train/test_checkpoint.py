@@ -1,0 +1,274 @@
+import contextlib
+import json
+import random
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from support import small_model, tokenizer
+from transformers import AutoModelForCausalLM
+
+from dapo_rl.errors import UserError
+from dapo_rl.runs import files
+from dapo_rl.train.checkpoint import MANIFEST, WEIGHTS, Checkpoints
+from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
+
+
+def save(checkpoints, step, model=None, **state):
+    model = model or small_model()
+    optimizer = {"optimizer": {"moment": torch.arange(5.0) + step}}
+    return checkpoints.save(step, model, tokenizer(), optimizer, {"mark": step, **state})
+
+
+def names(checkpoints):
+    return sorted(path.name for path in checkpoints._directory.iterdir())
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", keep=2)
+
+
+def test_what_was_saved_comes_back(checkpoints):
+    model = small_model(seed=1)
+    save(checkpoints, 3, model, list=[1.5, None])
+    other = small_model(seed=2)
+    optimizer, state = checkpoints.newest_sound()[0].load(other)
+    for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    assert optimizer["optimizer"]["moment"].tolist() == [3, 4, 5, 6, 7]
+    assert state == {"step": 3, "mark": 3, "list": [1.5, None]}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_float32_weights_keep_every_bit_under_a_config_that_says_bfloat16(checkpoints, tied):
+    """Numbers that bfloat16 does not have, subnormal ones and negative zero among them."""
+    model = small_model(tie_word_embeddings=tied)
+    model.config.dtype = torch.bfloat16
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-7)
+            parameter.view(-1)[:3] = torch.tensor([1e-42, -0.0, 1 / 3])
+    path = save(checkpoints, 1, model).path
+    assert not (path / WEIGHTS).exists(), "the weights are there once"
+    again = small_model(seed=5, tie_word_embeddings=tied)
+    checkpoints.newest_sound()[0].load(again)
+    loaded = AutoModelForCausalLM.from_pretrained(path / "model")
+    for other in (again, loaded):
+        assert (other.lm_head.weight.data_ptr() == other.model.embed_tokens.weight.data_ptr()) == tied
+        for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+            assert b.dtype == torch.float32, name
+            assert torch.equal(a.view(torch.int32), b.view(torch.int32)), name
+
+
+def test_a_model_that_saves_other_weights_than_it_has_is_stored_once_more(checkpoints, monkeypatch):
+    model = small_model(seed=1)
+    rounded = small_model(seed=1).bfloat16().float()
+    monkeypatch.setattr(model, "save_pretrained", rounded.save_pretrained)
+    assert (save(checkpoints, 1, model).path / WEIGHTS).exists()
+    other = small_model(seed=2)
+    checkpoints.newest_sound()[0].load(other)
+    assert torch.equal(model.lm_head.weight, other.lm_head.weight)
+
+
+def test_the_last_ones_stay(checkpoints):
+    for step in (1, 2, 5, 10):
+        save(checkpoints, step)
+    assert names(checkpoints) == ["step-10", "step-5"]
+    assert checkpoints.latest().step == 10
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "file", "said"),
+    [
+        (flip_a_bit, "model/model.safetensors", "the checksum of model/model.safetensors is wrong"),
+        (flip_a_bit, "optimizer.pt", "the checksum of optimizer.pt is wrong"),
+        (flip_a_bit, "state.json", "the checksum of state.json is wrong"),
+        (flip_a_bit, MANIFEST, "manifest.json is damaged"),
+        (cut, "optimizer.pt", r"optimizer.pt has \d+ bytes instead of \d+"),
+        (cut, MANIFEST, "manifest.json is damaged"),
+        (lambda path: path.unlink(), "state.json", "state.json is missing"),
+        (lambda path: path.unlink(), "model/config.json", "model/config.json is missing"),
+        (lambda path: path.unlink(), MANIFEST, "manifest.json is missing"),
+        (lambda path: path.write_text("[]"), MANIFEST, "manifest.json is damaged"),
+    ],
+)
+def test_a_damaged_one_is_named_and_the_one_before_it_is_used(checkpoints, harm, file, said):
+    save(checkpoints, 1)
+    last = save(checkpoints, 2)
+    harm(last.path / file)
+    sound, damaged = checkpoints.newest_sound()
+    assert sound.step == 1
+    (line,) = damaged
+    assert line.startswith(f"{last.path}: ")
+    assert re.search(said, line)
+    assert checkpoints.latest().step == 1, "what a diverged run calls its last good one"
+
+
+def test_a_changed_manifest_does_not_vouch_for_changed_files(checkpoints):
+    path = save(checkpoints, 1).path
+    (path / "state.json").write_text("{}")
+    manifest = json.loads((path / MANIFEST).read_text())
+    del manifest["files"]["state.json"]
+    (path / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+        checkpoints.newest_sound()
+
+
+def test_when_all_are_damaged_they_are_all_named_and_stay(checkpoints):
+    for step in (1, 2):
+        flip_a_bit(save(checkpoints, step).path / "optimizer.pt")
+    with pytest.raises(
+        UserError, match=r"^every checkpoint is damaged: .*step-2: .*; .*step-1: .*optimizer.pt"
+    ) as error:
+        checkpoints.newest_sound()
+    assert "\n" not in str(error.value)
+    assert names(checkpoints) == ["step-1", "step-2"]
+
+
+def test_no_checkpoint_is_no_error(checkpoints):
+    assert checkpoints.newest_sound() == (None, [])
+    assert checkpoints.latest() is None
+
+
+def test_damaged_ones_do_not_count_among_those_that_stay(tmp_path):
+    checkpoints, keeper = (Checkpoints(tmp_path / "c", keep) for keep in (2, 9))
+    for step in (1, 2, 3, 4):
+        save(keeper, step)
+    cut(tmp_path / "c" / "step-3" / "optimizer.pt")
+    flip_a_bit(tmp_path / "c" / "step-4" / "optimizer.pt")
+    assert checkpoints.newest_sound()[0].step == 2
+    save(checkpoints, 6)
+    assert names(checkpoints) == ["step-2", "step-6"]
+
+
+def test_a_step_that_is_there_already_is_replaced(checkpoints):
+    save(checkpoints, 1, small_model(seed=1), which="first")
+    save(checkpoints, 1, small_model(seed=2), which="second")
+    assert names(checkpoints) == ["step-1"]
+    assert checkpoints.newest_sound()[0].load(small_model())[1]["which"] == "second"
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing that handles errors may see it."""
+
+
+def calls(monkeypatch, act):
+    """Every change of names on the disk, counted; `act` decides what the n-th does."""
+    count = [0]
+
+    def counted(owner, name):
+        real = getattr(owner, name)
+
+        def call(*arguments, **named):
+            count[0] += 1
+            act(count[0])
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(files.shutil, "rmtree")
+    counted(files.Path, "rename")
+    counted(files.os, "fsync")
+    return count
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_at_every_moment_there_is_a_whole_checkpoint(tmp_path, monkeypatch, keep, again):
+    """A kill before any change on the disk leaves the one before or the new one, and the next save cleans up."""
+    moments = 0
+    for moment in range(1, 200):
+        directory = tmp_path / f"c{moment}"
+        checkpoints = Checkpoints(directory, keep)
+        first, second = (1, 1) if again else (1, 2)
+        save(checkpoints, first, which="old")
+
+        def die(count, moment=moment):
+            if count == moment:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            calls(patch, die)
+            try:
+                save(checkpoints, second, which="new")
+                done = True
+            except Killed:
+                done = False
+        sound, damaged = Checkpoints(directory, keep).newest_sound()
+        assert sound is not None
+        assert damaged == [], "what is half removed has no checkpoint's name"
+        state = sound.load(small_model())[1]
+        assert state["which"] == "new" or not done
+        save(Checkpoints(directory, keep), 3, which="newest")
+        assert not list(directory.glob(".*"))
+        assert len(names(checkpoints)) <= keep
+        moments += 1
+        shutil.rmtree(directory)
+        if done:
+            break
+    assert moments > 10
+
+
+def test_a_disk_that_is_full_at_any_moment_leaves_the_one_before(tmp_path, monkeypatch):
+    for moment in range(1, 200):
+        directory = tmp_path / f"c{moment}"
+        checkpoints = Checkpoints(directory, 1)
+        save(checkpoints, 1, which="old")
+
+        def fail(count, moment=moment):
+            if count == moment:
+                raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            count = calls(patch, fail)
+            with contextlib.suppress(UserError, OSError):
+                save(checkpoints, 1, which="new")
+        assert checkpoints.newest_sound()[0] is not None
+        if count[0] < moment:
+            return
+    pytest.fail("the save never came to its end")
+
+
+def test_another_model_is_one_line(checkpoints):
+    save(checkpoints, 1)
+    checkpoint = checkpoints.newest_sound()[0]
+    for changes, said in (
+        ({"hidden_size": 64}, r"has the shape \[\d+, 32\] instead of \[\d+, 64\]"),
+        ({"num_hidden_layers": 3}, r"it has no model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"it has model\.layers\.1\."),
+    ):
+        with pytest.raises(UserError, match=f"step-1: is of another model: .*{said}") as error:
+            checkpoint.load(small_model(**changes))
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="is float32 instead of bfloat16"):
+        checkpoint.load(small_model().bfloat16())
+
+
+def test_random_numbers_go_on():
+    def draw():
+        return random.random(), random.gauss(), float(np.random.normal()), float(torch.rand(()))
+
+    seed_everything(5)
+    draw()
+    state = json.loads(json.dumps(random_state()))
+    expected = [draw() for _ in range(3)]
+    seed_everything(6)
+    restore_random_state(state)
+    assert [draw() for _ in range(3)] == expected
+    seed_everything(5)
+    first = draw()
+    seed_everything(5)
+    assert draw() == first
