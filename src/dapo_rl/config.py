@@ -63,13 +63,33 @@ class Section(BaseModel):
         return value
 
 
+class LoraSettings(Section):
+    rank: int = Field(16, ge=1)
+    """The adapters' rank."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters are added with the weight alpha / rank."""
+    targets: str | tuple[str, ...] = "all-linear"
+    """The layers that get one: `all-linear` (all but the output layer), or names: `[q_proj, v_proj]`."""
+    save: Literal["merged", "adapter"] = "merged"
+    """How the trained model is saved: whole, with the adapters added in, or the adapters alone, as peft loads them."""
+
+
 class ModelSettings(Section):
     name: str = "tiny"
-    """A directory, a hub name, or `tiny`: the model inside the package."""
+    """A directory, a hub name, `tiny` (inside the package), or one of `dapo model get`: `smollm2-135m`."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What is computed in; trained weights are float32. `auto`: bfloat16 where the machine multiplies it natively."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes a GPU where there is one."""
+    lora: LoraSettings | None = None
+    """Train adapters of a low rank and not the weights, with the settings below; none: the weights."""
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _lora_has_settings(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, Mapping | LoraSettings):
+            raise PydanticCustomError("no_settings", "expected settings, for example model.lora.rank=16")
+        return value
 
 
 class SourceSettings(Section):
@@ -256,6 +276,13 @@ class CheckpointSettings(Section):
 class LogSettings(Section):
     rollouts: bool = True
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
+    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics go beside metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an extra of the package."""
+
+    @field_validator("to", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else () if value is None else value
 
 
 class Config(Section):
@@ -439,7 +466,10 @@ def known_keys() -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for name, field in Config.model_fields.items():
         if isinstance(field.default, Section):
-            keys |= {f"{name}.{inner}": f for inner, f in type(field.default).model_fields.items()}
+            for inner, inner_field in type(field.default).model_fields.items():
+                keys[f"{name}.{inner}"] = inner_field
+                if inner_field.annotation == LoraSettings | None:
+                    keys |= {f"{name}.{inner}.{key}": f for key, f in LoraSettings.model_fields.items()}
         else:
             keys[name] = field
     return keys

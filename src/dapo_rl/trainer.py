@@ -18,6 +18,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
     check_tokenizer,
+    check_vocabulary,
     compute_dtype,
     describe,
     load_model,
@@ -27,6 +28,7 @@ from dapo_rl.models.load import (
     slow_dtype,
     to_float32,
 )
+from dapo_rl.models.lora import add_lora, has_lora, save_adapter
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.user import load_function
@@ -38,6 +40,7 @@ from dapo_rl.runs.display import Display
 from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
 from dapo_rl.runs.settings import check_same_run
+from dapo_rl.runs.trackers import Trackers, check_installed
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
@@ -77,6 +80,7 @@ class DAPOTrainer:
         self.run_dir = Path(run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
 
+        check_installed(config.log.to)
         self._notes: list[str] = []
         # Before anything starts threads or a GPU: worker processes are forked from what is here now.
         self._verifier = VerifierPool(
@@ -96,6 +100,8 @@ class DAPOTrainer:
         if config.eval.every is not None and self._eval_prompts is None:
             raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
         everything = [*self._train_prompts.prompts, *(self._eval_prompts.prompts if self._eval_prompts else [])]
+        self._verifier.check(everything)
+        check_vocabulary(self.model, max(token for p in everything for token in p.token_ids))
         longest_prompt = max(len(p.token_ids) for p in everything)
         check_context(self.model, longest_prompt, config.sampling.max_new_tokens)
 
@@ -107,7 +113,13 @@ class DAPOTrainer:
         named = config.model.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
         self.config = config = config.model_copy(update={"model": named})
         longest = longest_prompt + config.sampling.max_new_tokens
-        self._engine = build_engine(config.engine, self.model, self.tokenizer, config.sampling, dtype, longest)
+        sampled = self.model
+        if config.model.lora is not None:
+            # An engine samples from plain weights, which it gets with the adapters added in.
+            sampled = copy.deepcopy(self.model).requires_grad_(False)
+            add_lora(self.model, config.model.lora, config.seed)
+        self._engine = build_engine(config.engine, sampled, self.tokenizer, config.sampling, dtype, longest)
+        del sampled  # an engine that made a copy of its own does not need this one
         self._sampler = Sampler(
             self._stream,
             self._engine,
@@ -139,6 +151,9 @@ class DAPOTrainer:
             return self._train(directory)
 
     def _train(self, directory: RunDirectory) -> dict[str, Any]:
+        trackers = Trackers(
+            self.config.log.to, directory.path, self.config.resolved(), self._progress.step, self.display.note
+        )
         run = loop.Run(
             config=self.config,
             engine=self._engine,
@@ -151,6 +166,7 @@ class DAPOTrainer:
             display=self.display,
             progress=self._progress,
             stop_requested=lambda: self.stop_requested(),
+            track=trackers.log,
         )
         with self.display:
             self.display.start(self.config.train.steps, self.config, self._description, self._progress.step)
@@ -159,7 +175,10 @@ class DAPOTrainer:
                     self.display.note(report)
             for note in self._notes:
                 self.display.note(note)
-            loop.train(run)
+            try:
+                loop.train(run)
+            finally:
+                trackers.close()
             finished = self._progress.step == self.config.train.steps
             if finished:
                 self._save_result(directory.model_path)
@@ -175,8 +194,12 @@ class DAPOTrainer:
         return evaluation.metrics()
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
-        """The model and its tokenizer in Hugging Face format."""
-        save_model(self.model, self.tokenizer, path)
+        """The model and its tokenizer in Hugging Face format; with `model.lora.save: adapter`, in peft's."""
+        lora = self.config.model.lora
+        if lora is not None and lora.save == "adapter":
+            save_adapter(self.model, self.tokenizer, lora, self.config.model.name, path)
+        else:
+            save_model(self.model, self.tokenizer, path)
 
     def _prompts(self, source: Any, key: str) -> PromptSet:
         rows = load_rows(source, key=key)
@@ -305,8 +328,13 @@ def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -
         fill_memory=config.train.token_budget is None,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
-        reference=copy.deepcopy(model).requires_grad_(False) if config.algo.kl_coef > 0 else None,
+        reference=_reference(model) if config.algo.kl_coef > 0 else None,
     )
+
+
+def _reference(model: Any) -> Any:
+    """The model as it is now, to stay so; one with adapters has it inside."""
+    return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
 
 
 def new_run_directory(name: str = "dapo") -> Path:

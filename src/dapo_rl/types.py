@@ -107,6 +107,15 @@ class ScoredSample:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """What the update saw of one sample's tokens, when it last passed over them."""
+
+    logps: tuple[float, ...]
+    """Beside the sampled ones they give the ratio, and with the advantage whether it was clipped."""
+    entropies: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     groups: tuple[Group, ...]
     samples: tuple[tuple[TrainSample, ...], ...]

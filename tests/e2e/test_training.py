@@ -98,6 +98,10 @@ def test_rollouts_hold_every_group_with_its_fate(finished):
         kept = [row for row in table if row["fate"] == "kept"]
         assert len(kept) == line["sampling/kept"] * 4
         assert all(row["advantage"] is not None and len(row["logps"]) == len(row["token_ids"]) for row in kept)
+        for row in kept:  # those that were cut off are masked here, and no update sees them
+            assert (row["train_logps"] is None) == (row["finish_reason"] == "length")
+            if row["train_logps"]:
+                assert len(row["train_logps"]) == len(row["entropies"]) == len(row["token_ids"])
         for group in {row["draw"] for row in kept}:
             correct = [row["correct"] for row in kept if row["draw"] == group]
             assert 0 < sum(correct) < 4, "dynamic sampling keeps only groups that are partly right"

@@ -13,6 +13,7 @@ from dapo_rl.models import load
 from dapo_rl.models.load import (
     TINY,
     check_context,
+    check_vocabulary,
     compute_dtype,
     describe,
     load_model,
@@ -145,3 +146,11 @@ def test_narrow_weights_become_float32_and_it_is_said():
     model.bfloat16()
     assert "bfloat16 weights are trained in float32" in to_float32(model)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_tokenizer_of_another_model_is_found_before_the_run():
+    model = small_model()
+    rows = model.get_input_embeddings().weight.shape[0]
+    check_vocabulary(model, rows - 1)
+    with pytest.raises(UserError, match=rf"the tokenizer gives token {rows}, and the model has {rows}"):
+        check_vocabulary(model, rows)

@@ -148,7 +148,7 @@ def test_new_weights_reach_the_model_and_forget_cached_prefixes(engine):
     assert ours._engine.loaded == ["model.norm.weight"]
     assert ours._engine.resets == 1
     assert drain(ours)[0].sample.versions == (0, 3)
-    assert ours.state() == {"version": 3}
+    assert ours.state() == {"version": 3, "work": []}
 
 
 def test_log_probabilities_are_those_that_the_trainer_recomputes(engine):

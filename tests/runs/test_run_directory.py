@@ -165,6 +165,8 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "length_penalty": 0.0,
         "advantage": 0.7,
         "fate": "kept",
+        "train_logps": None,
+        "entropies": None,
     }
     assert list(first.items()) == list(expected.items())
     assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)

@@ -398,3 +398,23 @@ def test_out_of_memory_in_the_optimizer_is_one_line():
     policy._optimizer.register_step_pre_hook(run_out)
     with pytest.raises(UserError, match=r"out of GPU memory in the optimizer's step; lower sampling\.kv_memory_gib"):
         policy.update(samples_for(model), lr=1e-3)
+
+
+@pytest.mark.parametrize("budget", [10**6, 20])
+def test_the_tokens_that_an_update_saw_are_those_of_the_weights_before_it(budget):
+    model = small_model()
+    samples = samples_for(model, masked=(1, 4))
+    policy = make_policy(model, token_budget=budget)
+    before = policy.logprobs(samples)
+    metrics = policy.update(samples, lr=1e-3)
+    tokens = policy.take_tokens()
+    assert [t is None for t in tokens] == [not s.in_loss for s in samples]
+    for sample, seen, logps in zip(samples, tokens, before, strict=True):
+        if sample.in_loss:
+            assert seen.logps == pytest.approx(logps, abs=1e-5)
+            assert len(seen.entropies) == len(sample.response_ids)
+    entropies = [e for seen in tokens if seen for e in seen.entropies]
+    assert sum(entropies) / len(entropies) == pytest.approx(metrics["actor/entropy"], abs=1e-5)
+    assert policy.take_tokens() == []
+    assert policy.update([replace(s, in_loss=False) for s in samples], lr=1e-3) == {}
+    assert policy.take_tokens() == [None] * len(samples)

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
+from dapo_rl.models.get import PRETRAINED, find_pretrained
+from dapo_rl.models.lora import save_plain
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
@@ -55,7 +57,9 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
 
 
 def _find(name: str) -> str | Path:
-    """A directory where there is one, else a name on the hub."""
+    """What `dapo model get` got, a directory where there is one, else a name on the hub."""
+    if name in PRETRAINED:
+        return find_pretrained(name)
     path = Path(name).expanduser()
     if not name.strip():
         raise UserError("model.name: it is empty; give a directory, a hub name, or tiny")
@@ -138,12 +142,22 @@ def check_context(model: Any, longest_prompt: int, new_tokens: int) -> None:
         )
 
 
+def check_vocabulary(model: Any, largest_id: int) -> None:
+    """A tokenizer of another model fails in the middle of a run, at the first token that the model does not have."""
+    rows: int = model.get_input_embeddings().weight.shape[0]
+    if largest_id >= rows:
+        raise UserError(
+            f"model.name: the tokenizer gives token {largest_id}, and the model has {rows}; it is of another model, "
+            "or the model's embeddings have to be resized to it"
+        )
+
+
 def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
     """The model and its tokenizer in Hugging Face format."""
     if Path(path).is_file():  # transformers would log that, and save nothing
         raise UserError(f"{path}: a model is saved as a directory, and there is a file of that name")
     try:
-        model.save_pretrained(path)
+        save_plain(model, path)
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises a class of its own
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
@@ -206,8 +220,10 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
 def describe(model: Any, dtype: torch.dtype) -> str:
     """One line about a model for the display: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    device = next(model.parameters()).device.type
-    return f"{type(model).__name__}, {millions:,.1f} M parameters, {str(dtype).removeprefix('torch.')} on {device}"
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+    share = "" if trained == millions else f", of which {trained:,.2f} M are trained"
+    size = f"{type(model).__name__}, {millions:,.1f} M parameters{share}"
+    return f"{size}, {str(dtype).removeprefix('torch.')} on {next(model.parameters()).device.type}"
 
 
 def _nearby(path: Path) -> str:

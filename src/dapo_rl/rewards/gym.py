@@ -35,12 +35,17 @@ class GymVerifier:
     def warm_up(self) -> None:
         import reasoning_gym  # noqa: F401
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Before a run begins: whether they are of the kind that it judges."""
+        for prompt in prompts:
+            if not prompt.data_source.startswith(SOURCE_PREFIX):
+                raise UserError(
+                    f"prompt {prompt.id}: reward.verifier=gym needs prompts of reasoning-gym, but its data_source is "
+                    f"{prompt.data_source!r}; set data.train to reasoning_gym:NAME, or choose another verifier"
+                )
+
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
-        if not prompt.data_source.startswith(SOURCE_PREFIX):
-            raise UserError(
-                f"prompt {prompt.id}: reward.verifier=gym needs prompts of reasoning-gym, but its data_source is "
-                f"{prompt.data_source!r}; set data.train to reasoning_gym:NAME, or choose another verifier"
-            )
+        self.check([prompt])
         scorer, evaluates = _scorer(prompt.data_source.removeprefix(SOURCE_PREFIX), _parameters(prompt))
         entry = {
             "question": prompt.columns.get("question", prompt.text),

@@ -47,6 +47,11 @@ class VerifierPool:
         self._crew = _Crew(verifier, settings, self.workers) if self.workers else None
         self._close = weakref.finalize(self, self._crew.close) if self._crew is not None else None
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """What the verifier itself says of prompts, before a run begins."""
+        if its_own := getattr(self.verifier, "check", None):
+            its_own(prompts)
+
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 

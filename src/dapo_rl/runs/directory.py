@@ -46,14 +46,14 @@ class RunDirectory:
         """A directory that can be locked and that holds no run."""
         run = cls(path)
         with run._writing():
-            run._refuse_a_second_run()
+            run.refuse_a_second_run()
             run.path.mkdir(parents=True, exist_ok=True)
         return run
 
     def begin(self, config: Config) -> None:
         """A new run; where another process was faster, its run is left as it is."""
         with self._writing():
-            self._refuse_a_second_run()
+            self.refuse_a_second_run()
             self.write_config(config)
 
     @classmethod
@@ -158,7 +158,7 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}; name another with --run") from None
 
-    def _refuse_a_second_run(self) -> None:
+    def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
 

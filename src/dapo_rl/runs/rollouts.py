@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo_rl.runs.files import beside
-from dapo_rl.types import Fate, Group, ScoredSample
+from dapo_rl.types import Fate, Group, ScoredSample, TrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class GroupRow:
     fate: Fate | Literal["carried"]
     scores: Sequence[ScoredSample] | None = None
     """What the update saw, sample by sample; none for a group that was not trained on."""
+    tokens: Sequence[TrainedTokens | None] | None = None
+    """And token by token."""
 
 
 SCHEMA = pa.schema(
@@ -47,6 +49,8 @@ SCHEMA = pa.schema(
         ("length_penalty", pa.float64()),
         ("advantage", pa.float64()),
         ("fate", pa.string()),
+        ("train_logps", pa.list_(pa.float32())),
+        ("entropies", pa.list_(pa.float32())),
     ]
 )
 
@@ -61,7 +65,9 @@ def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
 def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
     group = row.group
     scores: Sequence[ScoredSample | None] = row.scores if row.scores is not None else [None] * len(group.samples)
-    for index, (sample, verdict, scored) in enumerate(zip(group.samples, group.verdicts, scores, strict=True)):
+    seen = row.tokens if row.tokens is not None else [None] * len(group.samples)
+    samples = zip(group.samples, group.verdicts, scores, seen, strict=True)
+    for index, (sample, verdict, scored, tokens) in enumerate(samples):
         yield {
             "step": step,
             "draw": group.draw,
@@ -84,6 +90,8 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "length_penalty": scored.length_penalty if scored else None,
             "advantage": scored.advantage if scored else None,
             "fate": row.fate,
+            "train_logps": tokens.logps if tokens else None,
+            "entropies": tokens.entropies if tokens else None,
         }
 
 

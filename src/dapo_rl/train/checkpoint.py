@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dapo_rl.errors import UserError
+from dapo_rl.models.lora import save_plain
 from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers, sync
 
 MANIFEST = "manifest.json"
@@ -122,7 +123,7 @@ class Checkpoints:
         try:
             remove_leftovers(self._directory)
             with directory_beside(final, old=self._directory / f"step-{step}.old") as draft:
-                model.save_pretrained(draft / "model")
+                save_plain(model, draft / "model")
                 tokenizer.save_pretrained(draft / "model")
                 weights = model.state_dict()
                 if not _same_bits(weights, dict(_stored_weights(draft / "model"))):

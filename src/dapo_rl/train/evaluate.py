@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dapo_rl.algo import pass_at_k
-from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Engine, Request, SamplingParams, set_aside
-from dapo_rl.rollout.verdicts import submit
-from dapo_rl.types import Pending, Prompt, Sample, Verifier
+from dapo_rl.evals.metrics import avg, mean, passed
+from dapo_rl.evals.sampling import Answered, answer
+from dapo_rl.rollout.engine import Engine, SamplingParams, set_aside
+from dapo_rl.types import Prompt, Verifier
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     accuracy: float
-    """The mean over all samples (avg@k)."""
+    """The mean over prompts of the share of samples that are right (avg@k)."""
     pass_at_k: float
     """The chance that one of k samples is correct, k the number of samples."""
     prompts: int
@@ -48,30 +46,23 @@ def evaluate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Samples every prompt `samples` times. The same seed gives the same random numbers at every evaluation."""
-    finished: list[list[Sample]] = [[] for _ in prompts]
-    pending: dict[int, Pending] = {}
+    answered: list[Answered] = []
+    on_progress(0, len(prompts))
     with set_aside(engine):
-        for i, prompt in enumerate(prompts):
-            engine.submit(Request(f"eval-{i}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id)))
-        while engine.pending:
-            for completion in engine.poll():
-                i = int(completion.request_id.removeprefix("eval-"))
-                finished[i].append(completion.sample)
-                if len(finished[i]) == samples:
-                    pending[i] = submit(verifier, prompts[i], finished[i])
-            on_progress(len(pending), len(prompts))
-    verdicts = [pending[i].result() for i in range(len(prompts))]
+        for problem in answer(engine, verifier, prompts, params, samples, seed):
+            answered.append(problem)
+            on_progress(len(answered), len(prompts))
+    answered.sort(key=lambda problem: problem.index)
+    verdicts = [problem.verdicts.result() for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
-    answers = [correct for group in judged for correct in group]
-    whole = [group for group in judged if len(group) == samples]
-    everything = [sample for group in finished for sample in group]
+    everything = [sample for problem in answered for sample in problem.samples]
     return Evaluation(
-        accuracy=sum(answers) / len(answers) if answers else math.nan,
-        pass_at_k=sum(pass_at_k(samples, sum(g), samples) for g in whole) / len(whole) if whole else math.nan,
+        accuracy=mean([avg(group) for group in judged]),
+        pass_at_k=mean([passed(group, samples) for group in judged]),
         prompts=len(prompts),
         samples=samples,
         response_length=sum(len(s.token_ids) for s in everything) / len(everything),
         truncated=sum(s.truncated for s in everything) / len(everything),
-        verifier_errors=len(everything) - len(answers),
+        verifier_errors=len(everything) - sum(map(len, judged)),
         first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),
     )

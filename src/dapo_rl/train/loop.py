@@ -21,7 +21,7 @@ from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.train.schedule import learning_rate
-from dapo_rl.types import Batch, Group, TrainSample
+from dapo_rl.types import Batch, Group, TrainedTokens, TrainSample
 
 
 class Policy(Protocol):
@@ -34,6 +34,8 @@ class Policy(Protocol):
     def weights(self) -> Mapping[str, Tensor]: ...
 
     def take_notes(self) -> list[str]: ...
+
+    def take_tokens(self) -> list[TrainedTokens | None]: ...
 
 
 @dataclass(slots=True)
@@ -64,6 +66,8 @@ class Run:
     display: Display
     progress: Progress
     stop_requested: Callable[[], bool] = lambda: False
+    track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
+    """Where metrics go beside the run directory."""
 
 
 def train(run: Run) -> None:
@@ -74,7 +78,7 @@ def train(run: Run) -> None:
         _evaluate(run)
     for step in range(progress.step + 1, config.train.steps + 1):
         try:
-            fill, batch, metrics = _step(run, step)
+            fill, batch, tokens, metrics = _step(run, step)
         except NonFiniteError as error:
             latest = run.checkpoints.latest()
             raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
@@ -86,8 +90,9 @@ def train(run: Run) -> None:
         progress.metrics = metrics
         progress.wall_seconds = time.perf_counter() - origin
         run.directory.append_metrics(step, metrics)
+        run.track(step, metrics)
         if config.log.rollouts:
-            run.directory.write_rollouts(step, _rows(fill, batch, run.sampler.carried if last else ()))
+            run.directory.write_rollouts(step, _rows(fill, batch, tokens, run.sampler.carried if last else ()))
         if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
             run.save()
         for note in (fill.note, _verifier_failures(fill), *run.policy.take_notes()):
@@ -98,8 +103,8 @@ def train(run: Run) -> None:
             return
 
 
-def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
-    """One step of Algorithm 1, and its numbers."""
+def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None], dict[str, float]]:
+    """One step of Algorithm 1: what was sampled, what was trained on, what the last pass saw of it, and its numbers."""
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
@@ -109,11 +114,13 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
     run.display.phase("updating")
     sampled = time.perf_counter()
     lr = learning_rate(step, config.train)
-    updates = [
-        run.policy.update(mini_batch, lr)
-        for _ in range(config.train.epochs_per_step)
-        for mini_batch in split_mini_batches(batch, config.train.mini_batches)
-    ]
+    updates: list[dict[str, float]] = []
+    tokens: list[TrainedTokens | None] = []
+    for _ in range(config.train.epochs_per_step):
+        tokens.clear()
+        for mini_batch in split_mini_batches(batch, config.train.mini_batches):
+            updates.append(run.policy.update(mini_batch, lr))
+            tokens += run.policy.take_tokens()
     run.engine.load_weights(step, run.policy.weights())
 
     ended = time.perf_counter()
@@ -124,7 +131,7 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, dict[str, float]]:
         "timing_s/step": ended - started,
         "perf/throughput": fill.tokens_generated / (ended - started),
     }
-    return fill, batch, metrics
+    return fill, batch, tokens, metrics
 
 
 def _evaluate(run: Run) -> dict[str, float]:
@@ -147,9 +154,13 @@ def _verifier_failures(fill: Fill) -> str | None:
     return f"the verifier failed on {len(failed)} samples, whose groups are dropped; the first: {failed[0].detail}"
 
 
-def _rows(fill: Fill, batch: Batch, carried: Sequence[Group]) -> list[GroupRow]:
+def _rows(fill: Fill, batch: Batch, tokens: Sequence[TrainedTokens | None], carried: Sequence[Group]) -> list[GroupRow]:
     """All groups that were settled in a step, and after the last step those that wait for another one."""
-    kept = [GroupRow(group, "kept", scores) for group, scores in zip(batch.groups, batch.scores, strict=True)]
+    seen = iter(tokens)
+    kept = [
+        GroupRow(group, "kept", scores, [next(seen) for _ in group.samples])
+        for group, scores in zip(batch.groups, batch.scores, strict=True)
+    ]
     dropped = [GroupRow(group, fate, None) for group, fate in fill.dropped]
     waiting = [GroupRow(group, "carried", None) for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)

@@ -15,10 +15,11 @@ from dapo_rl.algo import aggregate, dapo_policy_loss, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.lora import WithoutAdapter, plain_weights
 from dapo_rl.models.responses import Responses
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
-from dapo_rl.types import TrainSample
+from dapo_rl.types import TrainedTokens, TrainSample
 
 _MOST_TOKENS = 2**17
 """Beyond so many tokens a pass is no faster."""
@@ -44,7 +45,10 @@ class HFPolicy:
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
     ) -> None:
-        """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget."""
+        """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget.
+
+        Where `reference` is the model itself, it is the model without its adapters.
+        """
         self.model = model
         self._algo, self._train = algo, train
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -54,7 +58,9 @@ class HFPolicy:
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
-        self._reference = None if reference is None else Responses(reference, packed=self._responses.packed, **how)
+        frozen = WithoutAdapter if reference is model else Responses
+        self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
+        self._tokens: list[TrainedTokens | None] = []
         self._optimizer = build_optimizer(model, train)
         if fill_memory and next(model.parameters()).is_cuda:
             self._token_budget = max(token_budget, self._tokens_that_fit())
@@ -70,7 +76,8 @@ class HFPolicy:
         return notes
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        """Under the names of the model as it was loaded, whatever trains beside its weights."""
+        return plain_weights(self.model)
 
     @torch.no_grad()
     def logprobs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
@@ -89,12 +96,14 @@ class HFPolicy:
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]:
         """One optimizer step; the result is the same for any split into micro-batches."""
         counts = _Counts.of(mini_batch, self._algo.aggregation)
+        self._tokens = [None] * len(mini_batch)
         if counts.tokens == 0:
             return {}
-        trained = [sample for sample in mini_batch if sample.in_loss]
+        places = [i for i, sample in enumerate(mini_batch) if sample.in_loss]
+        trained = [mini_batch[i] for i in places]
         self._optimizer.zero_grad(set_to_none=True)
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
-        sums = [of_batch for _, of_batch in backward]
+        sums = [of_batch for _, (of_batch, _) in backward]
         # The numbers of all micro-batches come over at once: waiting for each would keep the device waiting too.
         table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
         totals = dict(zip(sums[0], table.tolist(), strict=True))
@@ -105,7 +114,16 @@ class HFPolicy:
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
         set_learning_rate(self._optimizer, lr)
         self._step()
+        for indices, (_, tokens_2BL) in backward:
+            for i, (logps, entropies) in zip(indices, tokens_2BL.transpose(0, 1).tolist(), strict=True):
+                length = len(trained[i].response_ids)
+                self._tokens[places[i]] = TrainedTokens(tuple(logps[:length]), tuple(entropies[:length]))
         return self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
+
+    def take_tokens(self) -> list[TrainedTokens | None]:
+        """What the last update saw of each sample of its mini-batch; none of those that are not in the loss."""
+        tokens, self._tokens = self._tokens, []
+        return tokens
 
     def state(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
@@ -116,8 +134,10 @@ class HFPolicy:
         if (lowered := state.get("lowered_budget")) is not None:
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
-    def _backward(self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int) -> dict[str, Tensor]:
-        """Adds one micro-batch's gradient; returns sums over its tokens."""
+    def _backward(
+        self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Adds one micro-batch's gradient; returns sums over its tokens, and their log-probabilities and entropies."""
         algo = self._algo
         device = next(self.model.parameters()).device
         old_logps = _pad_floats([s.old_logps for s in samples]).to(device)
@@ -149,7 +169,7 @@ class HFPolicy:
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
             probabilities = logps.exp()
             fresh = mask & torch.tensor([s.fresh for s in samples], device=device)[:, None]
-            return {name: value.detach() for name, value in sums.items()} | {
+            totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": _total(stats.entropy, mask),
                 "prob": _total(probabilities, mask),
@@ -161,6 +181,7 @@ class HFPolicy:
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
+            return totals, torch.stack([logps.detach(), stats.entropy])
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:

@@ -1,0 +1,189 @@
+"""The groups of a step out of its Parquet file: the list, one group with its tokens, and search."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dapo_rl.board.read import Run
+from dapo_rl.board.tokens import pieces, tokenizer_of
+
+OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")
+OF_A_VERDICT = ("correct", "status", "score", "reward", "advantage")
+OF_A_SAMPLE = (
+    *("sample", "answer", *OF_A_VERDICT, "length_penalty"),
+    *("finish_reason", "version_first", "version_last"),
+)
+OF_A_TOKEN = ("logps", "train_logps", "entropies")
+"""Lists with a value for each token: as sampled, and as the update last saw it."""
+COLOURS = ("logp", "ratio", "clipped", "entropy")
+PROMPT_SHOWN = 400
+EXCERPT = 60
+HITS = 60
+SEARCH_SECONDS = 1.5
+
+
+class UnreadableError(Exception):
+    """A file that is no table of rollouts, or not a whole one."""
+
+
+def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> pa.Table:
+    """The columns that the file has; those that it lacks are null."""
+    wanted = list(columns)
+    try:
+        schema = pq.read_schema(path)
+        there = [name for name in wanted if name in schema.names]
+        rows = None if draw is None or "draw" not in schema.names else [("draw", "=", draw)]
+        table = pq.read_table(path, columns=there, filters=rows, partitioning=None)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UnreadableError(f"{path.name}: not a table of rollouts: {str(error).splitlines()[0]}") from None
+    for name in wanted:
+        if name not in there:
+            table = table.append_column(name, pa.nulls(len(table)))
+    return table
+
+
+def groups_of(path: Path) -> list[dict[str, Any]]:
+    """Every group of a step, kept and dropped, with a short line for each sample; no responses yet."""
+    columns = [*OF_A_GROUP, *OF_A_VERDICT]
+    table = read_table(path, [*columns, "prompt", "token_ids"])
+    lengths = _lengths(table).to_pylist()
+    prompts = table.column("prompt").to_pylist()
+    groups: dict[Any, dict[str, Any]] = {}
+    for row, length, prompt in zip(table.select(columns).to_pylist(), lengths, prompts, strict=True):
+        group = groups.setdefault(
+            row["draw"],
+            {
+                **{key: row[key] for key in OF_A_GROUP},
+                "prompt": (prompt or "")[:PROMPT_SHOWN],
+                "tokens": 0,
+                "samples": [],
+            },
+        )
+        group["tokens"] += length or 0
+        group["samples"].append({key: row[key] for key in OF_A_VERDICT})
+    return list(groups.values())
+
+
+def _lengths(table: pa.Table) -> pa.ChunkedArray:
+    ids = table.column("token_ids")
+    return pc.list_value_length(ids) if pa.types.is_list(ids.type) else pa.chunked_array([pa.nulls(len(table))])
+
+
+def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
+    """One group with its responses, whole and in tokens."""
+    table = read_table(path, [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN], draw)
+    rows = table.to_pylist()
+    if not rows:
+        return None
+    tokenizer = tokenizer_of(run)
+    settings = [run.settings().get(f"algo.{name}") for name in ("clip_low", "clip_high", "clip_ratio_c")]
+    bounds = [value if isinstance(value, int | float) else None for value in settings]
+    samples = [_sample(row, tokenizer, *bounds) for row in rows]
+    return {
+        **{key: rows[0][key] for key in (*OF_A_GROUP, "prompt")},
+        "decoded": tokenizer is not None,
+        "colours": [name for name in COLOURS if any(name in sample for sample in samples)],
+        "samples": samples,
+    }
+
+
+def _sample(
+    row: dict[str, Any], tokenizer: Any, low: float | None, high: float | None, dual: float | None
+) -> dict[str, Any]:
+    ids = [token or 0 for token in row["token_ids"] or []]
+    cut = pieces(tokenizer, ids)
+    counts = [count for _, count in cut]
+    sample = {**{key: row[key] for key in (*OF_A_SAMPLE, "response")}, "ids": ids, "pieces": [list(p) for p in cut]}
+    if sampled := row["logps"]:
+        sample["logp"] = _by_piece(sampled, counts, sum)
+        if trained := row["train_logps"]:
+            ratios = [_ratio(new, old) for new, old in zip(trained, sampled, strict=False)]
+            sample["ratio"] = _by_piece(ratios, counts, lambda part: max(part, key=lambda r: abs(math.log(r))))
+            if low is not None and high is not None and row["advantage"] is not None:
+                flags = [None if r is None else is_clipped(r, row["advantage"], low, high, dual) for r in ratios]
+                sample["clipped"] = _by_piece(flags, counts, max)
+    if row["entropies"]:
+        sample["entropy"] = _by_piece(row["entropies"], counts, max)
+    return sample
+
+
+def _ratio(new: float | None, old: float | None) -> float | None:
+    if new is None or old is None or not math.isfinite(new - old):
+        return None
+    return math.exp(max(-50.0, min(50.0, new - old)))
+
+
+def is_clipped(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> bool:
+    """Whether the token has no gradient: its ratio has gone beyond the bound that its advantage pushes it to."""
+    if advantage > 0:
+        return ratio > 1 + high
+    return advantage < 0 and (ratio < 1 - low or (dual is not None and ratio > dual))
+
+
+def _by_piece(
+    values: Sequence[float | None], counts: Sequence[int], together: Callable[[list[float]], float]
+) -> list[float | None]:
+    """A number for each piece; of several tokens, what `together` makes of theirs."""
+    result: list[float | None] = []
+    start = 0
+    for count in counts:
+        part = [float(v) for v in values[start : start + count] if v is not None and math.isfinite(v)]
+        start += count
+        result.append(float(f"{together(part):.5g}") if part else None)
+    return result
+
+
+def search(run: Run, query: str, steps: Sequence[int]) -> dict[str, Any]:
+    """Samples whose prompt or response has the words, newest step first, until there are enough or it takes long.
+
+    `next` is the step to go on from, `left` how many there are from it on; `cut` says that there are more hits in the
+    steps that were looked at.
+    """
+    deadline = time.monotonic() + SEARCH_SECONDS
+    hits: list[dict[str, Any]] = []
+    order = sorted(steps, reverse=True)
+    looked = 0
+    for step in order:
+        if looked and (len(hits) >= HITS or time.monotonic() > deadline):
+            break
+        looked += 1
+        with suppress(UnreadableError):
+            hits += _hits(path, step, query) if (path := run.rollout(step)) else []
+    left = order[looked:]
+    return {"hits": hits[:HITS], "cut": len(hits) > HITS, "left": len(left), "next": left[0] if left else None}
+
+
+def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
+    table = read_table(path, ["draw", "sample", "correct", "fate", "prompt", "response"])
+    found = []
+    for column in ("prompt", "response"):
+        text = table.column(column)
+        if not pa.types.is_string(text.type):
+            continue
+        part = table.filter(pc.match_substring(text, query, ignore_case=True))
+        for row in part.slice(0, 4 * HITS).to_pylist():
+            if column == "prompt" and row["sample"]:
+                continue  # the samples of a group share their prompt
+            place = max(row[column].lower().find(query.lower()), 0)
+            excerpt = row[column][max(0, place - EXCERPT) : place + len(query) + EXCERPT]
+            found.append({k: row[k] for k in ("draw", "sample", "correct", "fate")} | {"step": step, "text": excerpt})
+    return found
+
+
+def tokens_by_fate(path: Path) -> dict[str, int]:
+    """Where the tokens of a step's groups went."""
+    table = read_table(path, ["fate", "token_ids"])
+    counts: Counter[str] = Counter()
+    for fate, length in zip(table.column("fate").to_pylist(), _lengths(table).to_pylist(), strict=True):
+        counts[str(fate)] += length or 0
+    return dict(counts)

@@ -1,0 +1,88 @@
+"""Who may ask: requests for this server by its own name, and actions only with the token printed at the start."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from typing import Any
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+LARGEST_BODY = 1 << 16
+
+
+def host_allowed(header: str, bound: str) -> bool:
+    """Whether a Host header names this server.
+
+    A page that points a name of its own at our address (DNS rebinding) sends that name. So names are refused, apart
+    from the one the board was bound to; addresses other than the loopback's only pass where it is bound wider.
+    """
+    name = header.strip().lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    if name in ("localhost", "127.0.0.1", "::1", bound.lower()):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return not is_loopback(bound)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def token_matches(given: str | None, token: str) -> bool:
+    return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
+
+
+class Guard:
+    """Refuses what is not for this server, and sends the headers that keep the page to itself."""
+
+    def __init__(self, app: Any, bound: str) -> None:
+        self._app, self._bound = app, bound
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        if len(hosts) != 1 or not host_allowed(hosts[0], self._bound):
+            status, body = 421, b"this board does not go by that name: open it under the address that it printed\n"
+        elif scope["method"] not in ("GET", "HEAD") and _length(scope) > LARGEST_BODY:
+            status, body = 413, b"more than any request to this board needs\n"
+        else:
+            await self._app(scope, receive, send_with_headers)
+            return
+        await send_with_headers(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
+        )
+        await send({"type": "http.response.body", "body": body})
+
+
+def _length(scope: Any) -> float:
+    """The announced length of a body; one that is not announced has no end."""
+    headers = dict(scope["headers"])
+    if b"transfer-encoding" in headers:
+        return float("inf")
+    length = headers.get(b"content-length", b"0")
+    return int(length) if length.isdigit() else float("inf")

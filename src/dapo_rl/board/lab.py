@@ -1,0 +1,173 @@
+"""The Lab: real runs of the embedded default with techniques switched on and off, started and stopped from the page."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
+
+DEFAULT_RECIPE = Path(__file__).parents[1] / "default.yaml"
+AT_ONCE = 2
+LOG = "lab.log"
+TAIL = 2000
+PATIENCE_S = 30.0
+"""How long the board waits at its own end for runs to save themselves."""
+
+MEANINGS = {
+    "Overlong Filtering": "responses that were cut off stay out of the loss",
+    "Clip-Higher": "unlikely tokens may gain more before the ratio is clipped",
+    "Soft Overlong Punishment": "a penalty that grows with the last stretch before the length limit",
+    "Token-level Loss": "every token weighs the same, in long responses too",
+    "Dynamic Sampling": "groups that are all right or all wrong are replaced by others",
+}
+
+
+class Start(BaseModel):
+    """What the page may choose; everything else is the embedded default's."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    techniques: list[str] = Field(max_length=len(TECHNIQUES))
+    steps: int = Field(40, ge=1, le=10_000)
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    eval_prompts: int = Field(128, ge=1, le=512)
+
+
+@dataclass(slots=True)
+class Job:
+    name: str
+    path: Path
+    process: subprocess.Popen[bytes]
+    stopping: bool = False
+
+    @property
+    def state(self) -> str:
+        code = self.process.poll()
+        if code is None:
+            return "stopping" if self.stopping else "running"
+        return "finished" if code == 0 else "stopped" if self.stopping else "failed"
+
+    def tail(self) -> str:
+        """The end of what the run printed."""
+        try:
+            with (self.path / LOG).open("rb") as file:
+                file.seek(max(0, file.seek(0, 2) - TAIL))
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+
+
+class Lab:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+
+    def describe(self) -> dict[str, Any]:
+        """The switches, as the embedded default has them."""
+        base = Config.load(DEFAULT_RECIPE)
+        return {
+            "techniques": [
+                {
+                    "name": technique.name,
+                    "on": technique.is_on(base),
+                    "meaning": MEANINGS.get(technique.name, ""),
+                    "settings": [
+                        ", ".join(_words(shown)) for shown in (technique.settings(base, False), dict(technique.on))
+                    ],
+                }
+                for technique in TECHNIQUES
+            ],
+            "steps": base.train.steps,
+            "jobs": self.jobs(),
+        }
+
+    def jobs(self) -> list[dict[str, Any]]:
+        with self._lock:
+            jobs = list(self._jobs.values())
+        return [{"name": job.name, "state": job.state, "tail": job.tail()} for job in reversed(jobs)]
+
+    def start(self, wanted: Start) -> str:
+        """Starts a run and returns its name."""
+        overrides = overrides_for(wanted)
+        with self._lock:
+            if sum(job.process.poll() is None for job in self._jobs.values()) >= AT_ONCE:
+                raise UserError(f"{AT_ONCE} runs are going on already; stop one, or wait for it")
+            path = self._new_directory()
+            command = [sys.executable, "-P", "-m", "dapo_rl.cli", "train", *overrides, "--run", str(path)]
+            with (path / LOG).open("wb") as log:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C at the board is the board's, which then stops its runs in order
+                )
+            self._jobs[path.name] = Job(path.name, path, process)
+            return path.name
+
+    def stop(self, name: str) -> None:
+        """The first time the run finishes its step and saves; the second time it stops at once."""
+        with self._lock:
+            job = self._jobs.get(name)
+            if job is None:
+                raise UserError("only a run that was started here can be stopped here")
+            if job.process.poll() is None:
+                job.stopping = True
+                job.process.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """Stops what still runs; each saves itself first."""
+        running = [job for job in self._jobs.values() if job.process.poll() is None]
+        for job in running:
+            if not job.stopping:
+                self.stop(job.name)
+        for job in running:
+            try:
+                job.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+                job.process.wait()
+
+    def _new_directory(self) -> Path:
+        number = 1
+        while True:
+            path = self.directory / f"lab-{number:03d}"
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if not self.directory.is_dir():
+                    raise UserError(f"{self.directory}: is not a directory; runs cannot be started") from None
+                number += 1
+            except OSError as error:
+                raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+            else:
+                return path
+
+
+def overrides_for(wanted: Start) -> list[str]:
+    """The command-line words for a choice; a mistake is found before anything starts."""
+    unknown = set(wanted.techniques) - {technique.name for technique in TECHNIQUES}
+    if unknown:
+        raise UserError(f"there is no technique {sorted(unknown)[0]!r}")
+    base = Config.load(DEFAULT_RECIPE)
+    changes: dict[str, Any] = {}
+    for technique in TECHNIQUES:
+        changes |= technique.settings(base, technique.name in wanted.techniques)
+    changes |= {"train.steps": wanted.steps, "seed": wanted.seed, "eval.prompts": wanted.eval_prompts}
+    overrides = _words(changes)
+    Config.load(DEFAULT_RECIPE, overrides)
+    return overrides
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    return [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in settings.items()]

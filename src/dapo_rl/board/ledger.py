@@ -1,0 +1,54 @@
+"""Where the generated tokens went: in all, and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo_rl.board.groups import UnreadableError, tokens_by_fate
+from dapo_rl.board.read import Run
+
+BARS = 160
+
+
+def ledger(run: Run) -> dict[str, Any]:
+    totals, whole = _totals(run)
+    bars, steps = _bars(run)
+    return {"totals": totals, "final": whole, "bars": bars, "steps": steps}
+
+
+def _totals(run: Run) -> tuple[dict[str, int], bool]:
+    """The run's own account where it has ended, and what the log says until then, which knows fewer fates."""
+    own = run.summary().get("tokens")
+    if run.state != "running" and isinstance(own, dict):
+        return {str(fate): int(count) for fate, count in own.items() if isinstance(count, int)}, True
+    run.log.refresh()
+    generated, trained = (int(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
+    steps, shares = run.log.column("sampling/wasted_share")
+    of_step = dict(zip(*run.log.column("sampling/tokens_generated"), strict=True))
+    dropped = round(sum(share * of_step.get(step, 0) for step, share in zip(steps, shares, strict=True)))
+    waiting = max(0, generated - trained - dropped)
+    return {"trained": trained, "dropped": dropped, "waiting": waiting, "total": generated}, False
+
+
+def _bars(run: Run) -> tuple[list[dict[str, Any]], int]:
+    """A bar for each step, or for steps spread evenly where there are many."""
+    steps = run.rollout_steps()
+    stride = 1
+    while len(steps) > BARS * stride:  # doubled, so that the bars of a growing run are mostly those there were
+        stride *= 2
+    chosen = sorted({*steps[::stride], *steps[-1:]})
+    bars = []
+    for step in chosen:
+        path = run.rollout(step)
+        if path is None:
+            continue
+        key = "ledger", step
+        changed = path.stat().st_mtime_ns
+        known = run.cache.get(key)
+        if known is None or known[0] != changed:
+            try:
+                known = run.cache[key] = changed, tokens_by_fate(path)
+            except UnreadableError:
+                continue
+        bars.append({"step": step, "tokens": known[1]})
+    return bars, len(steps)

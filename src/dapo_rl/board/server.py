@@ -1,0 +1,280 @@
+"""The board's server: routes over run directories, and the page itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import uvicorn
+from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+
+from dapo_rl.board.curves import curve, with_start
+from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
+from dapo_rl.board.guard import Guard, token_matches
+from dapo_rl.board.lab import Lab, Start
+from dapo_rl.board.ledger import ledger
+from dapo_rl.board.read import Catalogue, NoSuchRunError, Run
+from dapo_rl.errors import UserError
+from dapo_rl.runs.format import printable
+
+STATIC = Path(__file__).parent / "static"
+LIVE_SECONDS = 1.0
+HEARTBEAT = 15
+
+Name = Annotated[str, Query(alias="run", max_length=1000)]
+Names = Annotated[list[str], Query(alias="run", max_length=64)]
+Step = Annotated[int, Query(ge=0, le=10**12)]
+
+
+class Plain(Response):
+    """JSON that says what is not a number as null, and any text in ASCII."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dumps(content).encode()
+
+
+def dumps(content: Any) -> str:
+    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+class RefusedError(Exception):
+    """An action without the token."""
+
+
+def create_app(catalogue: Catalogue, lab: Lab, token: str, bound: str = "127.0.0.1") -> FastAPI:
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
+    app.add_middleware(Guard, bound=bound)
+    _answer_errors(app)
+    _serve_page(app)
+    _serve_runs(app, catalogue)
+    _serve_groups(app, catalogue)
+    _serve_lab(app, lab, token)
+    _serve_live(app, catalogue, lab)
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    def answer(status: int, say: str = "{}") -> Any:
+        return lambda _request, error: Plain({"error": say.format(printable(str(error)))}, status)
+
+    app.add_exception_handler(NoSuchRunError, answer(404, "there is no run {} here"))
+    app.add_exception_handler(UnreadableError, answer(422))
+    app.add_exception_handler(UserError, answer(409))
+    app.add_exception_handler(RefusedError, answer(403))
+
+
+def _serve_page(app: FastAPI) -> None:
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/")
+    def page() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+
+def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/api/runs")
+    def runs() -> Plain:
+        return Plain({"runs": [run.row() for run in catalogue.runs().values()]})
+
+    @app.get("/api/settings")
+    def settings(names: Names) -> Plain:
+        found = {name: catalogue.find(name).settings() for name in names}
+        return Plain({"keys": list(dict.fromkeys(key for each in found.values() for key in each)), "runs": found})
+
+    @app.get("/api/metrics")
+    def metrics(names: Names) -> Plain:
+        return Plain({"names": sorted({name for run in _fresh(catalogue, names) for name in run.log.names})})
+
+    @app.get("/api/curves")
+    def curves(
+        names: Names,
+        metric: Annotated[list[str], Query(max_length=64)],
+        points: Annotated[int, Query(ge=10, le=5000)] = 600,
+        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+        first: float = -math.inf,
+        last: float = math.inf,
+    ) -> Plain:
+        def one(run: Run, name: str) -> dict[str, Any]:
+            drawn = curve(run.log, name, points=points, share=share, first=first, last=last)
+            return with_start(drawn, run.evaluations()) if name == "eval/accuracy" and first <= 0 else drawn
+
+        return Plain({run.name: {name: one(run, name) for name in metric} for run in _fresh(catalogue, names)})
+
+    @app.get("/api/evaluations")
+    def evaluations(names: Names) -> Plain:
+        result = {}
+        for run in _fresh(catalogue, names):
+            measures = [name for name in run.log.names if name.startswith("eval/")]
+            columns = {name: dict(zip(*run.log.column(name), strict=True)) for name in measures}
+            columns["eval/accuracy"] = dict(run.evaluations())
+            steps = sorted({int(step) for column in columns.values() for step in column})
+            rows = [{"step": step, **{n: column.get(step) for n, column in columns.items()}} for step in steps]
+            result[run.name] = rows[-200:]
+        return Plain(result)
+
+    @app.get("/api/ledger")
+    def tokens(name: Name) -> Plain:
+        return Plain(ledger(catalogue.find(name)))
+
+
+def _fresh(catalogue: Catalogue, names: Sequence[str]) -> list[Run]:
+    runs = [catalogue.find(name) for name in names]
+    for run in runs:
+        run.log.refresh()
+    return runs
+
+
+def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/api/steps")
+    def steps(name: Name) -> Plain:
+        return Plain({"ranges": ranges(catalogue.find(name).rollout_steps())})
+
+    @app.get("/api/groups")
+    def groups(name: Name, step: Step) -> Plain:
+        path = catalogue.find(name).rollout(step)
+        return Plain({"groups": groups_of(path) if path else []})
+
+    @app.get("/api/group")
+    def group(name: Name, step: Step, draw: Annotated[int, Query(ge=-(10**15), le=10**15)]) -> Plain:
+        run = catalogue.find(name)
+        path = run.rollout(step)
+        found = group_of(run, path, draw) if path else None
+        return Plain(found) if found else Plain({"error": "there is no such group at this step"}, 404)
+
+    @app.get("/api/search")
+    def find(
+        name: Name,
+        q: Annotated[str, Query(min_length=1, max_length=200)],
+        step: Annotated[int | None, Query(ge=0, le=10**12)] = None,
+        until: Annotated[int, Query(ge=0, le=10**12)] = 10**12,
+    ) -> Plain:
+        """In one step, or in all up to `until`, where the search before this one ended."""
+        run = catalogue.find(name)
+        wanted = [step] if step is not None else [s for s in run.rollout_steps() if s <= until]
+        return Plain(search(run, q, wanted))
+
+
+def ranges(steps: Sequence[int]) -> list[list[int]]:
+    """[1, 2, 3, 7] as [[1, 3], [7, 7]]."""
+    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(steps)) if b != a + 1]
+    bounds = [0, *breaks, len(steps)] if steps else [0]
+    return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
+
+
+def _serve_lab(app: FastAPI, lab: Lab, token: str) -> None:
+    def allowed(given: Annotated[str | None, Header(alias="X-Dapo-Token")] = None) -> None:
+        if not token_matches(given, token):
+            raise RefusedError("starting and stopping runs needs the token that `dapo board` printed")
+
+    @app.get("/api/lab")
+    def describe() -> Plain:
+        return Plain(lab.describe())
+
+    @app.post("/api/lab/start", dependencies=[Depends(allowed)])
+    def start(wanted: Start) -> Plain:
+        return Plain({"name": lab.start(wanted)})
+
+    @app.post("/api/lab/stop", dependencies=[Depends(allowed)])
+    def stop(name: Name) -> Plain:
+        lab.stop(name)
+        return Plain({})
+
+    @app.post("/api/lab/token", dependencies=[Depends(allowed)])
+    def check() -> Plain:
+        return Plain({})
+
+
+def _serve_live(app: FastAPI, catalogue: Catalogue, lab: Lab) -> None:
+    @app.get("/api/live")
+    async def live(request: Request) -> StreamingResponse:
+        return StreamingResponse(
+            _events(request, catalogue, lab), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        )
+
+
+async def _events(request: Request, catalogue: Catalogue, lab: Lab) -> AsyncIterator[str]:
+    """Everything first, then what changed, about once a second."""
+    sent: dict[str, str] = {}
+    quiet = 0
+
+    def look() -> dict[str, Any]:
+        rows = {name: run.row() for name, run in catalogue.runs().items()}
+        now = {name: dumps(row) for name, row in rows.items()} | {"": dumps(jobs := lab.jobs())}
+        first = not sent
+        changed = {name for name in now if sent.get(name) != now[name]}
+        gone = [name for name in sent if name not in now]
+        sent.clear()
+        sent.update(now)
+        message = {"whole": first, "runs": [rows[name] for name in rows if name in changed], "gone": gone}
+        return message | ({"jobs": jobs} if "" in changed else {})
+
+    while not await request.is_disconnected():
+        message = await anyio.to_thread.run_sync(look)
+        if message["runs"] or message["gone"] or "jobs" in message:
+            yield f"data: {dumps(message)}\n\n"
+            quiet = 0
+        else:
+            quiet += 1
+            if quiet % HEARTBEAT == 0:
+                yield ": still here\n\n"
+        await anyio.sleep(LIVE_SECONDS)
+
+
+def serve(runs: Sequence[Path], host: str, port: int) -> None:
+    """Serves until Ctrl-C."""
+    roots = list(runs)
+    workshop = next((root for root in roots if not (root / "config.yaml").is_file()), Path("runs"))
+    if workshop not in roots:
+        roots.append(workshop)
+    lab, token = Lab(workshop), secrets.token_urlsafe(18)
+    app = create_app(Catalogue(roots), lab, token, host)
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    print(f"board   {address}#token={token}", flush=True)
+    print(f"token   {token}   (starting and stopping runs needs it; the address above brings it along)", flush=True)
+    print(f"runs    {', '.join(str(root) for root in roots)}   (Ctrl-C ends the board)", flush=True)
+    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or it would end us before the Lab's runs are stopped
+    try:
+        uvicorn.Server(settings).run(sockets=[listening])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
+            print("stopping the runs of the Lab; each saves itself first", flush=True)
+        lab.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen()  # who opens the address as soon as it is printed waits, and is not turned away
+    except (OSError, OverflowError) as error:
+        listening.close()
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"board: {host}:{port}: {why}; name another with --port, 0 takes a free one") from None
+    return listening

@@ -1,0 +1,82 @@
+// The frame: which view is shown, what the server tells while runs go on, light or dark.
+import { fill, h } from "./dom.js";
+import { groups } from "./groups.js";
+import { lab } from "./lab.js";
+import { ledger } from "./ledger.js";
+import { runs } from "./runs.js";
+import { isDark, pick, route, store, tell } from "./store.js";
+
+const VIEWS = { runs, groups, ledger, lab };
+const main = document.getElementById("view");
+let close = () => {};
+
+function show() {
+  const { view, parameters } = route();
+  close();
+  const name = VIEWS[view] ? view : "runs";
+  for (const link of document.querySelectorAll("nav a")) {
+    link.toggleAttribute("aria-current", link.dataset.view === name);
+  }
+  document.body.dataset.view = name;
+  if (!store.loaded) return;
+  const stops = [];
+  close = () => stops.splice(0).forEach((stop) => stop());
+  fill(
+    main,
+    VIEWS[name](parameters, (stop) => stops.push(stop)),
+  );
+  window.scrollTo(0, 0);
+}
+
+function listen() {
+  const live = document.getElementById("live");
+  const say = (state, text) => {
+    live.dataset.state = state;
+    fill(live, h("i"), h("span", {}, text));
+  };
+  say("waiting", "connecting");
+  const source = new EventSource("/api/live");
+  source.onopen = () => say("open", "live");
+  source.onerror = () => say("lost", "lost the server");
+  source.onmessage = (event) => {
+    const message = JSON.parse(event.data);
+    if (message.whole) store.runs.clear();
+    for (const row of message.runs) store.runs.set(row.name, row);
+    for (const name of message.gone) store.runs.delete(name);
+    if (message.jobs) store.jobs = message.jobs;
+    pick(store.picked);
+    if (!store.loaded) {
+      store.loaded = true;
+      const newest = [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+      pick(
+        newest
+          .slice(0, 4)
+          .map((row) => row.name)
+          .reverse(),
+      );
+      show();
+    } else {
+      tell(new Set(message.runs.map((row) => row.name)));
+    }
+  };
+}
+
+function switchTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  document.getElementById("theme").addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try {
+      localStorage.setItem("theme", root.dataset.theme);
+    } catch {
+      /* for this page only, then */
+    }
+    show();
+  });
+  dark.addEventListener("change", show);
+}
+
+window.addEventListener("hashchange", show);
+switchTheme();
+show();
+listen();

@@ -1,0 +1,194 @@
+// Curves of several runs in one picture: the smoothed line, and the raw one behind it.
+import { h, isNumber, short } from "./dom.js";
+import { colour } from "./store.js";
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const faint = (hex, alpha) =>
+  hex +
+  Math.round(255 * alpha)
+    .toString(16)
+    .padStart(2, "0");
+
+function axes() {
+  const look = { stroke: css("--muted"), font: "11px system-ui, sans-serif", ticks: { show: false } };
+  const grid = { stroke: css("--line"), width: 1 };
+  return [
+    {
+      ...look,
+      grid: { show: false },
+      size: 26,
+      gap: 4,
+      values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? short(t).replace(".0", "") : "")),
+    },
+    { ...look, grid, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) },
+  ];
+}
+
+const BASE = () => ({
+  axes: axes(),
+  legend: { show: false },
+  scales: { x: { time: false } },
+  padding: [8, 20, 0, 0],
+});
+
+/** A card with a chart that fits its width; `onZoom(first, last)` asks for more points of a stretch. */
+export class Chart {
+  constructor(title, { onZoom, hint = "", height = 170 } = {}) {
+    this.height = height;
+    this.onZoom = onZoom;
+    this.box = h("div", { class: "plot" });
+    this.reading = h("div", { class: "reading" });
+    this.element = h(
+      "figure",
+      { class: "card chart", data: { metric: title } },
+      h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint)),
+      this.box,
+      this.reading,
+    );
+    this.observer = new ResizeObserver(() => this.plot?.setSize(this.size()));
+    this.observer.observe(this.box);
+  }
+
+  size() {
+    return { width: Math.max(200, this.box.clientWidth), height: this.height };
+  }
+
+  /** `lines`: {name: {raw: [steps, values], smooth: [steps, values]}}; `range`: the steps to show, all by default. */
+  draw(lines, [first, last] = [null, null]) {
+    const names = Object.keys(lines).filter((name) => lines[name]?.raw[0].length);
+    this.names = names;
+    this.element.classList.toggle("none", names.length === 0);
+    const tables = names.flatMap((name) => [lines[name].raw, lines[name].smooth]);
+    const data = tables.length ? window.uPlot.join(tables) : [[]];
+    const key = names.map((name) => name + colour(name) + (lines[name].raw[0].length < 16)).join("\n");
+    if (this.plot && this.key === key) {
+      this.plot.setData(data);
+    } else {
+      this.plot?.destroy();
+      this.key = key;
+      this.plot = new window.uPlot(this.options(lines, names), data, this.box);
+    }
+    if (first !== null) this.plot.setScale("x", { min: first, max: last });
+    this.read(null);
+  }
+
+  options(lines, names) {
+    const series = [{}];
+    for (const name of names) {
+      const few = lines[name].raw[0].length < 16;
+      const line = colour(name);
+      series.push({
+        stroke: faint(line, lines[name].raw[0].length > 300 ? 0.18 : 0.35),
+        width: 1,
+        points: { show: few, size: 6, fill: faint(line, 0.7), stroke: "transparent" },
+      });
+      series.push({ stroke: line, width: 2, points: { show: false } });
+    }
+    return {
+      ...BASE(),
+      ...this.size(),
+      series,
+      cursor: { sync: { key: "steps", setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
+      hooks: {
+        setCursor: [(u) => this.read(u.cursor.idx)],
+        setSelect: [
+          (u) => {
+            if (u.select.width >= 4)
+              this.onZoom?.(
+                Math.floor(u.posToVal(u.select.left, "x")),
+                Math.ceil(u.posToVal(u.select.left + u.select.width, "x")),
+              );
+          },
+        ],
+        ready: [(u) => u.over.addEventListener("dblclick", () => this.onZoom?.(null, null))],
+      },
+    };
+  }
+
+  /** The values under the pointer, or the last ones. */
+  read(index) {
+    if (!this.plot) return;
+    const data = this.plot.data;
+    const at = index ?? data[0].length - 1;
+    const parts = this.names.map((name, i) => {
+      const value = nearest(data[2 + 2 * i], at);
+      return h("span", { class: "value", vars: { "--c": colour(name) } }, isNumber(value) ? short(value) : "–");
+    });
+    this.reading.replaceChildren(
+      h("span", { class: "at" }, index === null ? "last" : `step ${data[0][at] ?? ""}`),
+      ...parts,
+    );
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}
+
+function nearest(values, at) {
+  for (let i = at; i >= 0; i--) if (isNumber(values?.[i])) return values[i];
+  return null;
+}
+
+/** Bars of parts that add up: `bars` [{step, tokens: {fate: n}}], `parts` [[fate, colour]…] from the bottom up. */
+export class Bars {
+  constructor(height = 260) {
+    this.height = height;
+    this.element = h("div", { class: "plot" });
+    this.reading = h("div", { class: "reading" });
+    this.observer = new ResizeObserver(() => this.plot?.setSize({ width: this.element.clientWidth, height }));
+    this.observer.observe(this.element);
+  }
+
+  draw(bars, parts, label) {
+    this.plot?.destroy();
+    const sums = bars.map(() => 0);
+    // Each part as high as all below it together, the highest drawn first.
+    const stacked = parts.map(([fate]) => bars.map((bar, i) => (sums[i] += bar.tokens[fate] ?? 0)));
+    const paths = window.uPlot.paths.bars({ size: [0.86, 60], align: 0 });
+    const series = [
+      {},
+      ...parts.map(([, fill]) => ({ fill, stroke: fill, width: 0, paths, points: { show: false } })).reverse(),
+    ];
+    const steps = bars.map((bar) => bar.step);
+    const width = steps.length > 1 ? (steps[steps.length - 1] - steps[0]) / (steps.length - 1) : 1;
+    const base = BASE();
+    this.plot = new window.uPlot(
+      {
+        ...base,
+        width: Math.max(200, this.element.clientWidth),
+        height: this.height,
+        series,
+        scales: {
+          x: { time: false, range: (_, low, high) => [low - 0.7 * width, high + 0.7 * width] },
+          y: { range: (_, _low, high) => [0, high * 1.05 || 1] },
+        },
+        cursor: { points: { show: false }, drag: { x: false, y: false } },
+        hooks: { setCursor: [(u) => this.read(bars[u.cursor.idx ?? bars.length - 1], parts, label)] },
+      },
+      [steps, ...stacked.reverse()],
+      this.element,
+    );
+    this.read(bars[bars.length - 1], parts, label);
+  }
+
+  read(bar, parts, label) {
+    if (!bar) return;
+    this.reading.replaceChildren(
+      h("span", { class: "at" }, `step ${bar.step}`),
+      ...parts
+        .filter(([fate]) => bar.tokens[fate])
+        .map(([fate, fill]) =>
+          h("span", { class: "value", vars: { "--c": fill } }, `${label(fate)} ${short(bar.tokens[fate])}`),
+        ),
+    );
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}

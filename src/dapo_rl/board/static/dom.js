@@ -1,0 +1,125 @@
+// Building the page. Every text goes in as text, with what would be invisible made visible.
+
+// Control characters, characters that turn the direction of writing, and those without width.
+const INVISIBLE =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff]|[\u{e0000}-\u{e0fff}]|[\ud800-\udfff]/gu;
+
+function standIn(character) {
+  const code = character.codePointAt(0);
+  return `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+}
+
+export const visible = (text) => String(text).replace(INVISIBLE, standIn);
+
+/** An element: h("p", {class: "x", onclick: f}, "text", otherElement, …). */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name === "vars") for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
+    else if (name === "data") Object.assign(element.dataset, value);
+    else if (name in element && typeof value !== "string") element[name] = value;
+    else element.setAttribute(name, name === "value" ? value : visible(value === true ? "" : value));
+  }
+  fill(element, children);
+  return element;
+}
+
+export function fill(element, ...children) {
+  element.replaceChildren(
+    ...children
+      .flat(Infinity)
+      .filter((c) => c !== null && c !== undefined && c !== false)
+      .map((c) => (c instanceof Node ? c : document.createTextNode(visible(c)))),
+  );
+  return element;
+}
+
+/** A text of a model or a data file: kept in its own direction and its own box. */
+export const foreign = (text, tag = "span", cls = "") => h(tag, { class: `foreign ${cls}`, dir: "auto" }, text ?? "");
+
+export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+export const fixed = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits).replace("-", "−") : "–");
+export const signed = (value, digits = 2) => (isNumber(value) ? (value < 0 ? "" : "+") + fixed(value, digits) : "–");
+export const percent = (value, digits = 1) => (isNumber(value) ? `${(100 * value).toFixed(digits)} %` : "–");
+
+export function count(value) {
+  if (!isNumber(value)) return "–";
+  for (const unit of ["", " k", " M", " G"]) {
+    if (Math.abs(value) < 999.5) return (unit && Math.abs(value) < 99.95 ? value.toFixed(1) : value.toFixed(0)) + unit;
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} T`;
+}
+
+export function duration(seconds) {
+  if (!isNumber(seconds)) return "–";
+  const s = Math.round(seconds);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} m ${String(s % 60).padStart(2, "0")} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${String(Math.floor((s % 3600) / 60)).padStart(2, "0")} m`;
+  return `${Math.floor(s / 86400)} d ${String(Math.floor((s % 86400) / 3600)).padStart(2, "0")} h`;
+}
+
+/** A number for an axis or a legend, whatever its size. */
+export function short(value) {
+  if (!isNumber(value)) return "–";
+  const size = Math.abs(value);
+  const text =
+    size === 0
+      ? "0"
+      : size >= 1e4
+        ? count(value)
+        : size < 1e-3
+          ? value.toExponential(1)
+          : String(Number(value.toPrecision(3)));
+  return text.replace(/^-/, "−");
+}
+
+export const FATES = {
+  kept: "trained on",
+  trained: "trained on",
+  all_correct: "all right",
+  all_wrong: "all wrong",
+  no_spread: "no spread",
+  filtered: "own filter",
+  verifier_error: "verifier error",
+  surplus: "surplus",
+  stale: "stale",
+  carried: "carried over",
+  cancelled: "cancelled",
+  masked_truncated: "masked: cut off",
+  dropped: "dropped",
+  waiting: "waiting or cancelled",
+};
+export const fateName = (fate) => FATES[fate] ?? String(fate).replaceAll("_", " ");
+export const WHY = {
+  kept: "The group has right and wrong samples: it was trained on.",
+  all_correct: "Dropped: every sample is right, so there is nothing to prefer.",
+  all_wrong: "Dropped: every sample is wrong, so there is nothing to prefer.",
+  no_spread: "Dropped: every sample has the same score.",
+  filtered: "Dropped by the filter of the recipe.",
+  verifier_error: "Dropped: the verifier failed on a sample.",
+  surplus: "Dropped: the batch was full already.",
+  stale: "Dropped: sampled by weights that are too old by now.",
+  carried: "Waited for the next step when the run ended: this step's batch was full.",
+};
+
+/** Calls at most once in so many milliseconds, and once more at the end. */
+export function throttle(call, wait) {
+  let last = 0,
+    timer = null;
+  return () => {
+    if (timer !== null) return;
+    timer = setTimeout(
+      () => {
+        timer = null;
+        last = Date.now();
+        call();
+      },
+      Math.max(0, last + wait - Date.now()),
+    );
+  };
+}

@@ -1,0 +1,177 @@
+// Ledger: where the generated tokens went, in all and step by step.
+import { Bars } from "./charts.js";
+import { count, FATES, fateName, fill, foreign, h, percent, throttle } from "./dom.js";
+import { get, onChange, remember, store } from "./store.js";
+
+const TINTS = {
+  trained: "#2a9d6f",
+  kept: "#2a9d6f",
+  all_correct: "#7fb5e6",
+  all_wrong: "#d97a6c",
+  no_spread: "#b59ad6",
+  filtered: "#9a8f7a",
+  verifier_error: "#b03a48",
+  surplus: "#c9a24b",
+  stale: "#a8763e",
+  carried: "#8d99a8",
+  cancelled: "#5f6b7a",
+  masked_truncated: "#d98fb8",
+  dropped: "#d9a06c",
+  waiting: "#8d99a8",
+};
+const tintOf = (fate) => TINTS[fate] ?? "#999999";
+const ORDER = Object.keys(FATES);
+const inOrder = (fates) => [...fates].sort((a, b) => ((ORDER.indexOf(a) + 99) % 99) - ((ORDER.indexOf(b) + 99) % 99));
+const memory = { run: null };
+
+export function ledger(parameters, onClose) {
+  const rows = [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  if (!rows.length) return h("p", { class: "empty" }, "No runs yet.");
+  memory.run =
+    parameters.get("run") ?? (store.runs.has(memory.run) ? memory.run : (store.picked.at(-1) ?? rows[0].name));
+  const total = h("section", { class: "card totals" });
+  const chart = new Bars();
+  const hint = h("span", { class: "hint" });
+  const figure = h(
+    "figure",
+    { class: "card chart" },
+    h("figcaption", {}, h("b", {}, "tokens by step"), hint),
+    chart.element,
+    chart.reading,
+  );
+  const compare = h("section", { class: "card scroll" });
+  const select = h(
+    "select",
+    {
+      "aria-label": "Run",
+      onchange: () => {
+        memory.run = select.value;
+        load();
+      },
+    },
+    rows.map((row) => h("option", { value: row.name, selected: row.name === memory.run }, row.name)),
+  );
+
+  let turn = 0;
+  async function load() {
+    const mine = ++turn;
+    remember("ledger", { run: memory.run });
+    const names = [...new Set([memory.run, ...store.picked])];
+    const answers = await Promise.all(names.map((name) => get("ledger", { run: name })));
+    if (mine !== turn || !total.isConnected) return;
+    const [answer] = answers;
+    fill(total, totals(answer));
+    const fates = inOrder(new Set(answer.bars.flatMap((bar) => Object.keys(bar.tokens))));
+    figure.hidden = !answer.bars.length;
+    if (answer.bars.length)
+      chart.draw(
+        answer.bars,
+        fates.map((fate) => [fate, tintOf(fate)]),
+        fateName,
+      );
+    fill(
+      hint,
+      answer.bars.length < answer.steps
+        ? `${answer.bars.length} of ${answer.steps.toLocaleString()} steps, evenly spread`
+        : "every step; a group counts where it was trained on or dropped",
+    );
+    fill(compare, names.length > 1 ? beside(names, answers) : null);
+    compare.hidden = names.length < 2;
+  }
+
+  const live = throttle(load, 2500);
+  onClose(
+    onChange((changed) => {
+      if (changed.has(memory.run)) live();
+    }),
+  );
+  onClose(() => {
+    turn++;
+    chart.close();
+  });
+  queueMicrotask(load);
+  return [h("div", { class: "bar" }, select), total, figure, compare];
+}
+
+const parts = (answer) =>
+  inOrder(Object.keys(answer.totals).filter((fate) => fate !== "total" && answer.totals[fate] > 0));
+const whole = (answer) =>
+  Math.max(
+    answer.totals.total ?? 0,
+    parts(answer).reduce((sum, fate) => sum + answer.totals[fate], 0),
+  );
+
+const strip = (answer) =>
+  h(
+    "div",
+    { class: "strip" },
+    parts(answer).map((fate) =>
+      h("i", {
+        style: { width: `${(100 * answer.totals[fate]) / (whole(answer) || 1)}%`, background: tintOf(fate) },
+        title: `${fateName(fate)}: ${answer.totals[fate].toLocaleString()}`,
+      }),
+    ),
+  );
+
+function totals(answer) {
+  return [
+    h(
+      "div",
+      { class: "line" },
+      h("h3", {}, `${count(answer.totals.total)} tokens generated`),
+      h(
+        "span",
+        { class: "hint" },
+        answer.final
+          ? "the run's own account: every token in one place"
+          : "so far, by the run log; reasons are told apart when the run ends",
+      ),
+    ),
+    strip(answer),
+    h(
+      "div",
+      { class: "shares" },
+      parts(answer).map((fate) =>
+        h(
+          "span",
+          { class: "share", vars: { "--c": tintOf(fate) } },
+          h("b", {}, percent(answer.totals[fate] / (whole(answer) || 1))),
+          h("span", {}, fateName(fate)),
+          h("small", {}, answer.totals[fate].toLocaleString()),
+        ),
+      ),
+    ),
+  ];
+}
+
+const beside = (names, answers) =>
+  h(
+    "table",
+    {},
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("th", {}, "run"),
+        h("th", { class: "number" }, "tokens"),
+        h("th", { class: "number" }, "trained on"),
+        h("th", {}, "where they went"),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      names.map((name, i) =>
+        h(
+          "tr",
+          {},
+          h("td", {}, foreign(name)),
+          h("td", { class: "number" }, count(answers[i].totals.total)),
+          h("td", { class: "number" }, percent((answers[i].totals.trained ?? 0) / (whole(answers[i]) || 1))),
+          h("td", { class: "stretch" }, strip(answers[i])),
+        ),
+      ),
+    ),
+  );

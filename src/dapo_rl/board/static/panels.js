@@ -1,0 +1,301 @@
+// What is shown of the runs that are picked: their curves, settings and evaluations.
+import { Chart } from "./charts.js";
+import { fill, foreign, h, percent, short, throttle } from "./dom.js";
+import { colour, get, store } from "./store.js";
+
+export const CURVES = [
+  ["eval/accuracy", "held-out accuracy"],
+  ["acc/mean", "right, of everything sampled"],
+  ["reward/mean", "with the length penalty"],
+  ["actor/entropy", "of the policy, in nats"],
+  ["response_length/mean", "tokens"],
+  ["response_length/clip_ratio", "share cut off at the limit"],
+  ["actor/pg_clipfrac_high", "tokens clipped from above"],
+  ["sampling/wasted_share", "tokens of dropped groups"],
+  ["actor/grad_norm", "before it is scaled down"],
+];
+
+const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
+
+export const legend = () =>
+  h(
+    "div",
+    { class: "legend" },
+    store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+  );
+
+export const PANELS = {
+  curves() {
+    const grid = h("div", { class: "grid" });
+    const charts = new Map();
+    const slider = h("input", {
+      type: "range",
+      min: "0",
+      max: "0.5",
+      step: "0.01",
+      value: String(memory.share),
+      "aria-label": "Smoothing",
+      oninput: () => {
+        memory.share = Number(slider.value);
+        fill(shown, percent(memory.share, 0));
+        later();
+      },
+    });
+    const shown = h("output", {}, percent(memory.share, 0));
+    const more = h("select", {
+      "aria-label": "Add a metric",
+      onchange: () => {
+        memory.extra.push(more.value);
+        layout();
+        load();
+      },
+    });
+    const sample = h("span", { class: "hint" });
+    const key = h("div");
+
+    function layout() {
+      for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, ""])]) {
+        if (charts.has(metric)) continue;
+        const chart = new Chart(metric, {
+          hint,
+          onZoom: (first, last) => {
+            memory.zoom = [first, last];
+            load();
+          },
+        });
+        charts.set(metric, chart);
+        grid.append(chart.element);
+      }
+    }
+
+    let turn = 0;
+    async function load() {
+      const mine = ++turn,
+        names = store.picked;
+      if (!names.length) return;
+      const [first, last] = memory.zoom;
+      const points = Math.round(Math.max(200, Math.min(1200, (2 * (grid.clientWidth || 800)) / 3)));
+      const curves = await get("curves", {
+        run: names,
+        metric: [...charts.keys()],
+        points,
+        share: memory.share,
+        first,
+        last,
+      });
+      if (mine !== turn || !grid.isConnected) return;
+      fill(key, legend());
+      for (const [metric, chart] of charts)
+        chart.draw(
+          Object.fromEntries(names.filter((n) => curves[n]).map((name) => [name, curves[name][metric]])),
+          memory.zoom,
+        );
+      const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name] ?? {}).map((c) => c.steps)));
+      fill(
+        sample,
+        first !== null
+          ? "double-click shows all steps again"
+          : steps > points
+            ? `${steps.toLocaleString()} steps, the least and greatest of each stretch drawn; drag to zoom`
+            : "drag to zoom",
+      );
+    }
+
+    async function offer() {
+      const { names } = await get("metrics", { run: store.picked });
+      const known = new Set([...charts.keys()]);
+      fill(
+        more,
+        h("option", { value: "", disabled: true, selected: true }, "add a curve…"),
+        names.filter((name) => !known.has(name)).map((name) => h("option", { value: name }, name)),
+      );
+    }
+
+    const later = throttle(load, 250),
+      live = throttle(load, 1500);
+    layout();
+    queueMicrotask(() => {
+      if (store.picked.length) {
+        load();
+        offer();
+      }
+    });
+    return {
+      element: h(
+        "div",
+        {},
+        h(
+          "div",
+          { class: "bar" },
+          key,
+          h("span", { class: "grow" }),
+          sample,
+          more,
+          h("label", {}, "smoothing ", slider, shown),
+        ),
+        grid,
+      ),
+      changed: (names) => {
+        if (store.picked.some((name) => names.has(name))) live();
+      },
+      close: () => {
+        turn++;
+        charts.forEach((chart) => chart.close());
+      },
+    };
+  },
+
+  settings() {
+    const holder = h("div", { class: "card scroll" });
+    const box = h("input", {
+      type: "checkbox",
+      checked: memory.onlyDifferent,
+      onchange: () => {
+        memory.onlyDifferent = box.checked;
+        draw();
+      },
+    });
+    let content = null;
+    function draw() {
+      const names = store.picked.filter((name) => content.runs[name]);
+      const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+      const rows = content.keys
+        .map((key) => ({ key, values: names.map((name) => text(content.runs[name][key])) }))
+        .map((row) => ({ ...row, different: new Set(row.values).size > 1 }));
+      const shown = memory.onlyDifferent && names.length > 1 ? rows.filter((row) => row.different) : rows;
+      fill(
+        holder,
+        shown.length
+          ? h(
+              "table",
+              { class: "settings" },
+              h(
+                "thead",
+                {},
+                h(
+                  "tr",
+                  {},
+                  h("th", {}, "setting"),
+                  names.map((name) =>
+                    h("th", {}, h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+                  ),
+                ),
+              ),
+              h(
+                "tbody",
+                {},
+                shown.map((row) =>
+                  h(
+                    "tr",
+                    { class: row.different ? "different" : "" },
+                    h("th", { scope: "row" }, row.key),
+                    row.values.map((value) =>
+                      h("td", { class: value === row.values[0] ? "" : "other" }, foreign(value)),
+                    ),
+                  ),
+                ),
+              ),
+            )
+          : h("p", { class: "empty" }, "These runs have the same settings."),
+      );
+    }
+    queueMicrotask(async () => {
+      if (store.picked.length) {
+        content = await get("settings", { run: store.picked });
+        draw();
+      }
+    });
+    return {
+      element: h(
+        "div",
+        {},
+        h(
+          "div",
+          { class: "bar" },
+          h("label", {}, box, " only what differs"),
+          h(
+            "span",
+            { class: "hint" },
+            "the resolved settings, defaults included; marked where they differ from the first run's",
+          ),
+        ),
+        holder,
+      ),
+      changed() {},
+      close() {},
+    };
+  },
+
+  evaluations() {
+    const holder = h("div", { class: "grid tables" });
+    const chart = new Chart("eval/accuracy", { hint: "held-out accuracy", height: 240 });
+    async function load() {
+      const [tables, curves] = await Promise.all([
+        get("evaluations", { run: store.picked }),
+        get("curves", { run: store.picked, metric: "eval/accuracy", share: 0 }),
+      ]);
+      chart.draw(
+        Object.fromEntries(store.picked.map((name) => [name, curves[name]?.["eval/accuracy"]]).filter(([, c]) => c)),
+      );
+      fill(
+        holder,
+        store.picked
+          .filter((name) => tables[name])
+          .map((name) => {
+            const rows = tables[name],
+              columns = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter((c) => c !== "step");
+            return h(
+              "div",
+              { class: "card scroll" },
+              h("h3", { class: "key", vars: { "--c": colour(name) } }, foreign(name)),
+              rows.length
+                ? h(
+                    "table",
+                    {},
+                    h(
+                      "thead",
+                      {},
+                      h(
+                        "tr",
+                        {},
+                        h("th", { class: "number" }, "step"),
+                        columns.map((c) => h("th", { class: "number" }, c.replace("eval/", ""))),
+                      ),
+                    ),
+                    h(
+                      "tbody",
+                      {},
+                      rows.map((row) =>
+                        h(
+                          "tr",
+                          {},
+                          h("td", { class: "number" }, row.step),
+                          columns.map((c) =>
+                            h(
+                              "td",
+                              { class: "number" },
+                              /accuracy|pass|avg|cons|truncated/.test(c) ? percent(row[c]) : short(row[c]),
+                            ),
+                          ),
+                        ),
+                      ),
+                    ),
+                  )
+                : h("p", { class: "empty" }, "Not evaluated yet."),
+            );
+          }),
+      );
+    }
+    const live = throttle(load, 2000);
+    queueMicrotask(() => {
+      if (store.picked.length) load();
+    });
+    return {
+      element: h("div", {}, legend(), chart.element, holder),
+      changed: (names) => {
+        if (store.picked.some((name) => names.has(name))) live();
+      },
+      close: () => chart.close(),
+    };
+  },
+};

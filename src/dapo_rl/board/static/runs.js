@@ -1,0 +1,257 @@
+// Runs: a table to pick from; below it the curves, settings and evaluations of those that are picked.
+import { count, duration, fill, fixed, foreign, h, isNumber, percent, short, signed, throttle } from "./dom.js";
+import { PANELS } from "./panels.js";
+import { colour, onChange, pick, remember, store } from "./store.js";
+
+const DOTS = ["Overlong Filtering", "Clip-Higher", "Soft Overlong Punishment", "Token-level Loss", "Dynamic Sampling"];
+
+const COLUMNS = [
+  { key: "name", label: "run", cell: (r) => foreign(r.name) },
+  { key: "state", label: "state", cell: (r) => h("span", { class: `state ${r.state}` }, r.state) },
+  { key: "step", label: "step", number: true, cell: progress },
+  { key: "accuracy", label: "held-out", number: true, cell: accuracy },
+  { key: "correct", label: "right", number: true, wide: true, cell: (r) => percent(r.correct, 0) },
+  { key: "reward", label: "reward", number: true, cell: (r) => signed(r.reward) },
+  {
+    key: "length",
+    label: "length",
+    number: true,
+    wide: true,
+    cell: (r) => (isNumber(r.length) ? short(r.length) : "–"),
+  },
+  { key: "entropy", label: "entropy", number: true, wide: true, cell: (r) => fixed(r.entropy, 3) },
+  { key: "tokens", label: "tokens", number: true, wide: true, cell: (r) => count(r.tokens) },
+  { key: "seconds", label: "time", number: true, wide: true, cell: (r) => duration(r.seconds) },
+  { key: "techniques", label: "techniques", wide: true, cell: techniques, sort: (r) => r.techniques?.length ?? -1 },
+  { key: "model", label: "model", wide: true, cell: (r) => foreign(r.model ?? "–") },
+  { key: "seed", label: "seed", number: true, wide: true, cell: (r) => String(r.seed ?? "–") },
+  { key: "started", label: "started", number: true, wide: true, cell: (r) => started(r.started) },
+];
+
+function progress(row) {
+  const share = row.steps ? Math.min(1, row.step / row.steps) : 0;
+  return h(
+    "span",
+    { class: "progress", vars: { "--share": `${100 * share}%` } },
+    h("span", {}, `${row.step}`, h("small", {}, row.steps ? ` / ${row.steps}` : "")),
+  );
+}
+
+function accuracy(row) {
+  if (!isNumber(row.accuracy)) return "–";
+  const gain = isNumber(row.before) ? row.accuracy - row.before : null;
+  return h(
+    "span",
+    {},
+    percent(row.accuracy),
+    gain === null
+      ? null
+      : h(
+          "small",
+          { class: gain >= 0 ? "up" : "down", title: `before: ${percent(row.before)}` },
+          ` ${signed(100 * gain, 1)}`,
+        ),
+  );
+}
+
+function techniques(row) {
+  if (!row.techniques) return "–";
+  return h(
+    "span",
+    { class: "dots", title: row.techniques.join(", ") || "none of the five" },
+    DOTS.map((name) => h("i", { class: row.techniques.includes(name) ? "on" : "" })),
+  );
+}
+
+const started = (seconds) =>
+  isNumber(seconds)
+    ? new Date(1000 * seconds).toLocaleString(undefined, {
+        month: "short",
+        day: "numeric",
+        hour: "2-digit",
+        minute: "2-digit",
+      })
+    : "–";
+
+const memory = { sort: "started", down: true, words: "", tab: "curves" };
+
+export function runs(parameters, onClose) {
+  if (parameters.get("tab")) memory.tab = parameters.get("tab");
+  if (parameters.getAll("run").length) pick(parameters.getAll("run"));
+  const body = h("tbody"),
+    head = h("tr"),
+    note = h("span", { class: "hint" });
+  const words = h("input", {
+    type: "search",
+    placeholder: "filter by name, model, state…",
+    "aria-label": "Filter runs",
+    value: memory.words,
+    oninput: () => {
+      memory.words = words.value;
+      table();
+    },
+  });
+  const tabs = h("div", { class: "tabs", role: "tablist" });
+  const below = h("section");
+  let panel = null;
+
+  function table() {
+    fill(
+      head,
+      h("th", { class: "tick" }),
+      COLUMNS.map((column) =>
+        h(
+          "th",
+          {
+            class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`,
+            "aria-sort": memory.sort === column.key ? (memory.down ? "descending" : "ascending") : null,
+          },
+          h(
+            "button",
+            { type: "button", onclick: () => sortBy(column.key) },
+            column.label,
+            memory.sort === column.key ? (memory.down ? " ↓" : " ↑") : "",
+          ),
+        ),
+      ),
+    );
+    const wanted = memory.words.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = [...store.runs.values()].filter((row) => {
+      const text = [row.name, row.model, row.state, row.preset, `seed=${row.seed}`].join(" ").toLowerCase();
+      return wanted.every((word) => text.includes(word));
+    });
+    const column = COLUMNS.find((c) => c.key === memory.sort);
+    const key = column.sort ?? ((row) => row[column.key]);
+    rows.sort((a, b) => (memory.down ? -1 : 1) * compare(key(a), key(b)));
+    fill(body, rows.slice(0, 500).map(line));
+    fill(
+      note,
+      `${rows.length} of ${store.runs.size} runs` +
+        (rows.length > 500 ? ", the first 500 shown" : "") +
+        ` · ${store.picked.length} picked`,
+    );
+  }
+
+  function line(row) {
+    const on = store.picked.includes(row.name);
+    const box = h("input", {
+      type: "checkbox",
+      checked: on,
+      "aria-label": `Show ${row.name}`,
+      onchange: () => toggle(row.name, box.checked),
+    });
+    return h(
+      "tr",
+      {
+        class: on ? "picked" : "",
+        data: { run: row.name },
+        vars: on ? { "--c": colour(row.name) } : {},
+        onclick: (event) => {
+          if (event.target !== box) {
+            box.checked = !box.checked;
+            toggle(row.name, box.checked);
+          }
+        },
+      },
+      h("td", { class: "tick" }, box),
+      COLUMNS.map((column) =>
+        h("td", { class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}` }, column.cell(row)),
+      ),
+    );
+  }
+
+  function toggle(name, on) {
+    pick(on ? [...store.picked, name] : store.picked.filter((other) => other !== name));
+    table();
+    showPanel();
+  }
+
+  function sortBy(key) {
+    memory.down = memory.sort === key ? !memory.down : key !== "name";
+    memory.sort = key;
+    table();
+  }
+
+  function showPanel() {
+    panel?.close();
+    fill(
+      tabs,
+      [
+        ["curves", "Curves"],
+        ["settings", "Settings"],
+        ["evaluations", "Evaluation"],
+      ].map(([key, label]) =>
+        h(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            "aria-selected": String(memory.tab === key),
+            onclick: () => {
+              memory.tab = key;
+              showPanel();
+            },
+          },
+          label,
+        ),
+      ),
+    );
+    panel = PANELS[memory.tab]?.() ?? PANELS.curves();
+    fill(below, store.picked.length ? panel.element : h("p", { class: "empty" }, "Pick a run in the table."));
+    remember("runs", { tab: memory.tab === "curves" ? null : memory.tab });
+  }
+
+  table();
+  showPanel();
+  const redraw = throttle(table, 500);
+  onClose(
+    onChange((changed) => {
+      redraw();
+      panel?.changed(changed);
+    }),
+  );
+  onClose(() => panel?.close());
+  if (!store.runs.size)
+    return h(
+      "p",
+      { class: "empty" },
+      "No runs yet. Start one in the ",
+      h("a", { href: "#/lab" }, "Lab"),
+      ", or with ",
+      h("code", {}, "dapo train"),
+      ".",
+    );
+  return [
+    h(
+      "div",
+      { class: "bar" },
+      words,
+      note,
+      h("span", { class: "grow" }),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "quiet",
+          onclick: () => {
+            pick([]);
+            table();
+            showPanel();
+          },
+        },
+        "pick none",
+      ),
+    ),
+    h("div", { class: "card scroll table" }, h("table", { class: "runs" }, h("thead", {}, head), body)),
+    tabs,
+    below,
+  ];
+}
+
+function compare(a, b) {
+  const missing = (v) => v === null || v === undefined;
+  if (missing(a) || missing(b)) return Number(missing(b)) - Number(missing(a));
+  return typeof a === "number" && typeof b === "number"
+    ? a - b
+    : String(a).localeCompare(String(b), undefined, { numeric: true });
+}

@@ -1,0 +1,103 @@
+// What the page knows: the runs as the server last told them, which of them are picked, and how to ask for more.
+
+const LIGHT = ["#3b6fd4", "#d9822b", "#2a9d6f", "#c4475d", "#8a63c9", "#1f9bb5", "#a5812a", "#c25aa3"];
+const DARK = ["#82aaff", "#f5a65b", "#5fd0a0", "#f07f8e", "#b99aef", "#5cc8de", "#d9bd62", "#ea8fcc"];
+export const TOP = LIGHT.length;
+
+export function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+export const store = { runs: new Map(), jobs: [], picked: [], loaded: false };
+
+const listeners = new Set();
+/** Called with the names of the runs that changed; returns how to stop. */
+export function onChange(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function tell(changed) {
+  for (const listener of [...listeners]) listener(changed);
+}
+
+// A run keeps its colour while it is picked.
+const slots = new Map();
+export function colour(name) {
+  for (const known of [...slots.keys()]) if (!store.picked.includes(known)) slots.delete(known);
+  if (!slots.has(name)) {
+    const taken = new Set(slots.values());
+    slots.set(name, [...LIGHT.keys()].find((i) => !taken.has(i)) ?? slots.size % TOP);
+  }
+  return (isDark() ? DARK : LIGHT)[slots.get(name)];
+}
+
+export function pick(names) {
+  store.picked = [...new Set(names)].filter((name) => store.runs.has(name)).slice(-TOP);
+}
+
+export async function get(path, parameters = {}) {
+  const query = new URLSearchParams();
+  for (const [key, value] of Object.entries(parameters)) {
+    for (const one of Array.isArray(value) ? value : [value])
+      if (one !== undefined && one !== null) query.append(key, one);
+  }
+  return answer(await fetch(`/api/${path}?${query}`));
+}
+
+export async function post(path, parameters = {}, body = undefined) {
+  const headers = { "X-Dapo-Token": token.get() };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const query = new URLSearchParams(parameters);
+  return answer(
+    await fetch(`/api/${path}?${query}`, {
+      method: "POST",
+      headers,
+      body: body === undefined ? undefined : JSON.stringify(body),
+    }),
+  );
+}
+
+async function answer(response) {
+  const content = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(content.error ?? `the server answered ${response.status}`);
+  return content;
+}
+
+// The token comes behind the # of the printed address, which no browser sends anywhere.
+export const token = {
+  get() {
+    try {
+      return sessionStorage.getItem("token") ?? "";
+    } catch {
+      return this.kept ?? "";
+    }
+  },
+  set(value) {
+    this.kept = value;
+    try {
+      sessionStorage.setItem("token", value);
+    } catch {
+      /* kept above */
+    }
+  },
+};
+const brought = /^#token=([\w-]+)$/.exec(location.hash);
+if (brought) {
+  token.set(brought[1]);
+  history.replaceState(null, "", "#/runs");
+}
+
+/** What stands behind the view in the address: #/groups?run=a&step=3 */
+export function route() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: path || "runs", parameters: new URLSearchParams(query ?? "") };
+}
+
+export function remember(view, parameters) {
+  const query = new URLSearchParams(
+    Object.entries(parameters).filter(([, v]) => v !== undefined && v !== null && v !== ""),
+  );
+  history.replaceState(null, "", `#/${view}${query.size ? `?${query}` : ""}`);
+}

@@ -1,0 +1,134 @@
+"""What a model's responses to the same problems say of it, with intervals over problems.
+
+A problem's samples are not independent of each other, so problems are what is drawn anew: an interval says what other
+problems of the same kind would give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo_rl.algo import pass_at_k
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+EXACT_UP_TO = 12
+"""Problems up to which all ways to swap two models are gone through, 2 to the power of their number."""
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    value: float
+    low: float
+    high: float
+    problems: int
+    """Those that have a value: a problem on which the verifier failed throughout has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The second model's mean less the first's, on the problems that both have a value for."""
+
+    value: float
+    low: float
+    high: float
+    p: float
+    """How often models that are alike would differ at least as much, two-sided."""
+    problems: int
+
+
+def avg(correct: Sequence[bool]) -> float:
+    """The share of a problem's samples that are right (avg@k); NaN where none was judged."""
+    return sum(correct) / len(correct) if correct else math.nan
+
+
+def passed(correct: Sequence[bool], k: int) -> float:
+    """The chance that one of k samples is right (pass@k, unbiased); NaN where fewer were judged."""
+    return pass_at_k(len(correct), sum(correct), k) if len(correct) >= k else math.nan
+
+
+def consensus(correct: Sequence[bool], votes: Sequence[str | None]) -> float:
+    """Whether the answer with the most votes is right (cons@k); NaN where none was judged.
+
+    A vote names what the sample's answer counts as; none is an abstention. Of answers with the same number of votes
+    the one that was sampled first wins. Nobody voting is wrong.
+    """
+    if not correct:
+        return math.nan
+    counts: dict[str, int] = {}
+    first: dict[str, bool] = {}
+    for is_right, vote in zip(correct, votes, strict=True):
+        if vote is not None:
+            counts[vote] = counts.get(vote, 0) + 1
+            first.setdefault(vote, is_right)
+    return float(first[max(counts, key=counts.__getitem__)]) if counts else 0.0
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, … and `most` itself."""
+    return sorted({2**i for i in range(most.bit_length())} | {most})
+
+
+def mean(values: Sequence[float]) -> float:
+    """Over the problems that have a value; NaN where none has."""
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean over problems with its percentile bootstrap interval."""
+    known = _known(values)
+    low, high = _interval(known, seed)
+    return Estimate(mean(values), low, high, len(known))
+
+
+def difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
+    """A paired comparison: the interval draws problems anew, p swaps the models problem by problem."""
+    deltas = _known(np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64))
+    low, high = _interval(deltas, seed)
+    return Difference(mean([float(d) for d in deltas]), low, high, _swap_test(deltas, seed), len(deltas))
+
+
+def _known(values: Sequence[float] | Values) -> Values:
+    array = np.asarray(values, dtype=np.float64)
+    return array[~np.isnan(array)]
+
+
+def _interval(values: Values, seed: int) -> tuple[float, float]:
+    if len(values) == 0:
+        return math.nan, math.nan
+    rng = np.random.default_rng(seed)
+    means = np.empty(RESAMPLES)
+    block = max(1, 2**22 // len(values))  # so that thousands of problems need no gigabyte
+    for start in range(0, RESAMPLES, block):
+        count = min(block, RESAMPLES - start)
+        means[start : start + count] = values[rng.integers(len(values), size=(count, len(values)))].mean(axis=1)
+    tail = 50 * (1 - LEVEL)
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def _swap_test(deltas: Values, seed: int) -> float:
+    """The share of sign changes whose sum is at least as far from 0, that of no change among them."""
+    n = len(deltas)
+    if n == 0:
+        return math.nan
+    # What is equal in exact arithmetic counts as reached, whatever the order of summation does to the last bits.
+    reached = abs(float(deltas.sum())) - 1e-9 * float(np.abs(deltas).sum())
+    if n <= EXACT_UP_TO:
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        return float((np.abs(signs @ deltas) >= reached).mean())
+    rng = np.random.default_rng(seed)
+    hits, block = 0, max(1, 2**22 // n)
+    for start in range(0, RESAMPLES, block):
+        count = min(block, RESAMPLES - start)
+        signs = 1 - 2 * rng.integers(2, size=(count, n))
+        hits += int((np.abs(signs @ deltas) >= reached).sum())
+    return (hits + 1) / (RESAMPLES + 1)

@@ -1,0 +1,149 @@
+"""What is to be evaluated and how, from the words of the command line: named protocols, options, settings."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from dapo_rl.config import Config, known_keys
+from dapo_rl.data.gym import PREFIX as GYM
+from dapo_rl.data.rows import Rows
+from dapo_rl.errors import UserError
+from dapo_rl.recipe import parse_value, put
+from dapo_rl.runs.settings import flat
+
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    # DAPO, Sec. 4.1: AIME 2024 as in verl's file, avg@32.
+    "aime2024": {
+        "eval.samples": 32,
+        "eval.temperature": 1.0,
+        "eval.top_p": 0.7,
+        "sampling.max_new_tokens": 20480,
+        "data.max_prompt_tokens": 2048,
+    },
+    # The file has questions alone, so the form of the answer is asked for.
+    "gsm8k": {
+        "eval.samples": 1,
+        "eval.temperature": 0.0,
+        "sampling.max_new_tokens": 512,
+        "data.chat_template": "always",
+        "data.system_prompt": 'Solve the problem step by step. The last line of your response is "Answer: " and the '
+        "number.",
+    },
+}
+OPTIONS = {
+    "--data": "data.eval",
+    "--k": "eval.samples",
+    "--temperature": "eval.temperature",
+    "--top-p": "eval.top_p",
+    "--max-new-tokens": "sampling.max_new_tokens",
+    "--prompts": "eval.prompts",
+    "--verifier": "reward.verifier",
+    "--engine": "engine",
+    "--dtype": "model.dtype",
+    "--seed": "seed",
+}
+"""The setting that each option is another name of."""
+RESULT_SETTINGS = (
+    *("seed", "engine", "model.dtype", "data.prompt_key", "data.answer_key", "data.system_prompt"),
+    *("data.chat_template", "data.max_prompt_tokens", "data.eval", "reward.verifier", "reward.boxed"),
+    *("reward.correct", "reward.wrong", "reward.threshold", "sampling.max_new_tokens", "sampling.stop"),
+    *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
+)
+"""What the result depends on."""
+OTHER_SETTINGS = (
+    *("model.device", "reward.timeout_s", "reward.memory_mb", "reward.workers"),
+    *("sampling.max_batch", "sampling.kv_memory_gib"),
+)
+"""What it does not, and may be otherwise when an evaluation goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    config: Config
+    data: str
+    """The source as the user wrote it."""
+    given: frozenset[str]
+    """The settings that the user or the protocol named."""
+
+    @property
+    def k(self) -> int | None:
+        """None: as many as the file has copies of each problem."""
+        return self.config.eval.samples if "eval.samples" in self.given else None
+
+    def settings(self, dtype: str) -> dict[str, Any]:
+        """What the result depends on, beside the model's weights and the rows."""
+        resolved = flat(self.config.model_dump(mode="json"))
+        chosen = {key: value for key, value in resolved.items() if is_one_of(key, RESULT_SETTINGS)}
+        return chosen | {"model.dtype": dtype, "eval.samples": self.k}
+
+
+def make_plan(
+    data: str | None, options: Mapping[str, Any] | None = None, words: Iterable[str] = (), protocol: str | None = None
+) -> Plan:
+    """`options` are by their names on the command line, `words` are `key=value`; they win over the protocol."""
+    if not data:
+        raise UserError("--data: name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic")
+    chosen = {OPTIONS[option]: value for option, value in (options or {}).items() if value is not None}
+    given = {"data.eval", *chosen}
+    settings: dict[str, Any] = {}
+    for key, value in (_defaults(data) | _protocol(protocol) | chosen).items():
+        put(settings, key, value)
+    for word in words:
+        key, _, text = word.partition("=")
+        _check(key, given)
+        put(settings, key, parse_value(key, text))
+        given.add(key)
+    config = Config.build(settings)
+    if config.eval.temperature == 0 and config.eval.samples > 1:
+        raise UserError(
+            f"--k: {config.eval.samples} samples at temperature 0 are the same response; use --k 1 or a temperature"
+        )
+    return Plan(config, data, frozenset(given | set(_protocol(protocol))))
+
+
+def _defaults(data: str) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"data.eval": data, "overlong.shape": "off"}  # nothing is shaped by length here
+    if data.startswith(GYM):
+        defaults["reward.verifier"] = "gym"
+    if data == "arithmetic":  # the problems that no training has seen, those of the embedded default's evaluation
+        defaults["data.eval"] = {"source": data, "split": "heldout", "size": 512}
+    return defaults
+
+
+def _protocol(name: str | None) -> dict[str, Any]:
+    if name is None:
+        return {}
+    if name not in PROTOCOLS:
+        close = difflib.get_close_matches(name, PROTOCOLS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PROTOCOLS)}"
+        raise UserError(f"--protocol: there is no {name!r}; {hint}")
+    return PROTOCOLS[name]
+
+
+def _check(key: str, given: Collection[str]) -> None:
+    option = next((option for option, named in OPTIONS.items() if named == key), None)
+    if key in given:
+        raise UserError(f"{key}: given twice" + (f"; {option} is the same setting" if option else ""))
+    if key == "model.name":
+        raise UserError("model.name: models are named without it, as in dapo eval tiny runs/mine/model")
+    if key in known_keys() and not is_one_of(key, (*RESULT_SETTINGS, *OTHER_SETTINGS)):
+        raise UserError(f"{key}: changes nothing in an evaluation; leave it out")
+
+
+def is_one_of(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def fingerprint(rows: Rows) -> str:
+    """Of everything that a source gave."""
+    digest = sha256()
+    for row in rows.good:
+        # Objects that JSON does not know count by their type: their text may hold an address.
+        line = json.dumps([row.number, row.columns], default=lambda value: type(value).__name__, skipkeys=True)
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,130 @@
+"""Every response of an evaluation in a Parquet file, written in parts of whole problems so that a stop loses little."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dapo_rl.runs.files import beside, remove_leftovers
+from dapo_rl.types import Prompt, Sample, Verdict
+
+SAMPLES_PER_PART = 128
+
+SCHEMA = pa.schema(
+    [
+        ("problem", pa.int64()),
+        ("prompt_id", pa.string()),
+        ("sample", pa.int32()),
+        ("data_source", pa.string()),
+        ("prompt", pa.string()),
+        ("response", pa.string()),
+        ("token_ids", pa.list_(pa.int32())),
+        ("tokens", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("answer", pa.string()),
+        ("vote", pa.string()),
+        ("truth", pa.string()),
+        ("score", pa.float64()),
+        ("correct", pa.bool_()),
+        ("status", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A problem with all that is known of its responses."""
+
+    index: int
+    prompt: Prompt
+    samples: Sequence[Sample]
+    verdicts: Sequence[Verdict]
+    votes: Sequence[str | None]
+
+
+class Responses:
+    """`responses.parquet` of a directory, and until it is whole the parts that there are of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "responses.parquet"
+        self._parts = directory / "parts"
+
+    @property
+    def whole(self) -> bool:
+        return self.path.exists()
+
+    def begin(self, problems: int, k: int) -> list[range]:
+        """The parts that are missing, as the problems of each. One that cannot be read is missing."""
+        self._parts.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self._parts)
+        return [part for part in _split(problems, k) if _rows(self._part(part)) != len(part) * k]
+
+    def write(self, part: range, problems: Sequence[Judged]) -> None:
+        records = [record for problem in problems for record in _records(problem)]
+        with beside(self._part(part)) as draft:
+            pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), draft, compression="zstd")
+
+    def finish(self, problems: int, k: int) -> None:
+        """One file of all parts."""
+        with beside(self.path) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+            for part in _split(problems, k):
+                writer.write_table(pq.read_table(self._part(part), schema=SCHEMA))
+        self.tidy()
+
+    def tidy(self) -> None:
+        if self._parts.exists():
+            shutil.rmtree(self._parts)
+
+    def read(self, columns: Sequence[str]) -> list[dict[str, Any]]:
+        return pq.read_table(self.path, columns=list(columns)).to_pylist()  # type: ignore[no-any-return]
+
+    def _part(self, part: range) -> Path:
+        return self._parts / f"{part.start:08d}.parquet"
+
+
+def _split(problems: int, k: int) -> list[range]:
+    size = max(1, SAMPLES_PER_PART // k)
+    return [range(start, min(start + size, problems)) for start in range(0, problems, size)]
+
+
+def _rows(path: Path) -> int | None:
+    try:
+        return int(pq.ParquetFile(path).metadata.num_rows)
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _records(problem: Judged) -> Iterator[dict[str, Any]]:
+    prompt = problem.prompt
+    judged = zip(problem.samples, problem.verdicts, problem.votes, strict=True)
+    for number, (sample, verdict, vote) in enumerate(judged):
+        yield {
+            "problem": problem.index,
+            "prompt_id": _utf8(prompt.id),
+            "sample": number,
+            "data_source": _utf8(prompt.data_source),
+            "prompt": _utf8(prompt.text),
+            "response": _utf8(sample.text),
+            "token_ids": sample.token_ids,
+            "tokens": len(sample.token_ids),
+            "finish_reason": sample.finish_reason,
+            "answer": _utf8(verdict.answer),
+            "vote": _utf8(vote),
+            "truth": _utf8(prompt.answer),
+            "score": verdict.score,
+            "correct": verdict.correct,
+            "status": verdict.status,
+            "detail": _utf8(verdict.detail),
+        }
+
+
+def _utf8(text: str | None) -> str | None:
+    """A verifier of one's own may give text with half of a surrogate pair, which Parquet cannot hold."""
+    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

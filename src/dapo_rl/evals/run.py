@@ -1,0 +1,262 @@
+"""An evaluation: models × problems × k samples, into a directory that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from dapo_rl.config import ModelSettings
+from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
+from dapo_rl.errors import UserError
+from dapo_rl.evals.figures import Figures, compare, read_figures
+from dapo_rl.evals.plan import Plan, fingerprint
+from dapo_rl.evals.progress import Progress
+from dapo_rl.evals.responses import Judged, Responses
+from dapo_rl.evals.sampling import Answered, answer
+from dapo_rl.evals.vote import Voting
+from dapo_rl.models.load import TINY, check_context, check_vocabulary, compute_dtype, describe, load_model, pick_device
+from dapo_rl.rewards import build_verifier
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.engine import Engine, SamplingParams
+from dapo_rl.runs.files import atomic_write
+from dapo_rl.runs.lock import acquire
+from dapo_rl.types import Prompt
+
+SETTINGS = "settings.json"
+ENDS = 2**20
+"""Bytes at either end of a file of weights that tell it from another: training changes all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A model that is ready to answer."""
+
+    engine: Engine
+    prompts: list[Prompt]
+    params: SamplingParams
+    k: int
+    description: str
+
+
+def evaluate_models(
+    plan: Plan, models: Sequence[str], out: Path | None = None, progress: Progress | None = None
+) -> tuple[dict[str, Any], Path]:
+    """Evaluates what is not there yet; returns the report, and the directory that has it as `evaluation.json`."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    progress = progress or Progress()
+    if twice := [name for name in models if models.count(name) > 1]:
+        raise UserError(f"{twice[0]}: named twice")
+    config = plan.config
+    rows = load_rows(config.data.eval or plan.data, key="--data")
+    dtype = compute_dtype(config.model, pick_device(config.model.device))
+    settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)}
+    out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
+    with _locked(out):
+        # Before anything starts threads or a GPU: worker processes are forked from what is here now.
+        with VerifierPool(build_verifier(config.reward), config.reward) as verifier, Voting(config.reward) as voting:
+            for model in models:
+                _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
+                _free_memory()
+        figures = [read_figures(model, Responses(_home(out, model))) for model in models]
+        for each in figures:
+            if each.verifier_errors:
+                progress.note(
+                    f"{each.model}: the verifier failed on {each.verifier_errors} samples, which are left out; "
+                    f"the first: {each.first_error}"
+                )
+        report = _report(plan, figures, settings, out)
+        atomic_write(out / "evaluation.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
+    return report, out
+
+
+def _report(plan: Plan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
+    seed = plan.config.seed
+    first, *others = figures
+    return {
+        "data": plan.data,
+        "k": first.k,
+        "settings": settings,
+        "models": [f.report(seed) | {"responses": f"{_home(out, f.model).name}/responses.parquet"} for f in figures],
+        "comparisons": [row for other in others for row in compare(first, other, seed)],
+    }
+
+
+def _evaluate(
+    plan: Plan,
+    name: str,
+    rows: Rows,
+    settings: dict[str, Any],
+    home: Path,
+    verifier: VerifierPool,
+    voting: Voting,
+    progress: Progress,
+) -> None:
+    """Sees to it that the responses of one model are all there."""
+    directory = _directory(name)
+    settings = {"model": name, "weights": _weights(directory), **settings}
+    _check_same(home, settings)
+    responses = Responses(home)
+    if responses.whole:
+        responses.tidy()
+        progress.note(f"{name}: done before, taken from {responses.path}")
+        return
+    progress.note(f"{name}: loading")
+    dtype = settings["model.dtype"]
+    chosen = plan.config.model.model_copy(update={"name": str(directory or name), "dtype": dtype})
+    work = _prepare(plan, chosen, rows, verifier, progress)
+    home.mkdir(parents=True, exist_ok=True)
+    atomic_write(home / SETTINGS, json.dumps(settings, indent=2) + "\n")
+    missing = responses.begin(len(work.prompts), work.k)
+    there = len(work.prompts) - sum(map(len, missing))
+    progress.note(f"{name} ({work.description}): {len(work.prompts)} problems, {work.k} samples each")
+    if there:
+        progress.note(f"going on: {there} of {len(work.prompts)} problems are there")
+    part_of = {index: part for part in missing for index in part}
+    waiting: dict[range, list[Answered]] = {part: [] for part in missing}
+    answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
+    with progress.of(name, len(work.prompts), done=there):
+        for problem in answers:
+            progress.advance(sum(len(sample.token_ids) for sample in problem.samples))
+            part = part_of[problem.index]
+            waiting[part].append(problem)
+            if len(waiting[part]) == len(part):
+                responses.write(part, _judged(waiting.pop(part), work.prompts, voting))
+        responses.finish(len(work.prompts), work.k)
+
+
+def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: Progress) -> _Work:
+    """Loads a model, and finds what is wrong with it or with the data before anything is sampled or written."""
+    config = plan.config
+    model, tokenizer = load_model(chosen)
+    found = build_prompts(rows, tokenizer, config.data, verifier.needs_answer)
+    if report := found.report():
+        progress.note(report)
+    prompts, repeated = once_each(found.prompts)[: config.eval.prompts], copies(found.prompts)
+    # Greedy samples are all the same.
+    k = plan.k or (repeated if config.eval.temperature > 0 else 1)
+    if repeated > 1:
+        progress.note(f"{plan.data} has each problem {repeated} times over: taken once, with {k} samples")
+    verifier.check(prompts)
+    check_vocabulary(model, max(token for prompt in prompts for token in prompt.token_ids))
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    params = _params(plan, model, longest)
+    dtype = compute_dtype(chosen, next(model.parameters()).device)
+    engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest + params.max_new_tokens)
+    return _Work(engine, prompts, params, k, f"{describe(model, dtype)}; {_how(params)}")
+
+
+def _free_memory() -> None:
+    """The next model needs what the last one had."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _judged(problems: list[Answered], prompts: Sequence[Prompt], voting: Voting) -> list[Judged]:
+    judged = []
+    for problem in sorted(problems, key=lambda problem: problem.index):
+        prompt, verdicts = prompts[problem.index], problem.verdicts.result()
+        votes = voting.votes(prompt, problem.samples, verdicts)
+        judged.append(Judged(problem.index, prompt, problem.samples, verdicts, votes))
+    return judged
+
+
+def _params(plan: Plan, model: Any, longest: int) -> SamplingParams:
+    """A limit that nobody named gives way to the model's context."""
+    config = plan.config
+    limit, context = config.sampling.max_new_tokens, getattr(model.config, "max_position_embeddings", None)
+    if "sampling.max_new_tokens" not in plan.given and isinstance(context, int):
+        limit = max(1, min(limit, context - longest))
+    check_context(model, longest, limit)
+    return SamplingParams(limit, config.eval.temperature, config.eval.top_p, stop=config.sampling.stop)
+
+
+def _how(params: SamplingParams) -> str:
+    top_p = f", top_p {params.top_p:g}" if params.top_p < 1 else ""
+    return f"temperature {params.temperature:g}{top_p}, {params.max_new_tokens} tokens at most"
+
+
+def _check_same(home: Path, settings: dict[str, Any]) -> None:
+    """What is there already must be of the same model, problems and settings."""
+    path = home / SETTINGS
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        before = None
+    if not isinstance(before, dict):
+        raise UserError(f"{path}: cannot be read; remove {home}, or name another --out")
+    settings = json.loads(json.dumps(settings))
+    changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+    if changed:
+        what = {"weights": "the model's weights", "rows": "the data"}
+        listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
+        raise UserError(f"{home}: was begun with other settings: {listed}; name another --out, or remove it")
+
+
+def _home(out: Path, model: str) -> Path:
+    return out / f"{_slug(model)[-48:]}-{_digest(model)}"
+
+
+def _directory(name: str) -> Path | None:
+    """The directory of a local model; a run directory stands for the model that it ended with."""
+    if name == "tiny":
+        return TINY
+    path = Path(name).expanduser()
+    if (path / "model" / "config.json").is_file() and not (path / "config.json").exists():
+        return path / "model"
+    return path if path.is_dir() else None
+
+
+def _weights(directory: Path | None) -> str | None:
+    """Tells a model's weights from others in the same directory; a name on the hub stands for itself."""
+    if directory is None:
+        return None
+    digest = sha256()
+    for path in sorted(p for p in directory.iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".gguf")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(ENDS)
+            file.seek(max(0, size - ENDS))
+            digest.update(f"{path.name} {size}\n".encode() + head + file.read(ENDS))
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"--out: {out} is a file; name a directory") from None
+    try:
+        release = acquire(out)
+    except UserError as error:
+        who = str(error).partition(";")[0]
+        raise UserError(f"{who}; wait until it is done, or name another directory with --out") from None
+    try:
+        yield
+    finally:
+        release()
+        with suppress(OSError):
+            out.rmdir()  # where a mistake was found before there was anything to keep
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "data"
+
+
+def _digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]

@@ -1,0 +1,50 @@
+"""Problems in, judged responses out: what an evaluation does, during training and apart from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dapo_rl.rollout.draw import derive_seed
+from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.rollout.verdicts import submit
+from dapo_rl.types import Pending, Prompt, Sample, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A problem with all of its samples, in the order of their indices."""
+
+    index: int
+    samples: tuple[Sample, ...]
+    verdicts: Pending
+    """They are computed while the engine goes on."""
+
+
+def answer(
+    engine: Engine,
+    verifier: Verifier,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+    samples: int,
+    seed: int,
+    indices: Sequence[int] | None = None,
+) -> Iterator[Answered]:
+    """Samples every prompt `samples` times; problems come in the order in which they become whole.
+
+    A sample's random numbers follow from the seed, the prompt's id and the sample's index: the same problems give the
+    same responses, whichever of them (`indices`) are asked for and in whatever order.
+    """
+    wanted = range(len(prompts)) if indices is None else indices
+    finished: dict[int, dict[int, Sample]] = {i: {} for i in wanted}
+    for i in wanted:
+        own_seed = derive_seed(seed, "eval", prompts[i].id)
+        engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))
+    while engine.pending:
+        for completion in engine.poll():
+            i = int(completion.request_id.removeprefix("eval-"))
+            finished[i][completion.index] = completion.sample
+            if len(finished[i]) == samples:
+                by_index = finished.pop(i)
+                whole = tuple(by_index[n] for n in range(samples))
+                yield Answered(i, whole, submit(verifier, prompts[i], whole))

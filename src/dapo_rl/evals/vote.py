@@ -1,0 +1,102 @@
+"""Which answers of one problem are the same: a majority vote counts 1/2 and 0.5 together.
+
+Answers are text that a model wrote, and comparing two of them can take sympy anywhere; so it happens in a process of
+its own, with limits, like any verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from dapo_rl.config import RewardSettings
+from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.symbolic import load_symbolic
+from dapo_rl.types import Prompt, Sample, Verdict
+
+COMPARISON_S, PROBLEM_S = 1.0, 60.0
+"""What one comparison may take, and all of a problem's."""
+
+
+class Voting:
+    """Turns the answers of a problem into votes."""
+
+    def __init__(self, settings: RewardSettings) -> None:
+        limits = {"timeout_s": PROBLEM_S, "workers": min(1, 1 if settings.workers is None else settings.workers)}
+        is_math = settings.verifier == "math"
+        self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
+
+    def votes(self, prompt: Prompt, samples: Sequence[Sample], verdicts: Sequence[Verdict]) -> list[str | None]:
+        """What each sample's answer counts as; none where it gave none, or the verifier failed on it.
+
+        For mathematics all right answers are one, and wrong ones are the same where the verifier's own comparison
+        says so. Elsewhere answers are the same where their text is.
+        """
+        if self._pool is None:
+            return [_text_vote(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
+        answers = [None if verdict.failed else verdict.answer for verdict in verdicts]
+        # The verifier has compared each with the ground truth already.
+        right = next((verdict.answer for verdict in verdicts if verdict.correct), None)
+        wrong = [a for a, v in zip(answers, verdicts, strict=True) if a is not None and not v.correct]
+        names = dict(zip(wrong, self._names(prompt, wrong), strict=True))
+        return [
+            right if verdict.correct else None if answer is None else names[answer]
+            for answer, verdict in zip(answers, verdicts, strict=True)
+        ]
+
+    def _names(self, prompt: Prompt, answers: Sequence[str]) -> list[str]:
+        if self._pool is None or len(set(answers)) < 2:
+            return list(answers)
+        asked = self._pool(prompt, [Sample((), (), answer, "stop") for answer in answers])
+        return [a if v.answer is None else v.answer for a, v in zip(answers, asked, strict=True)]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> Voting:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def same_answers(
+    answers: Sequence[str], equal: Callable[[str, str], bool] = lambda a, b: answers_equal(a, b, COMPARISON_S)
+) -> list[str]:
+    """For each answer the first one that it is equal to, each class known by the one that came first."""
+    names: dict[str, str] = {}
+    by_spelling: dict[str, str] = {}
+    for answer in dict.fromkeys(answers):
+        spelling = normalize_answer(answer) or answer
+        if spelling not in by_spelling:
+            heads = dict.fromkeys(names.values())
+            by_spelling[spelling] = next((head for head in heads if _decided(equal, answer, head)), answer)
+        names[answer] = by_spelling[spelling]
+    return [names[answer] for answer in answers]
+
+
+class _SameAnswers:
+    """The comparison in the shape of a verifier: the texts are answers, the verdicts' answers are their names."""
+
+    def warm_up(self) -> None:
+        load_symbolic()
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+        return [Verdict(0.0, False, "wrong", name) for name in same_answers([sample.text for sample in samples])]
+
+
+def _decided(equal: Callable[[str, str], bool], given: str, other: str) -> bool:
+    try:
+        return equal(given, other)
+    except Exception:  # out of time, or a text that sympy stumbles over
+        return False
+
+
+def _text_vote(sample: Sample, verdict: Verdict) -> str | None:
+    if verdict.failed:
+        return None
+    return verdict.answer or extract_answer(sample.text) or sample.text.strip() or None

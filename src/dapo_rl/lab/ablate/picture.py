@@ -1,0 +1,160 @@
+"""ablation.png: accuracy at the end, learning curves and entropy of every arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
+
+from dapo_rl.lab.ablate.interval import INTERVAL
+from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.results import ArmResult, Curve
+from dapo_rl.runs.files import beside
+from dapo_rl.runs.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, SMOOTH_BEYOND, VERMILION, smooth
+
+TITLES = {
+    "ladder": "Techniques added one by one",
+    "leave-one-out": "Each technique left out of DAPO",
+    "vary": "Varied",
+}
+STYLES = [
+    (GREY, "o"),
+    (SKY, "s"),
+    (ORANGE, "^"),
+    (GREEN, "D"),
+    (PURPLE, "v"),
+    (BLUE, "P"),
+    (VERMILION, "X"),
+    (BLACK, "*"),
+]
+"""Colours that stay apart for colour-blind eyes, and a marker for those who see none."""
+
+Style = tuple[str, str, str]
+
+
+def draw(plan: Plan, results: Sequence[ArmResult], path: Path) -> None:
+    with beside(path) as draft:
+        figure(plan, results).savefig(draft, format="png")
+
+
+def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
+    by_name = {result.arm.name: result for result in results}
+    parts = plan.parts()
+    heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
+    picture = Figure(figsize=(17, sum(heights) + 0.8), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.14))
+    seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+    steps = plan.arms[0].settings["train"]["steps"]
+    title = f"{plan.name}, {steps} steps, {seeds}"
+    picture.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
+    if len(plan.seeds) > 1:
+        key = f"bars: {INTERVAL}   ticks: the seeds   bands: their range"
+        picture.supxlabel(key, fontsize=9, color="#666666")
+    rows = picture.subplots(
+        len(parts), 3, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": (1.0, 1.15, 1.15)}
+    )
+    for (part, arms), (ends, accuracy, entropy) in zip(parts.items(), rows, strict=True):
+        of_part = [by_name[arm.name] for arm in arms]
+        styles = [_style(part, i) for i in range(len(arms))]
+        _ends(ends, of_part, styles, TITLES[part])
+        _curves(accuracy, [[r.accuracies for r in result.runs] for result in of_part], styles)
+        _head(accuracy, "Held-out accuracy", "% right")
+        _curves(entropy, [[r.entropies for r in result.runs] for result in of_part], styles, smoothed=True)
+        _head(entropy, "Entropy", "nats per token")
+        entropy.set_ylim(bottom=0)
+    _same_scale([row[1] for row in rows])
+    _same_scale([row[2] for row in rows])
+    if len(rows) > 1:
+        ranges = [row[0].get_xlim() for row in rows]
+        for row in rows:
+            row[0].set_xlim(min(low for low, _ in ranges), max(high for _, high in ranges))
+    return picture
+
+
+def _style(part: str, index: int) -> Style:
+    """A technique has one colour in both halves of Table 1, and so has full DAPO, the last arm of one half and the
+    first of the other."""
+    if part == "leave-one-out":
+        index = 5 if index == 0 else index if index < 5 else 6
+    color, marker = STYLES[index % len(STYLES)]
+    return color, marker, ("-", "--", ":", "-.")[index // len(STYLES) % 4]
+
+
+def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], title: str) -> None:
+    """Accuracy at the end of every seed, with the mean and its interval; its labels are the picture's legend."""
+    _head(axis, title, "")
+    for row, (result, (color, marker, line)) in enumerate(zip(results, styles, strict=True)):
+        values = [100 * value for value in result.by_seed("accuracy").values()]
+        mean = result.estimate("accuracy")
+        if mean is None:
+            continue
+        if mean.half_width is not None:
+            axis.errorbar(
+                100 * mean.mean, row, xerr=100 * mean.half_width, color=color, capsize=4, linewidth=1.8, zorder=2
+            )
+            axis.plot(values, [row + 0.24] * len(values), "|", color=color, markersize=7, zorder=2)
+        inside = color if line == "-" else "white"
+        axis.plot([100 * mean.mean], [row], marker, color=color, markerfacecolor=inside, markersize=9, zorder=3)
+        axis.annotate(
+            f"{100 * mean.mean:.1f}", (100 * mean.mean, row), xytext=(0, 9), textcoords="offset points", ha="center"
+        )
+    axis.set_yticks(range(len(results)), [_label(result.arm.label) for result in results], parse_math=False)
+    axis.set_ylim(len(results) - 0.4, -0.8)
+    axis.margins(x=0.12)
+    axis.set_xlabel("held-out accuracy at the end, %")
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _curves(axis: Axes, arms: Sequence[Sequence[Curve]], styles: Sequence[Style], *, smoothed: bool = False) -> None:
+    for curves, (color, marker, line) in zip(arms, styles, strict=True):
+        measured = [curve for curve in curves if curve]
+        steps = sorted(set.intersection(*(set(curve) for curve in measured))) if measured else []
+        if not steps:
+            continue
+        values = np.array([[curve[step] for step in steps] for curve in measured])
+        if smoothed and len(steps) > SMOOTH_BEYOND:
+            values = np.array([smooth(row) for row in values])
+        if not smoothed:
+            values *= 100
+        every = max(1, len(steps) // 10)
+        axis.plot(
+            steps,
+            values.mean(axis=0),
+            color=color,
+            linestyle=line,
+            marker=marker,
+            markerfacecolor=color if line == "-" else "white",
+            markersize=6,
+            markevery=every,
+            linewidth=1.8,
+        )
+        if len(values) > 1:
+            axis.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0)
+    axis.set_xlabel("rollout step")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _same_scale(axes: Sequence[Axes]) -> None:
+    """The two halves of Table 1 are compared by eye."""
+    limits = [axis.get_ylim() for axis in axes if axis.has_data()]
+    for axis in axes:
+        if limits:
+            axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _head(axis: Axes, title: str, unit: str) -> None:
+    axis.set_title(title, loc="left", fontsize=12)
+    axis.set_ylabel(unit)
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -1,0 +1,218 @@
+"""What an ablation compares: its arms, each a whole set of settings, and the seeds that each runs with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.techniques import BASELINE, BASELINE_PAPER, TECHNIQUES
+from dapo_rl.recipe import parse_value, shown
+from dapo_rl.runs.files import atomic_write
+from dapo_rl.runs.settings import flat
+
+Part = Literal["ladder", "leave-one-out", "vary"]
+PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
+"""Of Table 1: techniques added one by one, and each left out of all of them."""
+
+MOST_ARMS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    """Also that of its directory, where the arm has one."""
+    label: str
+    part: Part
+    directory: str
+    """Where its runs are: those of an earlier arm, where that has the same settings."""
+    compared_with: str | None
+    """The arm that its difference is taken to."""
+    changes: dict[str, Any]
+    """Settings that it has otherwise than that arm; the first arm of all, otherwise than the recipe."""
+    settings: dict[str, Any]
+    """All of them, resolved."""
+    paper: int | None = None
+
+    def config(self, seed: int) -> Config:
+        return Config.build(self.settings | {"seed": seed})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    name: str
+    recipe: str
+    overrides: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+
+    def parts(self) -> dict[str, list[Arm]]:
+        """Arms that belong in one picture; leaving out is seen beside the arm that it is left out of."""
+        parts: dict[str, list[Arm]] = {}
+        for arm in self.arms:
+            parts.setdefault(arm.part, []).append(arm)
+        if (left_out := parts.get("leave-one-out")) and left_out[0].compared_with:
+            left_out.insert(0, self.arm(left_out[0].compared_with))
+        return parts
+
+    def arm(self, name: str) -> Arm:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def with_own_runs(self) -> list[Arm]:
+        return [arm for arm in self.arms if arm.directory == arm.name]
+
+    def save(self, path: Path) -> None:
+        atomic_write(path, json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            arms = tuple(Arm(**arm) for arm in saved["arms"])
+            return cls(saved["name"], saved["recipe"], tuple(saved["overrides"]), arms, tuple(saved["seeds"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(
+                f"{path}: cannot be read as an ablation's plan; name another directory with --out"
+            ) from None
+
+
+def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> Plan:
+    """Naive GRPO, the techniques added in the paper's order, and each left out of all of them."""
+    base = _base(recipe, overrides)
+    for technique in TECHNIQUES:
+        named = {override.partition("=")[0].strip() for override in overrides} & set(technique.on)
+        if named and not technique.is_on(base):
+            raise UserError(
+                f"{named.pop()}: turns {technique.name} off, which the arms turn on and off themselves; leave it out, "
+                "or compare values of your own with --vary"
+            )
+
+    def arm(label: str, part: Part, on: Sequence[str], paper: int | None) -> Arm:
+        changes: dict[str, Any] = {}
+        for technique in TECHNIQUES:
+            changes |= technique.settings(base, technique.name in on)
+        settings = _settings(recipe, [*overrides, *_written(changes)])
+        return Arm(_slug(label), label, part, _slug(label), None, {}, settings, paper)
+
+    names = [technique.name for technique in TECHNIQUES]
+    arms = [arm(BASELINE, "ladder", (), BASELINE_PAPER)]
+    for count, technique in enumerate(TECHNIQUES, start=1):
+        label = f"+ {technique.name}" + (" (DAPO)" if count == len(names) else "")
+        rung = arm(label, "ladder", names[:count], technique.paper)
+        arms.append(replace(rung, compared_with=arms[-1].name))
+    whole = arms[-1]
+    if "ladder" not in parts:
+        arms = [replace(whole, part="leave-one-out", compared_with=None)]
+    if "leave-one-out" in parts:
+        for name in names:
+            left = arm(f"DAPO without {name}", "leave-one-out", [other for other in names if other != name], None)
+            arms.append(replace(left, compared_with=whole.name))
+    return _plan(recipe, overrides, base, arms, seeds)
+
+
+def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> Plan:
+    """An arm for every combination of the values that are varied; each is compared with the first."""
+    base = _base(recipe, overrides)
+    axes = [_axis(words) for words in vary]
+    keys = [key for key, _ in axes]
+    if len(set(keys)) < len(keys):
+        raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} is there twice")
+    if (combinations := prod(len(values) for _, values in axes)) > MOST_ARMS:
+        raise UserError(f"--vary: {combinations} combinations are more than {MOST_ARMS}; name fewer values")
+    arms: list[Arm] = []
+    for values in product(*(values for _, values in axes)):
+        words = _written(dict(zip(keys, values, strict=True)))
+        try:
+            settings = _settings(recipe, [*overrides, *words])
+        except UserError as error:
+            raise UserError(f"--vary {' '.join(words)}: {error}") from None
+        known = flat(settings)  # has a value as everybody writes it: `off`, which is false in YAML
+        label = ", ".join(
+            f"{key}={known[key]}" if key in known else word for key, word in zip(keys, words, strict=True)
+        )
+        if same := next((arm for arm in arms if arm.settings == settings), None):
+            raise UserError(f"--vary: {label} gives the same settings as {same.label}; name each value once")
+        name = _slug(label)
+        while any(arm.name == name for arm in arms):
+            name += "-again"
+        arms.append(Arm(name, label, "vary", name, arms[0].name if arms else None, {}, settings))
+    return _plan(recipe, overrides, base, arms, seeds)
+
+
+def check_same_plan(out: Path, before: Plan, now: Plan) -> None:
+    """An error where a directory holds another ablation; more seeds are welcome."""
+    other = f"{out}: holds another ablation"
+    remedy = "go on with it by naming --out alone, or name another directory"
+    old, new = {arm.name: arm for arm in before.arms}, {arm.name: arm for arm in now.arms}
+    if list(old) != list(new):
+        different = [name for name in [*old, *new] if (name in old) != (name in new)]
+        raise UserError(f"{other}: {', '.join(different[:4]) or 'its arms'} in one of them only; {remedy}")
+    for name, arm in new.items():
+        # The first seed is part of the settings, and each run has its own.
+        if listed := differences(old[name].settings | {"seed": 0}, arm.settings | {"seed": 0}):
+            raise UserError(f"{other}: {arm.label} with {listed}; {remedy}")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4) -> str:
+    """Settings that differ, as `key old → new`; empty where none does."""
+    before, after = flat(dict(old)), flat(dict(new))
+    if after.get("model.dtype") == "auto":  # a run writes down what it means on its machine
+        after["model.dtype"] = before.get("model.dtype", "auto")
+    keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
+    more = f" and {len(keys) - at_most} more" if len(keys) > at_most else ""
+    return ", ".join(f"{key} {shown(before.get(key))} → {shown(after.get(key))}" for key in keys[:at_most]) + more
+
+
+def _base(recipe: Path, overrides: Sequence[str]) -> Config:
+    base = Config.load(recipe, overrides)
+    if base.data.eval is None:
+        raise UserError("data.eval: an ablation compares held-out accuracy; name held-out prompts")
+    return base
+
+
+def _settings(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    return Config.load(recipe, overrides).resolved()
+
+
+def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> Plan:
+    if seeds < 1:
+        raise UserError(f"--seeds: {seeds} is below 1")
+    finished: list[Arm] = []
+    for arm in arms:
+        twin = next((earlier for earlier in finished if earlier.settings == arm.settings), arm)
+        origin = next((other.settings for other in arms if other.name == arm.compared_with), base.resolved())
+        old, new = flat(origin), flat(arm.settings)
+        changes = {key: value for key, value in new.items() if old.get(key) != value}
+        finished.append(replace(arm, directory=twin.directory, changes=changes))
+    numbers = tuple(range(base.seed, base.seed + seeds))
+    return Plan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
+
+
+def _axis(words: str) -> tuple[str, list[Any]]:
+    key, equals, values = words.partition("=")
+    key = key.strip()
+    if not equals or not key or not values.strip():
+        raise UserError(f"--vary: {words!r} is not KEY=VALUE,VALUE,…, for example algo.clip_high=0.2,0.28,0.4")
+    if key == "seed":
+        raise UserError("--vary: every arm runs with several seeds already; --seeds says how many")
+    parsed = parse_value(f"--vary {key}", f"[{values}]")
+    if not isinstance(parsed, list):
+        raise UserError(f"--vary: {words!r} is not KEY=VALUE,VALUE,…; quote a value as in YAML")
+    return key, parsed
+
+
+def _written(changes: Mapping[str, Any]) -> list[str]:
+    """As on the command line; JSON is YAML."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
+
+
+def _slug(label: str) -> str:
+    """A directory's name, whatever the values are; one with `=` in it would be a setting on the command line."""
+    return re.sub(r"[^a-z0-9._]+", "-", label.lower()).strip("-.")[:80] or "arm"

@@ -1,0 +1,206 @@
+"""The ablation's tables: as Markdown, as JSON, and on the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.lab.ablate.interval import INTERVAL, Estimate
+from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
+from dapo_rl.runs.format import duration, fixed, printable
+
+Write = Callable[[float], str]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+QUANTITIES: dict[str, tuple[str, Write]] = {
+    "accuracy": ("accuracy %", _percent),
+    "entropy": ("entropy", fixed),
+    "response_length": ("length", lambda tokens: fixed(tokens, 1)),
+    "truncated": ("cut off %", _percent),
+    "generated_per_trained": ("tokens per trained", fixed),
+    "reward": ("reward", fixed),
+    "wall_seconds": ("time", duration),
+}
+"""What is compared, with its heading and how its value is written."""
+
+
+def markdown(plan: Plan, results: Sequence[ArmResult]) -> str:
+    heads, rows = table(results)
+    lines = [f"# Ablation: {_escape(plan.name)}", "", _what(plan), ""]
+    lines += _markdown_table(heads, rows)
+    lines += ["", *(f"- {_escape(note)}" for note in notes(plan, results)), "", "## Every run", ""]
+    lines += _markdown_table(*seed_table(results))
+    lines += ["", "## Arms", ""]
+    lines += _markdown_table(["arm", "settings that differ from the arm it is compared with"], _changes(plan))
+    return "\n".join([*lines, "", "![learning curves and entropy](ablation.png)", ""])
+
+
+def to_json(plan: Plan, results: Sequence[ArmResult]) -> str:
+    arms = []
+    for result in results:
+        arm = result.arm
+        estimates = {name: result.estimate(name) for name in QUANTITIES}
+        arms.append(
+            {
+                "name": arm.name,
+                "label": arm.label,
+                "part": arm.part,
+                "directory": arm.directory,
+                "compared_with": arm.compared_with,
+                "changes": arm.changes,
+                "paper_aime24": arm.paper,
+                **{name: value and asdict(value) for name, value in estimates.items()},
+                "difference": result.difference and asdict(result.difference),
+                "runs": [
+                    {
+                        "seed": each.run.seed,
+                        "state": each.run.state,
+                        "message": each.run.message,
+                        **(asdict(each.outcome) if each.outcome else {}),
+                    }
+                    for each in result.runs
+                ],
+            }
+        )
+    head: dict[str, Any] = {
+        "name": plan.name,
+        "recipe": plan.recipe,
+        "overrides": plan.overrides,
+        "seeds": plan.seeds,
+        "interval": INTERVAL,
+        "last_share": LAST_SHARE,
+    }
+    return json.dumps(head | {"arms": arms}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def render(plan: Plan, results: Sequence[ArmResult], console: Console) -> None:
+    heads, rows = table(results)
+    columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
+    # A narrow terminal gets the columns that matter most; the Markdown has them all.
+    for head in [QUANTITIES[name][0] for name in reversed(QUANTITIES) if name != "accuracy"]:
+        widths = [max(len(head), *(len(cell) for cell in cells)) for head, cells in columns.items()]
+        if sum(widths) + 3 * len(widths) <= console.width:
+            break
+        del columns[head]
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in columns:
+        shown.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
+    for note in notes(plan, results):
+        console.print(Text(printable(note), style="dim"))
+
+
+def table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+    """One row for each arm: means over seeds with their intervals."""
+    from_paper = any(result.arm.paper is not None for result in results)
+    accuracy, *others = QUANTITIES
+    heads = ["arm", *(["paper"] if from_paper else []), QUANTITIES[accuracy][0], "difference"]
+    heads += [QUANTITIES[name][0] for name in others] + ["seeds"]
+    rows = []
+    for result in results:
+        row = [result.arm.label]
+        if from_paper:
+            row.append("" if result.arm.paper is None else str(result.arm.paper))
+        row += [_interval(result.estimate(accuracy), _percent), _interval(result.difference, _signed_points)]
+        # Beside accuracy the mean is enough for a glance; the JSON has all intervals.
+        row += ["-" if (value := result.estimate(name)) is None else QUANTITIES[name][1](value.mean) for name in others]
+        row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
+        rows.append(row)
+    return heads, rows
+
+
+def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+    """One row for each run."""
+    heads = ["arm", "seed", "before %", *(head for head, _ in QUANTITIES.values())]
+    rows = []
+    for result in results:
+        if result.arm.directory != result.arm.name:
+            continue
+        for each in result.runs:
+            numbers = [each.outcome.accuracy_before if each.outcome else None]
+            numbers += [getattr(each.outcome, name) if each.outcome else None for name in QUANTITIES]
+            writes = [_percent, *(write for _, write in QUANTITIES.values())]
+            cells = ["-" if x is None else write(x) for x, write in zip(numbers, writes, strict=True)]
+            if each.outcome is None:
+                cells[0] = each.run.state
+            rows.append([result.arm.label, str(each.run.seed), *cells])
+    return heads, rows
+
+
+def notes(plan: Plan, results: Sequence[ArmResult]) -> list[str]:
+    several = len(plan.seeds) > 1
+    lines = [
+        f"accuracy: held out, the mean of the evaluations in the last {LAST_SHARE:.0%} of the steps; "
+        + (f"± is the {INTERVAL}." if several else "a single seed has no interval."),
+        "difference: in points, seed by seed, to "
+        + (
+            "the first row."
+            if plan.arms[-1].part == "vary"
+            else "the row before (techniques added) or to full DAPO (techniques left out)."
+        ),
+        "reward is shaped where the arm shapes it; tokens per trained: generated for each one trained on.",
+    ]
+    if any(arm.paper is not None for arm in plan.arms):
+        lines.append("paper: AIME 2024 avg@32 of Qwen2.5-32B (arXiv 2503.14476, Table 1), another task and scale.")
+    for result in results:
+        if result.arm.directory != result.arm.name:
+            lines.append(f"{result.arm.label}: the same settings, and so the same runs, as {_label_of(plan, result)}.")
+        for each in result.runs:
+            if each.run.state == "failed" and result.arm.directory == result.arm.name:
+                lines.append(f"failed: {each.run.name}: {each.run.message}")
+    return lines
+
+
+def _what(plan: Plan) -> str:
+    overrides = f", with {' '.join(plan.overrides)}" if plan.overrides else ""
+    steps = plan.arms[0].settings["train"]["steps"]
+    seeds = ", ".join(str(seed) for seed in plan.seeds)
+    return _escape(f"{plan.recipe}{overrides}; {steps} steps; seeds {seeds}.")
+
+
+def _changes(plan: Plan) -> list[list[str]]:
+    rows = []
+    for arm in plan.arms:
+        words = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm.changes.items()).replace('"', "")
+        other = "" if arm.compared_with else " (beside the recipe's own)" if words else "the recipe's own"
+        rows.append([arm.label, words + other])
+    return rows
+
+
+def _label_of(plan: Plan, result: ArmResult) -> str:
+    return plan.arm(result.arm.directory).label
+
+
+def _interval(value: Estimate | None, write: Write) -> str:
+    if value is None:
+        return "-"
+    return write(value.mean) + (f" ± {_percent(value.half_width)}" if value.half_width is not None else "")
+
+
+def _signed_points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [heads, ["---", *("---:" if len(heads) > 2 else "---" for _ in heads[1:])], *rows]
+    return [f"| {' | '.join(_escape(cell) for cell in line)} |" for line in lines]
+
+
+def _escape(text: str) -> str:
+    """Text of the command line as text, whatever it has in it."""
+    escaped = "".join(f"\\{c}" if c in "\\|`*<>[" else c for c in printable(text))
+    return " ".join(escaped.split())

@@ -1,0 +1,123 @@
+"""From run directories to the numbers that are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dapo_rl.lab.ablate.interval import Estimate, estimate
+from dapo_rl.lab.ablate.plan import Arm, Plan
+from dapo_rl.lab.ablate.runs import ArmRun
+from dapo_rl.runs.format import number
+
+LAST_SHARE = 0.25
+"""What counts as the end of a run: one evaluation or step is noisy, so the mean over these of its steps is taken."""
+
+Curve = dict[int, float]
+"""Values by step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished run came to; None where it has no such number."""
+
+    accuracy_before: float | None
+    accuracy: float | None
+    reward: float | None
+    entropy: float | None
+    response_length: float | None
+    truncated: float | None
+    generated_per_trained: float | None
+    wall_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    run: ArmRun
+    outcome: Outcome | None
+    """None where the run has not finished."""
+    accuracies: Curve = field(default_factory=dict)
+    entropies: Curve = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    arm: Arm
+    runs: tuple[RunResult, ...]
+    difference: Estimate | None
+    """Of held-out accuracy to the arm that it is compared with, seed by seed."""
+
+    def estimate(self, quantity: str) -> Estimate | None:
+        return estimate(list(self.by_seed(quantity).values()))
+
+    def by_seed(self, quantity: str) -> dict[int, float]:
+        values = {r.run.seed: getattr(r.outcome, quantity) for r in self.runs if r.outcome is not None}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+
+def collect(plan: Plan, runs: Sequence[ArmRun]) -> list[ArmResult]:
+    results = {(run.arm.name, run.seed): _result(run) for run in runs}
+    of_arm = {
+        arm.name: tuple(results[arm.directory, seed] for seed in plan.seeds if (arm.directory, seed) in results)
+        for arm in plan.arms
+    }
+    collected: dict[str, ArmResult] = {}
+    for arm in plan.arms:
+        result = ArmResult(arm, of_arm[arm.name], None)
+        if arm.compared_with is not None:
+            other = collected[arm.compared_with].by_seed("accuracy")
+            own = result.by_seed("accuracy")
+            # The same seed means the same prompts and the same held-out random numbers: what they share cancels out.
+            paired = [own[seed] - other[seed] for seed in own if seed in other]
+            result = ArmResult(arm, of_arm[arm.name], estimate(paired))
+        collected[arm.name] = result
+    return list(collected.values())
+
+
+def outcome(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Outcome:
+    steps = int(summary["steps"])
+    tokens = summary.get("tokens") or {}
+    trained = number(tokens, "trained")
+    return Outcome(
+        accuracy_before=_known(number(summary, "accuracy_before")),
+        accuracy=at_end(_evaluations(summary), steps),
+        reward=at_end(_curve(metrics, "reward/mean"), steps),
+        entropy=at_end(_curve(metrics, "actor/entropy"), steps),
+        response_length=at_end(_curve(metrics, "response_length/mean"), steps),
+        truncated=at_end(_curve(metrics, "response_length/clip_ratio"), steps),
+        generated_per_trained=_known(number(tokens, "total") / trained) if trained > 0 else None,
+        wall_seconds=_known(number(summary, "wall_seconds")),
+    )
+
+
+def at_end(curve: Curve, steps: int) -> float | None:
+    """The mean over the last quarter of the steps; where nothing was measured there, the last value."""
+    trained = {step: value for step, value in curve.items() if step > 0}
+    if not trained:
+        return None
+    late = [value for step, value in trained.items() if step > (1 - LAST_SHARE) * steps]
+    return math.fsum(late) / len(late) if late else trained[max(trained)]
+
+
+def _result(run: ArmRun) -> RunResult:
+    if run.state != "done":
+        return RunResult(run, None)
+    summary, metrics = run.summary(), run.directory.read_metrics()
+    return RunResult(run, outcome(summary, metrics), _evaluations(summary), _curve(metrics, "actor/entropy"))
+
+
+def _evaluations(summary: Mapping[str, Any]) -> Curve:
+    rows = summary.get("evaluations") or []
+    curve = {int(row["step"]): number(row, "accuracy") for row in rows}
+    return {step: value for step, value in curve.items() if math.isfinite(value)}
+
+
+def _curve(metrics: Sequence[Mapping[str, Any]], name: str) -> Curve:
+    curve = {int(row["step"]): number(row, name) for row in metrics}
+    return {step: value for step, value in curve.items() if math.isfinite(value)}
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None

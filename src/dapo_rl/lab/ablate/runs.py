@@ -1,0 +1,152 @@
+"""One training run of an ablation: a process of its own, followed through its run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.plan import Arm, Plan, differences
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.files import atomic_write
+from dapo_rl.runs.format import number, printable
+
+State = Literal["waiting", "running", "done", "failed", "stopped"]
+
+
+class ArmRun:
+    """An arm with one seed."""
+
+    def __init__(self, out: Path, arm: Arm, seed: int) -> None:
+        self.arm, self.seed = arm, seed
+        home = out / arm.directory
+        self.directory = RunDirectory(home / f"seed-{seed}")
+        self.recipe_path = home / "recipe.yaml"
+        self.log_path = home / f"seed-{seed}.log"
+        self.config = arm.config(seed)
+        self.steps = self.config.train.steps
+        self.state: State = "waiting"
+        self.step = 0
+        self.accuracy: float | None = None
+        """Held-out, at the latest evaluation."""
+        self.message = ""
+        self.exit_code: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._read = 0
+        self._follow()
+        if self.is_finished():
+            self.state = "done"
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.label}, seed {self.seed}"
+
+    def is_finished(self) -> bool:
+        """Whether it went to its last step. A run here with other settings than the arm's is an error."""
+        if not self.directory.config_path.exists():
+            return False
+        if listed := differences(self.directory.read_config().resolved(), self.config.resolved()):
+            raise UserError(
+                f"{self.directory.path}: holds a run with other settings: {listed}; move it away, or name another "
+                "directory with --out"
+            )
+        summary = self.summary()
+        return summary.get("finished") is True and summary.get("steps") == self.steps
+
+    def summary(self) -> dict[str, Any]:
+        """Empty where the run has none yet."""
+        try:
+            summary = json.loads(self.directory.summary_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    def start(self, threads: int) -> None:
+        self.recipe_path.parent.mkdir(parents=True, exist_ok=True)
+        settings = yaml.safe_dump(self.arm.settings, sort_keys=False, allow_unicode=True)
+        atomic_write(self.recipe_path, settings)
+        command = [sys.executable, "-m", "dapo_rl.cli", "train", str(self.recipe_path), f"seed={self.seed}"]
+        command += ["--run", str(self.directory.path)]
+        if self.directory.config_path.exists():
+            command.append("--resume")
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"},
+                # A Ctrl-C on the terminal reaches this process only, which passes it on once.
+                start_new_session=True,
+            )
+        self.state = "running"
+
+    def poll(self, stopping: bool) -> bool:
+        """Looks how far it is; true where something has changed."""
+        before = (self.state, self.step, self.accuracy)
+        assert self._process is not None
+        code = self._process.poll()
+        self._follow()
+        if code is not None:
+            self._process = None
+            if code == 0 and self.is_finished():
+                self.state = "done"
+            elif stopping or code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+                self.state = "stopped"
+            else:
+                self.state, self.exit_code, self.message = "failed", code, self._last_words(code)
+        return before != (self.state, self.step, self.accuracy)
+
+    def interrupt(self, times: int) -> None:
+        """Once: it finishes its step and saves. Twice: it stops at once. A third time it is killed."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            if times < 3:
+                self._process.send_signal(signal.SIGINT)
+            else:
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+
+    def _follow(self) -> None:
+        """Reads what the run log has since last time; a resumed run may have cut it back."""
+        try:
+            with self.directory.metrics_path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._read:
+                    self._read = 0
+                file.seek(self._read)
+                lines = file.read()
+        except FileNotFoundError:
+            return
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                metrics = json.loads(line)
+                self.step = int(metrics["step"])
+                accuracy = number(metrics, "eval/accuracy")
+                if accuracy == accuracy:
+                    self.accuracy = accuracy
+
+    def _last_words(self, code: int) -> str:
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        said = printable(last.removeprefix("dapo: "))[:400]
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{said or 'no output'} ({how}; {self.log_path})"
+
+
+def all_runs(plan: Plan, out: Path) -> list[ArmRun]:
+    """Seed by seed, so that the first results are a whole table."""
+    return [ArmRun(out, arm, seed) for seed in plan.seeds for arm in plan.with_own_runs()]

@@ -1,0 +1,148 @@
+"""What the user sees while an ablation runs: a table of arms and seeds on a terminal, lines anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.runs import ArmRun
+from dapo_rl.runs.format import duration, percent, printable
+
+
+class Watcher(Protocol):
+    """Used as a context manager, so that the terminal is whole again afterwards."""
+
+    def changed(self, run: ArmRun) -> None:
+        """A run began, made a step or ended."""
+
+    def note(self, text: str) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Pace:
+    """How long the rest takes, by the steps done so far."""
+
+    def __init__(self, runs: Sequence[ArmRun], clock: Callable[[], float] = time.monotonic) -> None:
+        self._runs, self._clock = runs, clock
+        self._began, self._before = clock(), self._done()
+
+    @property
+    def ended(self) -> int:
+        return sum(run.state in ("done", "failed") for run in self._runs)
+
+    @property
+    def seconds_left(self) -> float:
+        made = self._done() - self._before
+        left = sum(run.steps - run.step for run in self._runs if run.state in ("waiting", "running"))
+        return left * (self._clock() - self._began) / made if made > 0 else float("nan")
+
+    def _done(self) -> int:
+        return sum(run.step for run in self._runs)
+
+
+class PlainWatcher:
+    """A line when a run begins, when it has been evaluated, and when it ends."""
+
+    def __init__(self, stream: TextIO, runs: Sequence[ArmRun]) -> None:
+        self._stream, self._runs, self._pace = stream, runs, Pace(runs)
+        self._last: dict[str, tuple[str, float | None]] = {}
+
+    def changed(self, run: ArmRun) -> None:
+        state = (run.state, run.accuracy)
+        if self._last.get(run.name) == state:
+            return
+        began = run.name not in self._last
+        self._last[run.name] = state
+        left = duration(self._pace.seconds_left)
+        how_far = f"[{self._pace.ended}/{len(self._runs)}]"
+        accuracy = f", held-out accuracy {percent(run.accuracy, 1)}" if run.accuracy is not None else ""
+        if run.state == "running":
+            what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "begins"
+        else:
+            what = f"{run.state}{f': {run.message}' if run.message else f' at step {run.step}{accuracy}'}"
+        self._print(f"{how_far} {run.name}: {what}" + (f", {left} left" if left not in ("-", "0.0s") else ""))
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def _print(self, line: str) -> None:
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(printable(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        self._stream.flush()
+
+
+class LiveWatcher:
+    """Arms in rows and seeds in columns, redrawn in place; what failed scrolls by above."""
+
+    def __init__(self, console: Console, plan: Plan, runs: Sequence[ArmRun]) -> None:
+        self._console, self._plan, self._runs, self._pace = console, plan, runs, Pace(runs)
+        self._live = Live(self, console=console, refresh_per_second=4)
+
+    def changed(self, run: ArmRun) -> None:
+        if run.state == "failed":
+            self.note(f"{run.name} failed: {run.message}")
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(printable(text)))
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def __rich__(self) -> RenderableType:
+        left = duration(self._pace.seconds_left)
+        head = f"{self._pace.ended} of {len(self._runs)} runs" + (f", {left} left" if left != "-" else "")
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        table.add_column("", no_wrap=True, overflow="ellipsis")
+        for seed in self._plan.seeds:
+            table.add_column(f"seed {seed}", justify="right", no_wrap=True)
+        for arm in self._plan.with_own_runs():
+            cells = [_cell(run) for run in self._runs if run.arm.name == arm.name]
+            table.add_row(Text(printable(arm.label)), *cells)
+        return Group(Text(head, style="bold"), table)
+
+
+def _cell(run: ArmRun) -> Text:
+    accuracy = percent(run.accuracy, 1) if run.accuracy is not None else ""
+    if run.state == "waiting":
+        return Text("waits" if run.step == 0 else f"waits at {run.step}/{run.steps}", style="dim")
+    if run.state == "done":
+        return Text(f"done  {accuracy:>5}", style="green")
+    style = {"running": "cyan", "failed": "bold red", "stopped": "yellow"}[run.state]
+    what = f"{run.step}/{run.steps}" if run.state == "running" else run.state
+    return Text(f"{what}  {accuracy:>5}", style=style)
+
+
+def watcher(plan: Plan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> Watcher:
+    stream = stream or sys.stdout
+    console = Console(file=stream)
+    live = stream.isatty() and not console.is_dumb_terminal
+    return LiveWatcher(console, plan, runs) if live else PlainWatcher(stream, runs)

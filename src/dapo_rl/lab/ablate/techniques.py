@@ -1,0 +1,77 @@
+"""Which settings stand for which of the paper's techniques, in the order of its Table 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dapo_rl.config import Config
+from dapo_rl.runs.settings import flat
+
+
+@dataclass(frozen=True, slots=True)
+class SameAs:
+    """The value that another setting has."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Technique:
+    name: str
+    on: Mapping[str, Any]
+    """What a recipe gets that does not have the technique; one that has it keeps its own values."""
+    off: Mapping[str, Any]
+    is_on: Callable[[Config], bool]
+    paper: int
+    """AIME 2024 avg@32 in the paper, with this technique and all before it."""
+
+    def settings(self, base: Config, on: bool) -> dict[str, Any]:
+        """What to change in a recipe to have the technique on or off."""
+        if on:
+            return {} if self.is_on(base) else dict(self.on)
+        own = flat(base.resolved())
+        return {key: own[value.key] if isinstance(value, SameAs) else value for key, value in self.off.items()}
+
+
+BASELINE, BASELINE_PAPER = "Naive GRPO", 30
+"""None of the techniques. The KL term is the recipe's in every arm: Table 1 has no row for it."""
+
+TECHNIQUES = (
+    Technique(
+        "Overlong Filtering",
+        on={"overlong.mask_truncated": True},
+        off={"overlong.mask_truncated": False},
+        is_on=lambda config: config.overlong.mask_truncated,
+        paper=36,
+    ),
+    Technique(
+        "Clip-Higher",
+        on={"algo.clip_high": 0.28},
+        off={"algo.clip_high": SameAs("algo.clip_low")},
+        is_on=lambda config: config.algo.clip_high > config.algo.clip_low,
+        paper=38,
+    ),
+    Technique(
+        "Soft Overlong Punishment",
+        on={"overlong.shape": "soft"},
+        off={"overlong.shape": "off"},
+        is_on=lambda config: config.overlong.shape == "soft",
+        paper=41,
+    ),
+    Technique(
+        "Token-level Loss",
+        on={"algo.aggregation": "token-mean"},
+        off={"algo.aggregation": "seq-mean-token-mean"},
+        is_on=lambda config: config.algo.aggregation in ("token-mean", "token-mean-per-group"),
+        paper=42,
+    ),
+    Technique(
+        "Dynamic Sampling",
+        on={"sampling.dynamic": True},
+        off={"sampling.dynamic": False, "sampling.dynamic_batch": False},
+        is_on=lambda config: config.sampling.dynamic,
+        paper=50,
+    ),
+)

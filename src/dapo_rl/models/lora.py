@@ -1,0 +1,134 @@
+"""LoRA: low-rank adapters beside the linear layers, made by peft inside the Hugging Face module itself.
+
+The module keeps its class and its base weights, which are frozen. Whoever needs plain weights under the base model's
+own names (an engine, a saved model) gets them with the adapters added in: base + scaling · B · A.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.config import LoraSettings
+from dapo_rl.errors import UserError
+from dapo_rl.models.forward import TokenStats
+from dapo_rl.models.responses import Responses
+from dapo_rl.types import TrainSample
+
+_ADAPTER = "default"
+
+
+def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
+    """Puts adapters into the model, in place; from then on they alone are trained. The model computes what it did."""
+    try:
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise UserError(f"model.lora: it needs peft ({error}): pip install 'dapo-rl[lora]'") from None
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            inject_adapter_in_model(lora_config(settings), model, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise UserError(f"model.lora.targets: {' '.join(str(error).split())}") from None
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if _is_adapted(embedding):
+            raise UserError("model.lora.targets: embeddings and the output layer cannot have adapters; leave them out")
+    model.eval()
+
+
+def lora_config(settings: LoraSettings, base: str | None = None) -> Any:
+    from peft import LoraConfig
+
+    targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=targets,
+    )
+
+
+def has_lora(model: Any) -> bool:
+    return any(_is_adapted(module) for module in model.modules())
+
+
+def plain_weights(model: Any) -> dict[str, Tensor]:
+    """The parameters as a model without adapters would have them; of a model without, its own."""
+    return _merge(model, dict(model.named_parameters()))
+
+
+def save_plain(model: Any, path: str | os.PathLike[str]) -> None:
+    """Saves in Hugging Face format, adapters added in."""
+    if has_lora(model):
+        model.save_pretrained(path, state_dict=_merge(model, model.state_dict()))
+    else:
+        model.save_pretrained(path)
+
+
+def save_adapter(model: Any, tokenizer: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:
+    """Saves the adapters alone, as peft does, and the tokenizer; `base` names the model that they belong to."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        _write_adapter(model, settings, base, path)
+        tokenizer.save_pretrained(path)
+    except Exception as error:  # on a full disk safetensors raises a class of its own
+        raise UserError(f"{path}: the adapter cannot be saved: {error}") from error
+
+
+def _write_adapter(model: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:
+    from safetensors.torch import save_file
+
+    mark = f".{_ADAPTER}.weight"
+    weights = {
+        f"base_model.model.{name.removesuffix(mark)}.weight": tensor.detach().cpu().contiguous()
+        for name, tensor in model.state_dict().items()
+        if name.endswith(mark)
+    }
+    save_file(weights, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
+    config = lora_config(settings, base)
+    if settings.targets == "all-linear":  # peft wants names in the file
+        config.target_modules = {name.split(".")[-1] for name, module in model.named_modules() if _is_adapted(module)}
+    config.inference_mode = True
+    config.save_pretrained(path)
+
+
+class WithoutAdapter(Responses):
+    """The base model's log-probabilities, on the module that has adapters: a reference that takes no memory."""
+
+    @contextmanager
+    def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
+        layers = [module for module in self._model.modules() if _is_adapted(module)]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            with super().compute(samples) as stats:
+                yield stats
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+
+
+def _is_adapted(module: Any) -> bool:
+    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
+
+
+def _merge(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights under the base model's names: adapted ones with their adapter added, adapters themselves left out."""
+    adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
+    result: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        layer, found, kind = name.partition(".base_layer.")
+        if found:
+            merged = tensor.detach()
+            if kind == "weight":
+                merged = merged + adapted[layer].get_delta_weight(_ADAPTER).detach()
+            result[f"{layer}.{kind}"] = merged
+        elif ".lora_" not in name:
+            result[name] = tensor.detach()
+    return result

@@ -1,0 +1,156 @@
+"""Metrics also for TensorBoard, Weights & Biases and trackio, as `log.to` asks.
+
+`metrics.jsonl` is the record of a run; a tracker is a copy of it. One that fails is left out from then on, with a
+note, and the run goes on. A resumed run goes on in the run that the tracker has of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dapo_rl.errors import UserError
+from dapo_rl.runs.files import atomic_write
+
+PROJECT = "dapo-rl"
+IDENTITY = "trackers.json"
+"""In the run directory: the name under which trackers know the run. A copy of the directory is the same run."""
+
+
+class Tracker(Protocol):
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """Event files in the run directory."""
+
+    def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(run / "tensorboard"))
+        # What an earlier process recorded from here on is forgotten, as in metrics.jsonl.
+        started = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=started))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """Of steps that a resumed run computes once more, W&B keeps the first record; both are the same."""
+
+    def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=PROJECT,
+            name=run.name,
+            id=identity,
+            resume="allow",
+            dir=run,
+            config=dict(settings),
+            settings=wandb.Settings(console="off"),  # the terminal is the display's
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio:
+    """Steps that a resumed run computes once more are there twice, with the same numbers."""
+
+    def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
+        import trackio
+
+        name = f"{run.name}-{identity}"  # trackio knows runs by their names alone
+        self._run = trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings), embed=False)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "trackio": Trackio,
+}
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Before a model is loaded."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UserError(
+                f"log.to: {name} cannot be imported ({error}): pip install 'dapo-rl[{name}]', or leave it out"
+            ) from None
+
+
+class Trackers:
+    """The trackers of a run, from the step that it goes on after."""
+
+    def __init__(
+        self, names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int, note: Callable[[str], None]
+    ) -> None:
+        self._note = note
+        self._open: dict[str, Tracker] = {}
+        if not names:
+            return
+        run = run.resolve()
+        identity = _identity(run / IDENTITY)
+        for name in names:
+            self._try(name, "cannot start", lambda name=name: self._start(name, run, identity, settings, step))  # type: ignore[misc]
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """What is not a number has no place on a curve."""
+        numbers = {name: float(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}
+        for name, tracker in list(self._open.items()):
+            self._try(name, "failed", lambda tracker=tracker: tracker.log(step, numbers))  # type: ignore[misc]
+
+    def close(self) -> None:
+        for name, tracker in list(self._open.items()):
+            self._try(name, "could not be closed", tracker.close)
+        self._open.clear()
+
+    def _start(self, name: str, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
+        self._open[name] = TRACKERS[name](run, identity, settings, step)
+
+    def _try(self, name: str, what: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # the network, the disk, a login: trackers fail in ways of their own
+            self._open.pop(name, None)
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            self._note(f"log.to: {name} {what} and is left out: {reason}; metrics.jsonl has everything")
+
+
+def _identity(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        identity = uuid.uuid4().hex[:8]
+        atomic_write(path, json.dumps({"run": identity}) + "\n")
+        return identity

@@ -1,0 +1,225 @@
+"""Reading runs, groups and the ledger."""
+
+import os
+import socket
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from board_runs import append_line, finish, make_run
+from tokenizers import Tokenizer
+
+from dapo_rl.board.groups import UnreadableError, group_of, groups_of, is_clipped, search
+from dapo_rl.board.ledger import ledger
+from dapo_rl.board.read import Catalogue, NoSuchRunError
+from dapo_rl.board.tokens import EMBEDDED, pieces, tokenizer_of
+
+
+def test_runs_are_found_below_a_directory_and_named_after_it(tmp_path):
+    make_run(tmp_path / "runs" / "a")
+    make_run(tmp_path / "runs" / "ablate" / "dapo" / "seed-0")
+    make_run(tmp_path / "other" / "a")
+    (tmp_path / "runs" / "nothing").mkdir()
+    found = Catalogue([tmp_path / "runs", tmp_path / "other", tmp_path / "runs" / "a"]).runs()
+    assert list(found) == ["a", "ablate/dapo/seed-0", "other/a"]
+    assert list(Catalogue([tmp_path / "runs" / "a"]).runs()) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc", "", "a\x00", "a/rollouts"])
+def test_a_name_that_is_not_listed_is_no_run(tmp_path, name):
+    make_run(tmp_path / "runs" / "a")
+    make_run(tmp_path / "b")
+    with pytest.raises(NoSuchRunError):
+        Catalogue([tmp_path / "runs"]).find(name)
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path):
+    run = make_run(tmp_path / "runs" / "a")
+    secret = tmp_path / "secret.parquet"
+    run.rollout(1).rename(secret)
+    run.rollout(1).symlink_to(secret)
+    (tmp_path / "runs" / "b").symlink_to(tmp_path)
+    catalogue = Catalogue([tmp_path / "runs"])
+    assert list(catalogue.runs()) == ["a"]
+    assert catalogue.find("a").rollout(1) is None
+    assert catalogue.find("a").rollout(2) is not None
+
+
+def test_the_row_of_a_run(tmp_path):
+    run = make_run(tmp_path / "a", steps=4, **{"algo.clip_high": 0.2, "seed": 7})
+    finish(run, {"trained": 24, "total": 48})
+    row = Catalogue([tmp_path]).find("a").row()
+    assert (row["step"], row["steps"], row["seed"], row["state"]) == (4, 4, 7, "finished")
+    assert (row["before"], row["accuracy"]) == (0.25, 0.5)
+    assert row["correct"] == pytest.approx((0.1 + 0.2 + 0.3 + 0.4) / 4)
+    assert (row["tokens"], row["seconds"]) == (48, 9)
+    assert row["techniques"] == ["Soft Overlong Punishment", "Token-level Loss", "Dynamic Sampling"]
+
+
+def test_the_state_of_a_run(tmp_path):
+    run = make_run(tmp_path / "a")
+    entry = Catalogue([tmp_path]).find("a")
+    assert entry.state == "stopped"
+    lock = run.path / ".lock"
+    lock.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+    assert entry.state == "running"
+    lock.write_text(f"{2**22 + 1} {socket.gethostname()}\n")  # no such process
+    assert entry.state == "stopped"
+
+
+def test_settings_that_cannot_be_read_leave_a_run_in_the_list(tmp_path):
+    run = make_run(tmp_path / "a")
+    run.config_path.write_text("preset: [")
+    row = Catalogue([tmp_path]).find("a").row()
+    assert (row["step"], row["preset"], row["techniques"]) == (3, None, None)
+
+
+def test_the_groups_of_a_step(tmp_path):
+    run = make_run(tmp_path / "a")
+    kept, dropped = groups_of(run.rollout(2))
+    assert (kept["draw"], kept["fate"], kept["tokens"], kept["truth"]) == (20, "kept", 6, "2")
+    assert [(s["correct"], s["reward"], s["advantage"]) for s in kept["samples"]] == [
+        (True, 0.75, 1),
+        (False, -1.25, -1),
+    ]
+    assert dropped["fate"] == "all_correct"
+    assert [s["reward"] for s in dropped["samples"]] == [None, None]
+
+
+def test_one_group_with_its_tokens(tmp_path):
+    make_run(tmp_path / "a")
+    run = Catalogue([tmp_path]).find("a")
+    group = group_of(run, run.rollout(1), 10)
+    assert [s["response"] for s in group["samples"]] == ["I think 2", "no idea"]
+    first = group["samples"][0]
+    assert (first["length_penalty"], first["score"], first["answer"]) == (-0.25, 1, "2")
+    assert "".join(text for text, _ in first["pieces"]) == Tokenizer.from_file(str(EMBEDDED)).decode([5, 6, 7])
+    assert first["logp"] == [-0.5, -1, -1.5]
+    assert group_of(run, run.rollout(1), 99) is None
+
+
+def test_ratio_clipping_and_entropy_of_tokens(tmp_path):
+    make_run(tmp_path / "a")
+    entry = Catalogue([tmp_path]).find("a")
+    group = group_of(entry, entry.rollout(1), 10)
+    assert group["colours"] == ["logp", "ratio", "clipped", "entropy"]
+    right, wrong = group["samples"]
+    assert right["ratio"] == pytest.approx([1, 1.5, 0.5], rel=1e-4)
+    assert right["clipped"] == [0, 1, 0]  # pushed up, and beyond 1 + 0.28
+    assert wrong["clipped"] == [0, 0, 1]  # pushed down, and below 1 - 0.2
+    assert wrong["entropy"] == pytest.approx([0.1, 0.2, 0.3], rel=1e-4)
+    dropped = group_of(entry, entry.rollout(1), 11)
+    assert dropped["colours"] == ["logp"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "dual", "clipped"),
+    [
+        (1.29, 1, None, True),
+        (1.27, 1, None, False),
+        (0.5, 1, None, False),
+        (0.79, -1, None, True),
+        (0.81, -1, None, False),
+        (9.0, -1, None, False),
+        (9.0, -1, 3.0, True),
+        (9.0, 0, 3.0, False),
+    ],
+)
+def test_what_is_clipped(ratio, advantage, dual, clipped):
+    assert is_clipped(ratio, advantage, 0.2, 0.28, dual) is clipped
+
+
+def test_a_file_that_is_no_table_says_so(tmp_path):
+    run = make_run(tmp_path / "a")
+    run.rollout(1).write_bytes(b"PAR1 but not really")
+    with pytest.raises(UnreadableError, match=r"step-000001\.parquet: not a table of rollouts"):
+        groups_of(run.rollout(1))
+    other = run.rollout(2)
+    pq.write_table(pa.table({"draw": [1], "response": ["x"]}), other)  # of another version
+    assert groups_of(other)[0]["samples"] == [dict.fromkeys(["correct", "status", "score", "reward", "advantage"])]
+
+
+def test_search_goes_from_the_newest_step_to_the_first(tmp_path):
+    make_run(tmp_path / "a", text="Wait, 50% of <b>İt</b> is 2")
+    run = Catalogue([tmp_path]).find("a")
+    assert [(h["step"], h["draw"], h["sample"]) for h in search(run, "wait, 50%", [1, 2, 3])["hits"]] == [
+        (3, 30, 0),
+        (2, 20, 0),
+        (1, 10, 0),
+    ]
+    prompts = search(run, "1+1", [2])["hits"]  # once for a group, whose samples share it
+    assert [(h["draw"], h["sample"], h["text"]) for h in prompts] == [(20, 0, "1+1=?"), (21, 0, "1+1=?")]
+    assert search(run, "nowhere", [1, 2, 3]) == {"hits": [], "cut": False, "left": 0, "next": None}
+
+
+def test_a_long_search_says_where_it_stopped(tmp_path, monkeypatch):
+    make_run(tmp_path / "a", steps=5)
+    monkeypatch.setattr("dapo_rl.board.groups.SEARCH_SECONDS", -1)
+    found = search(Catalogue([tmp_path]).find("a"), "idea", [1, 2, 3, 4, 5])
+    assert [hit["step"] for hit in found["hits"]] == [5]
+    assert (found["left"], found["next"]) == (4, 4)
+
+
+def test_a_search_with_many_hits_says_that_there_are_more(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a", steps=3)
+    run.rollout(2).write_bytes(b"not a table")
+    entry = Catalogue([tmp_path]).find("a")
+    assert [hit["step"] for hit in search(entry, "idea", [1, 2, 3])["hits"]] == [3, 1]
+    monkeypatch.setattr("dapo_rl.board.groups.HITS", 1)
+    found = search(entry, "1+1", [1, 2, 3])
+    assert (len(found["hits"]), found["cut"], found["next"]) == (1, True, 2)
+
+
+def test_the_ledger_of_a_run_that_ended_is_its_own(tmp_path):
+    run = make_run(tmp_path / "a")
+    finish(run, {"trained": 18, "all_correct": 18, "total": 36})
+    account = ledger(Catalogue([tmp_path]).find("a"))
+    assert account["totals"] == {"trained": 18, "all_correct": 18, "total": 36}
+    assert account["bars"] == [{"step": s, "tokens": {"kept": 6, "all_correct": 6}} for s in (1, 2, 3)]
+
+
+def test_the_ledger_of_a_run_that_goes_on_is_of_the_log(tmp_path):
+    run = make_run(tmp_path / "a")
+    append_line(
+        run, step=4, **{"sampling/tokens_generated": 100, "sampling/tokens_trained": 60, "sampling/wasted_share": 0.3}
+    )
+    account = ledger(Catalogue([tmp_path]).find("a"))
+    assert account["totals"] == {"trained": 78, "dropped": 48, "waiting": 10, "total": 136}
+    assert not account["final"]
+
+
+def test_the_bars_of_many_steps_are_some_of_them(tmp_path, monkeypatch):
+    make_run(tmp_path / "a", steps=20)
+    monkeypatch.setattr("dapo_rl.board.ledger.BARS", 6)
+    account = ledger(Catalogue([tmp_path]).find("a"))
+    assert [bar["step"] for bar in account["bars"]] == [1, 5, 9, 13, 17, 20]
+    assert account["steps"] == 20
+
+
+def test_tokens_of_one_character_are_one_piece():
+    tokenizer = Tokenizer.from_file(str(EMBEDDED))
+    text = "a é 日 Answer: 1"
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    cut = pieces(tokenizer, ids)
+    assert "".join(piece for piece, _ in cut) == text
+    assert sum(count for _, count in cut) == len(ids)
+    assert next(count for piece, count in cut if "日" in piece) == 3
+
+
+def test_bytes_that_are_no_text_do_not_hold_up_the_rest():
+    tokenizer = Tokenizer.from_file(str(EMBEDDED))
+    half = tokenizer.encode("日", add_special_tokens=False).ids[:1]
+    letters = tokenizer.encode("ab", add_special_tokens=False).ids
+    cut = pieces(tokenizer, half * 20 + letters + half)
+    assert sum(count for _, count in cut) == 21 + len(letters)
+    assert "b" in "".join(piece for piece, _ in cut)
+    assert pieces(tokenizer, [10**6, *letters])[-1][0].endswith("b")
+
+
+def test_without_a_tokenizer_tokens_are_their_numbers(tmp_path):
+    make_run(tmp_path / "a", **{"model.name": "somebody/model"})
+    run = Catalogue([tmp_path]).find("a")
+    assert tokenizer_of(run) is None
+    group = group_of(run, run.rollout(1), 10)
+    assert group["samples"][0]["pieces"] == [["[5]", 1], ["[6]", 1], ["[7]", 1]]
+    assert not group["decoded"]

@@ -1,0 +1,68 @@
+"""The words of the command line, as settings."""
+
+import pytest
+
+from dapo_rl.data import load_rows
+from dapo_rl.errors import UserError
+from dapo_rl.evals.plan import fingerprint, make_plan
+
+
+def test_the_papers_protocol():
+    plan = make_plan("aime.parquet", protocol="aime2024")
+    config = plan.config
+    assert (config.eval.temperature, config.eval.top_p, plan.k) == (1.0, 0.7, 32)
+    assert config.sampling.max_new_tokens == 20480
+    assert config.reward.verifier == "math"
+
+
+def test_an_option_wins_over_the_protocol():
+    plan = make_plan("aime.parquet", {"--k": 4, "--top-p": None}, ["sampling.max_new_tokens=64"], "aime2024")
+    assert (plan.k, plan.config.eval.top_p, plan.config.sampling.max_new_tokens) == (4, 0.7, 64)
+
+
+def test_what_nobody_named():
+    plan = make_plan("arithmetic")
+    assert plan.k is None
+    assert plan.config.data.eval.model_dump() == {"source": "arithmetic", "split": "heldout", "size": 512}
+    assert make_plan("reasoning_gym:chain_sum").config.reward.verifier == "gym"
+    assert make_plan("reasoning_gym:chain_sum", {"--verifier": "math"}).config.reward.verifier == "math"
+
+
+def test_parameters_of_the_source():
+    plan = make_plan("reasoning_gym:chain_sum", words=["data.eval.size=20", "data.eval.max_terms=2"])
+    assert plan.config.data.eval.model_dump() == {"source": "reasoning_gym:chain_sum", "size": 20, "max_terms": 2}
+    assert make_plan("arithmetic", words=["data.eval.split=train"]).config.data.eval.split == "train"
+
+
+def test_two_tokens_are_a_limit_too():
+    assert make_plan("arithmetic", {"--max-new-tokens": 2}).config.sampling.max_new_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words", "protocol", "message"),
+    [
+        (None, {}, [], None, "--data: name a .jsonl or .parquet file"),
+        ("arithmetic", {}, [], "aime24", "did you mean aime2024?"),
+        ("arithmetic", {"--k": 2}, ["eval.samples=3"], None, "eval.samples: given twice; --k is the same setting"),
+        ("arithmetic", {}, ["data.eval=x.jsonl"], None, "data.eval: given twice; --data is the same setting"),
+        ("arithmetic", {}, ["seed=1", "seed=2"], None, "seed: given twice"),
+        ("arithmetic", {}, ["train.lr=1"], None, "train.lr: changes nothing in an evaluation"),
+        ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: changes nothing"),
+        ("arithmetic", {}, ["model.name=tiny"], None, "models are named without it"),
+        ("arithmetic", {}, ["eval.tmperature=1"], None, "did you mean eval.temperature?"),
+        ("arithmetic", {"--k": 0}, [], None, "eval.samples: input should be greater than or equal to 1, got 0"),
+        ("arithmetic", {"--engine": "nativ"}, [], None, "did you mean native?"),
+        ("arithmetic", {"--temperature": 0.0, "--k": 4}, [], None, "4 samples at temperature 0 are the same response"),
+    ],
+)
+def test_mistakes(data, options, words, protocol, message):
+    with pytest.raises(UserError) as caught:
+        make_plan(data, options, words, protocol)
+    assert message in str(caught.value)
+
+
+def test_a_fingerprint_sees_a_changed_answer():
+    rows = [{"prompt": "1+1=?", "answer": "2", "object": object()}]
+    before = fingerprint(load_rows(rows))
+    assert before == fingerprint(load_rows([{**rows[0], "object": object()}]))
+    assert before != fingerprint(load_rows([{**rows[0], "answer": "3"}]))

@@ -1,0 +1,58 @@
+"""The report as a table and a picture: names are text, whatever they contain."""
+
+import io
+
+from rich.console import Console
+
+from dapo_rl.evals.figures import Figures, compare
+from dapo_rl.evals.plot import draw, figure
+from dapo_rl.evals.table import show
+
+HOSTILE = "[bold]a\x1b[2J $x^2$ \u202emodel"
+
+
+def report(k=2):
+    def figures(model, shares, ids):
+        values = {f"avg@{k}": shares, "pass@1": shares, f"pass@{k}": [float(s > 0) for s in shares]}
+        values |= {f"cons@{k}": [float(s > 0.5) for s in shares]}
+        values |= {"response_length": [10.0] * len(ids), "truncated": [0.0] * len(ids)}
+        return Figures(model, k, ids, values, 100, {"correct": 1}, "")
+
+    first = figures(HOSTILE, [0.5, 1.0, 0.0], ["0", "1", "2"])
+    second = figures("other", [1.0, 1.0, 0.5, 0.0], ["1", "2", "3", "4"])
+    return {
+        "data": "some data",
+        "k": k,
+        "models": [first.report(0), second.report(0)],
+        "comparisons": compare(first, second, 0),
+    }
+
+
+def test_models_are_compared_on_what_both_answered():
+    """Problems 1 and 2: 1.0 and 0.0 became 1.0 and 1.0."""
+    change = report()["comparisons"][0]
+    assert change["metric"] == "avg@2"
+    assert change["problems"] == 2
+    assert change["value"] == 0.5
+    assert change["p"] == 1.0
+
+
+def test_the_table():
+    stream = io.StringIO()
+    show(report(), Console(file=stream, width=120, force_terminal=True, color_system=None))
+    lines = stream.getvalue().splitlines()
+    assert "\x1b[2J" not in stream.getvalue()
+    assert "\u202e" not in stream.getvalue()
+    assert any("[bold]a" in line and "50.0%" in line for line in lines)
+    assert any("avg@2" in line and "+50.0%" in line and "1.000" in line for line in lines)
+
+
+def test_the_picture(tmp_path):
+    draw(report(), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    titles = [axis.get_title(loc="left") for axis in figure(report()).axes]
+    assert titles[:3] == ["Share that is right", "pass@k", "Response length"]
+    assert titles[3].startswith("Difference to")
+    one = report(k=1)
+    alone = figure({**one, "models": one["models"][:1], "comparisons": []})
+    assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share that is right", "Response length"]

@@ -1,0 +1,426 @@
+"""What an ablation compares, and how its numbers come about."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support import REPOSITORY
+
+from dapo_rl.config import PRESETS, Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.interval import estimate, t_quantile
+from dapo_rl.lab.ablate.picture import draw
+from dapo_rl.lab.ablate.plan import Plan, check_same_plan, grid, table_one
+from dapo_rl.lab.ablate.report import markdown, table, to_json
+from dapo_rl.lab.ablate.results import at_end, collect
+from dapo_rl.lab.ablate.runs import all_runs
+from dapo_rl.lab.ablate.show import LiveWatcher, PlainWatcher
+from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.settings import flat
+
+DEFAULT = REPOSITORY / "src" / "dapo_rl" / "default.yaml"
+PAPER = REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml"
+BASES = [
+    (DEFAULT, []),
+    (PAPER, []),
+    (DEFAULT, ["preset=grpo"]),
+    (DEFAULT, ["preset=dr_grpo"]),
+    (DEFAULT, ["algo.clip_low=0.1", "algo.clip_high=0.4", "algo.aggregation=token-mean-per-group"]),
+    (DEFAULT, ["sampling.dynamic_batch=true", "overlong.factor=0.5"]),
+]
+
+
+def differing(one, other):
+    before, after = flat(one.settings), flat(other.settings)
+    assert before.keys() == after.keys()
+    return {key for key in before if before[key] != after[key]}
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), BASES)
+def test_neighbours_differ_in_one_technique_and_nothing_else(recipe, overrides):
+    plan = table_one(recipe, overrides, 1)
+    assert len(plan.arms) == 11
+    pairs = [(plan.arm(arm.compared_with), arm) for arm in plan.arms if arm.compared_with]
+    assert len(pairs) == 10
+    for (before, arm), technique in zip(pairs, [*TECHNIQUES, *TECHNIQUES], strict=True):
+        keys = differing(before, arm)
+        assert keys, arm.label
+        assert keys <= set(technique.off), arm.label
+        assert set(technique.on) <= keys, arm.label
+        assert keys == set(arm.changes)
+        adds = arm.part == "ladder"
+        assert technique.is_on(arm.config(0)) is adds
+        assert technique.is_on(before.config(0)) is not adds
+        assert technique.name in arm.label
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), BASES)
+def test_the_first_arm_has_no_technique_and_full_dapo_has_all(recipe, overrides):
+    arms = table_one(recipe, overrides, 1).arms
+    assert not any(technique.is_on(arms[0].config(0)) for technique in TECHNIQUES)
+    assert all(technique.is_on(arms[5].config(0)) for technique in TECHNIQUES)
+    assert arms[0].config(0).algo.clip_high == arms[0].config(0).algo.clip_low
+
+
+def test_the_table_of_techniques_agrees_with_the_presets():
+    grpo = {f"{section}.{key}": value for section, keys in PRESETS["grpo"].items() for key, value in keys.items()}
+    switches = {key for technique in TECHNIQUES for key in technique.on}
+    naive = flat(table_one(DEFAULT, [], 1).arms[0].settings)
+    for key in switches & set(grpo):
+        assert naive[key] == grpo[key]
+    assert set(grpo) - switches == {"algo.kl_coef", "algo.kl_kind"}
+    defaults = flat(Config().resolved())
+    assert {t.name for t in TECHNIQUES if any(defaults[key] != value for key, value in t.on.items())} == {
+        "Overlong Filtering"  # the authors' published script does without it
+    }
+
+
+def test_the_papers_table():
+    arms = table_one(DEFAULT, [], 1).arms
+    assert [(arm.label, arm.paper) for arm in arms[:6]] == [
+        ("Naive GRPO", 30),
+        ("+ Overlong Filtering", 36),
+        ("+ Clip-Higher", 38),
+        ("+ Soft Overlong Punishment", 41),
+        ("+ Token-level Loss", 42),
+        ("+ Dynamic Sampling (DAPO)", 50),
+    ]
+    assert all(arm.paper is None for arm in arms[6:])
+
+
+def test_the_documentation_has_the_table_of_techniques():
+    text = (REPOSITORY / "docs" / "ablation.md").read_text()
+    for technique in TECHNIQUES:
+        on, off = (
+            ", ".join(f"`{key}={shown(value)}`" for key, value in settings.items())
+            for settings in (technique.on, technique.off)
+        )
+        assert f"| {technique.name} | {on} | {off} | {technique.paper} |" in text
+
+
+def shown(value):
+    return value.key if isinstance(value, SameAs) else json.dumps(value).strip('"')
+
+
+def test_an_arm_with_the_settings_of_another_has_its_runs():
+    plan = table_one(DEFAULT, [], 2)
+    assert plan.arms[-1].label == "DAPO without Dynamic Sampling"
+    assert plan.arms[-1].directory == plan.arms[4].name
+    assert len(plan.with_own_runs()) == 10
+
+
+def test_a_recipes_own_values_stay_where_it_has_the_technique():
+    plan = table_one(DEFAULT, ["algo.clip_high=0.35", "overlong.factor=0.5", "seed=7"], 2)
+    assert [arm.config(0).algo.clip_high for arm in plan.arms[:3]] == [0.2, 0.2, 0.35]
+    assert {arm.config(0).overlong.factor for arm in plan.arms} == {0.5}
+    assert plan.seeds == (7, 8)
+
+
+def test_parts_of_the_table():
+    ladder = table_one(DEFAULT, [], 1, ("ladder",))
+    assert [arm.part for arm in ladder.arms] == ["ladder"] * 6
+    left_out = table_one(DEFAULT, [], 1, ("leave-one-out",))
+    assert left_out.arms[0].label == "+ Dynamic Sampling (DAPO)"
+    assert [arm.compared_with for arm in left_out.arms] == [None, *[left_out.arms[0].name] * 5]
+    assert all(arm.directory == arm.name for arm in left_out.arms)
+
+
+def test_any_key_can_be_varied():
+    plan = grid(DEFAULT, ["train.steps=5"], 1, ["algo.clip_high=0.2,0.28", "overlong.shape=soft,off"])
+    assert [(a.config(0).algo.clip_high, a.config(0).overlong.shape) for a in plan.arms] == [
+        (0.2, "soft"),
+        (0.2, "off"),
+        (0.28, "soft"),
+        (0.28, "off"),
+    ]
+    assert plan.arms[1].label == "algo.clip_high=0.2, overlong.shape=off"
+    assert plan.arms[3].changes == {"algo.clip_high": 0.28, "overlong.shape": "off"}
+    assert {a.compared_with for a in plan.arms[1:]} == {plan.arms[0].name}
+    assert {a.config(0).train.steps for a in plan.arms} == {5}
+    presets = grid(DEFAULT, [], 1, ["preset=dapo,grpo"])
+    assert [a.config(0).sampling.dynamic for a in presets.arms] == [True, False]
+    rates = grid(DEFAULT, [], 1, ["train.lr=1e-4,2e-4"])
+    assert [a.config(0).train.lr for a in rates.arms] == [1e-4, 2e-4]
+
+
+def test_directories_have_plain_names_whatever_is_varied():
+    plan = grid(DEFAULT, [], 1, ["data.train=../../a b/$(x).jsonl,../../A B/$(x).jsonl"])
+    assert len({arm.name for arm in plan.arms}) == 2
+    for arm in plan.arms:
+        assert Path(arm.name).parts == (arm.name,)
+        assert not set(arm.name) & set("/\\$ ()=")
+        assert not arm.name.startswith(".")
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        (["algo.clip_high=0.28,1.5"], "--vary algo.clip_high=1.5: algo.clip_high: 1.5 is outside"),
+        (["algo.clip_hihg=0.28"], "did you mean algo.clip_high?"),
+        (["algo.clip_high"], "is not KEY=VALUE"),
+        (["algo.clip_high="], "is not KEY=VALUE"),
+        (["algo.clip_high=0.2,0.20"], "gives the same settings"),
+        (["algo.clip_high=0.2", "algo.clip_high=0.3"], "is there twice"),
+        (["seed=1,2"], "--seeds"),
+        (["train.lr=[1,2"], "is not a value"),
+        (["train.steps=" + ",".join(str(n) for n in range(1, 302))], "301 combinations"),
+    ],
+)
+def test_mistakes_in_vary_are_told_before_anything_starts(vary, words):
+    with pytest.raises(UserError) as error:
+        grid(DEFAULT, [], 1, vary)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_mistakes_in_the_rest():
+    with pytest.raises(UserError, match=r"sampling\.dynamic: turns Dynamic Sampling off"):
+        table_one(DEFAULT, ["sampling.dynamic=false"], 1)
+    with pytest.raises(UserError, match=r"data\.eval: an ablation compares held-out accuracy"):
+        table_one(DEFAULT, ["data.eval=null", "eval.every=null"], 1)
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path):
+    plan = table_one(DEFAULT, ["train.steps=5"], 2)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    (tmp_path / "plan.json").write_text('{"arms": 3}')
+    with pytest.raises(UserError, match="cannot be read"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_directory_holds_one_ablation(tmp_path):
+    plan = table_one(DEFAULT, ["train.steps=5"], 2)
+    check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=5"], 3))
+    check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=5", "seed=4"], 3))
+    with pytest.raises(UserError, match=r"Naive GRPO with train\.steps 5 → 6"):
+        check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=6", "checkpoint.every=1"], 2))
+    with pytest.raises(UserError, match="holds another ablation: naive-grpo"):
+        check_same_plan(tmp_path, plan, grid(DEFAULT, ["train.steps=5"], 2, ["algo.clip_high=0.2,0.3"]))
+
+
+# Numbers
+
+
+def test_students_t_as_in_printed_tables():
+    for freedom, value in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (120, 1.980)):
+        assert t_quantile(freedom) == pytest.approx(value, abs=5e-4)
+    assert t_quantile(2, 0.9) == pytest.approx(2.920, abs=5e-4)
+
+
+def test_an_interval_by_hand():
+    # 1, 2, 3: mean 2, standard deviation 1, standard error 1/√3, t(2) 4.3027
+    assert estimate([1.0, 2.0, 3.0]) is not None
+    result = estimate([1.0, 2.0, 3.0])
+    assert (result.mean, result.n) == (2.0, 3)
+    assert result.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert estimate([0.5]).half_width is None
+    assert estimate([]) is None
+
+
+def test_the_end_of_a_run_is_its_last_quarter():
+    curve = {0: 9.0, 10: 1.0, 20: 2.0, 30: 3.0, 35: 5.0, 40: 7.0}
+    assert at_end(curve, 40) == 6.0  # 35 and 40; 30 is not after three quarters
+    assert at_end({0: 9.0, 10: 1.0}, 40) == 1.0
+    assert at_end({0: 9.0}, 40) is None
+
+
+def written(out, plan, accuracies):
+    """Runs with given held-out accuracies at steps 3 and 4 of 4; by arm and seed."""
+    for arm in plan.with_own_runs():
+        for seed in plan.seeds:
+            if (end := accuracies[arm.name].get(seed)) is None:
+                continue
+            run = RunDirectory.create(out / arm.name / f"seed-{seed}", arm.config(seed))
+            for step in (1, 2, 3, 4):
+                run.append_metrics(
+                    step,
+                    {
+                        "reward/mean": step / 10,
+                        "actor/entropy": 1 / step,
+                        "response_length/mean": 20.0 + step,
+                        "response_length/clip_ratio": 0.05 * step,
+                        "eval/accuracy": end,
+                    },
+                )
+            run.write_summary(
+                {
+                    "finished": True,
+                    "steps": 4,
+                    "accuracy_before": 0.1,
+                    "evaluations": [{"step": s, "accuracy": a} for s, a in ((0, 0.1), (2, 0.2), (4, end))],
+                    "wall_seconds": 60.0 + seed,
+                    "tokens": {"total": 300, "trained": 200, "all_correct": 100},
+                }
+            )
+    return collect(plan, all_runs(plan, out))
+
+
+@pytest.fixture
+def varied(tmp_path):
+    plan = grid(DEFAULT, ["train.steps=4"], 3, ["algo.clip_high=0.2,0.28,0.4"])
+    first, second, third = (arm.name for arm in plan.arms)
+    accuracies = {
+        first: {0: 0.30, 1: 0.40, 2: 0.50},
+        second: {0: 0.35, 1: 0.45, 2: 0.61},
+        third: {1: 0.30},
+    }
+    return plan, written(tmp_path, plan, accuracies)
+
+
+def test_numbers_of_arms_by_hand(varied):
+    _, (first, second, third) = varied
+    assert first.estimate("accuracy").mean == pytest.approx(0.4)
+    assert first.estimate("accuracy").half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+    assert first.difference is None
+    # Seed by seed: 0.05, 0.05, 0.11. Mean 0.07, standard deviation √(0.0024/2).
+    assert second.difference.mean == pytest.approx(0.07)
+    assert second.difference.half_width == pytest.approx(4.302653 * math.sqrt(0.0012 / 3), rel=1e-6)
+    assert (third.difference.mean, third.difference.half_width) == (pytest.approx(-0.1), None)
+    assert third.estimate("accuracy").n == 1
+    # The last quarter of four steps is the fourth.
+    assert first.estimate("reward").mean == pytest.approx(0.4)
+    assert first.estimate("entropy").mean == pytest.approx(0.25)
+    assert first.estimate("response_length").mean == pytest.approx(24)
+    assert first.estimate("truncated").mean == pytest.approx(0.2)
+    assert first.estimate("generated_per_trained").mean == pytest.approx(1.5)
+    assert first.estimate("wall_seconds").mean == pytest.approx(61)
+
+
+def test_the_markdown_has_means_intervals_and_every_seed(varied):
+    plan, results = varied
+    text = markdown(plan, results)
+    assert "| algo.clip_high=0.2 | 40.0 ± 24.8 | - | 0.25 | 24.0 | 20.0 | 1.50 | 0.40 | 1m01s | 3/3 |" in text
+    assert "| algo.clip_high=0.28 | 47.0 ± 32.6 | +7.0 ± 8.6 |" in text
+    assert "| algo.clip_high=0.4 | 30.0 | -10.0 |" in text
+    assert "| 1/3 |" in text
+    assert "| algo.clip_high=0.28 | 2 | 10.0 | 61.0 |" in text
+    assert "| algo.clip_high=0.4 | 0 | waiting | - |" in text
+    assert "95% interval of Student's t over seeds" in text
+    assert "default.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
+    assert "paper" not in text
+
+
+def test_labels_cannot_change_the_markdown(varied):
+    plan, results = varied
+    hostile = replace(results[0], arm=replace(results[0].arm, label="a|b\n# <script> `x` \x1b[2J"))
+    text = markdown(plan, [hostile])
+    assert "a\\|b # \\<script\\> \\`x\\` \\\\x1b\\[2J" in text
+    assert "\x1b" not in text
+
+
+def test_the_json_has_every_number(varied):
+    plan, results = varied
+    report = json.loads(to_json(plan, results))
+    assert report["seeds"] == [0, 1, 2]
+    assert report["overrides"] == ["train.steps=4"]
+    first, second, third = report["arms"]
+    assert first["accuracy"]["mean"] == pytest.approx(0.4)
+    assert second["difference"]["mean"] == pytest.approx(0.07)
+    assert second["changes"] == {"algo.clip_high": 0.28}
+    assert [run["state"] for run in third["runs"]] == ["waiting", "done", "waiting"]
+    assert third["runs"][1]["accuracy"] == 0.3
+    assert first["runs"][2]["wall_seconds"] == 62
+
+
+def test_rows_of_the_papers_table(tmp_path):
+    plan = table_one(DEFAULT, ["train.steps=4"], 2)
+    accuracies = {arm.name: {0: 0.1 * i, 1: 0.1 * i + 0.05} for i, arm in enumerate(plan.with_own_runs())}
+    results = written(tmp_path, plan, accuracies)
+    heads, rows = table(results)
+    assert heads[:4] == ["arm", "paper", "accuracy %", "difference"]
+    assert rows[0][:4] == ["Naive GRPO", "30", "2.5 ± 31.8", "-"]
+    assert rows[5][:4] == ["+ Dynamic Sampling (DAPO)", "50", "52.5 ± 31.8", "+10.0 ± 0.0"]
+    assert rows[6][:4] == ["DAPO without Overlong Filtering", "", "62.5 ± 31.8", "+10.0 ± 0.0"]
+    assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 ± 31.8", "-10.0 ± 0.0"]
+    text = markdown(plan, results)
+    assert "DAPO without Dynamic Sampling: the same settings, and so the same runs, as + Token-level Loss." in text
+    assert text.count("| DAPO without Dynamic Sampling |") == 2, "in the table and among the arms, not among the runs"
+    draw(plan, results, tmp_path / "ablation.png")
+    assert (tmp_path / "ablation.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_picture_without_some_arms_and_with_many(tmp_path):
+    plan = grid(DEFAULT, ["train.steps=4"], 1, ["algo.clip_high=" + ",".join(f"0.{n}" for n in range(20, 32))])
+    accuracies = {arm.name: {0: 0.4} if i != 3 else {} for i, arm in enumerate(plan.arms)}
+    results = written(tmp_path, plan, accuracies)
+    draw(plan, results, tmp_path / "ablation.png")
+    assert (tmp_path / "ablation.png").stat().st_size > 10_000
+
+
+def test_a_run_with_other_settings_is_named(tmp_path):
+    plan = grid(DEFAULT, ["train.steps=4"], 1, ["algo.clip_high=0.2,0.28"])
+    accuracies = {arm.name: {0: 0.4} for arm in plan.arms}
+    written(tmp_path, plan, accuracies)
+    other = grid(DEFAULT, ["train.steps=4", "train.lr=1e-3"], 1, ["algo.clip_high=0.2,0.28"])
+    with pytest.raises(UserError, match=r"seed-0: holds a run with other settings: train\.lr 0\.0002 → 0\.001"):
+        all_runs(other, tmp_path)
+
+
+# What is seen
+
+
+def half_way(tmp_path):
+    """Two arms with two seeds: one run done, one at step 3 of 4, one failed, one waiting."""
+    plan = grid(DEFAULT, ["train.steps=4"], 2, ["algo.clip_high=0.2,0.28"])
+    first, second = plan.arms
+    written(tmp_path, plan, {first.name: {0: 0.4}, second.name: {}})
+    other = RunDirectory.create(tmp_path / second.name / "seed-0", second.config(0))
+    for step in (1, 2, 3):
+        other.append_metrics(step, {"eval/accuracy": 0.25 if step == 2 else None})
+    with other.metrics_path.open("a") as file:
+        file.write('{"step": 4, "eval/acc')  # a line that is being written
+    runs = all_runs(plan, tmp_path)
+    assert [(run.state, run.step, run.accuracy) for run in runs] == [
+        ("done", 4, 0.4),
+        ("waiting", 3, 0.25),
+        ("waiting", 0, None),
+        ("waiting", 0, None),
+    ]
+    runs[1].state = "running"
+    runs[2].state, runs[2].message = "failed", "it diverged \x1b[2J"
+    return plan, runs
+
+
+def test_the_live_table_has_every_run(tmp_path):
+    plan, runs = half_way(tmp_path)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None)
+    watcher = LiveWatcher(console, plan, runs)
+    console.print(watcher)
+    watcher.changed(runs[2])
+    text = screen.getvalue()
+    lines = text.splitlines()
+    assert lines[0].startswith("2 of 4 runs")
+    assert next(line.split() for line in lines if line.startswith("algo.clip_high=0.2 ")) == [
+        "algo.clip_high=0.2",
+        "done",
+        "40.0%",
+        "failed",
+    ]
+    assert next(line.split()[1:] for line in lines if line.startswith("algo.clip_high=0.28")) == [
+        "3/4",
+        "25.0%",
+        "waits",
+    ]
+    assert "algo.clip_high=0.2, seed 1 failed: it diverged \\x1b[2J" in text
+
+
+def test_lines_where_there_is_no_terminal(tmp_path):
+    _, runs = half_way(tmp_path)
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    watcher = PlainWatcher(stream, runs)
+    for run in (runs[1], runs[1], runs[2]):
+        watcher.changed(run)
+    watcher.note("fertig ±")
+    stream.seek(0)
+    assert stream.read().splitlines() == [
+        "[2/4] algo.clip_high=0.28, seed 0: step 3/4, held-out accuracy 25.0%",
+        "[2/4] algo.clip_high=0.2, seed 1: failed: it diverged \\x1b[2J",
+        "fertig \\xb1",
+    ]
