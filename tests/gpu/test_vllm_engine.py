@@ -18,8 +18,6 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def parts():
     model, tokenizer = open_model("smollm2-135m", torch.bfloat16, "cuda", seed=0)
-    with torch.no_grad():  # random weights of the usual size make all tokens alike
-        model.get_input_embeddings().weight.mul_(20)
     settings = SamplingSettings(max_batch=16)
     engine = VLLMEngine(
         model, tokenizer, settings, torch.bfloat16, gpu_memory_utilization=0.2, max_model_len=256, enforce_eager=True
@@ -53,8 +51,8 @@ def test_log_probabilities_are_the_models(parts):
 
 def test_a_seed_gives_the_same_samples_again_and_samples_differ(parts):
     _, engine = parts
-    # A random model with tied embeddings repeats its last token, unless it is hot.
-    first, again = sample(engine, "b", temperature=50.0), sample(engine, "c", temperature=50.0)
+    # A random model with tied embeddings repeats its last token, unless it is hot; vLLM goes up to 2.
+    first, again = sample(engine, "b", temperature=2.0), sample(engine, "c", temperature=2.0)
     assert [s.token_ids for s in first] == [s.token_ids for s in again]
     assert len({s.token_ids for s in first}) == 4
 

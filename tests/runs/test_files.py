@@ -1,4 +1,10 @@
+import errno
+import subprocess
+import tempfile
+from pathlib import Path
+
 import pytest
+import torch
 
 from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers
 
@@ -42,3 +48,30 @@ def test_removal_and_leftovers(tmp_path):
     remove_directory(tmp_path / "kept")
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "d.tmp"]
     remove_leftovers(tmp_path / "not there")
+
+
+@pytest.fixture
+def small_disk():
+    """A file system of 3 MB."""
+    disk = tempfile.mkdtemp()  # and not pytest's, which removes directories of old sessions with what is in them
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        Path(disk).rmdir()
+        pytest.skip("mounting is not allowed here")
+    yield Path(disk)
+    subprocess.run(["umount", "-l", disk], check=True)  # torch has not closed its file
+    Path(disk).rmdir()
+
+
+def test_a_full_disk_is_said_to_be_full(small_disk):
+    """torch speaks of an unexpected position."""
+    with pytest.raises(OSError, match="No space left on device") as caught, directory_beside(small_disk / "a") as draft:
+        torch.save(torch.zeros(1 << 20), draft / "weights.pt")
+    assert caught.value.errno == errno.ENOSPC
+    assert str(small_disk / "a") in str(caught.value)
+    assert not list(small_disk.iterdir())
+
+
+def test_an_error_on_a_disk_with_room_stays_what_it_is(tmp_path):
+    with pytest.raises(ValueError, match="mine"), directory_beside(tmp_path / "a"):
+        raise ValueError("mine")

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from dapo_rl.config import Config
-from dapo_rl.runs.format import closing_rows, count, duration, fixed, length, number, percent, printable
+from dapo_rl.runs.format import closing_rows, count, duration, fixed, length, number, percent, printable, write_line
 
 Metrics = Mapping[str, float | None]
 
@@ -72,26 +72,25 @@ class PlainDisplay:
     def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
         self._total, self._groups = total_steps, config.sampling.prompts_per_step
         self._pace = Pace(total_steps, steps_done, self._clock)
-        self._print(headline(total_steps, config, model_description, steps_done))
+        write_line(self._stream, headline(total_steps, config, model_description, steps_done))
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         pass
 
     def step(self, step: int, metrics: Metrics) -> None:
         self._pace.step(step, number(metrics, "timing_s/step"))
-        self._print(step_line(step, self._total, self._groups, metrics, self._pace.seconds_left))
-        accuracy = number(metrics, "eval/accuracy")
-        if accuracy == accuracy:
-            self._print(f"eval {step:>{len(str(self._total))}}/{self._total}  held-out accuracy {percent(accuracy, 1)}")
+        write_line(self._stream, step_line(step, self._total, self._groups, metrics, self._pace.seconds_left))
+        if "eval/accuracy" in metrics:
+            write_line(self._stream, evaluation_line(step, self._total, metrics))
 
     def note(self, text: str) -> None:
-        self._print(printable(text))
+        write_line(self._stream, text)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         rows = closing_rows(summary)
         width = max(len(name) for name, _ in rows)
         for name, text in rows:
-            self._print(f"{name:<{width}}  {printable(text)}")
+            write_line(self._stream, f"{name:<{width}}  {text}")
 
     def __enter__(self) -> Self:
         return self
@@ -100,11 +99,6 @@ class PlainDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
-
-    def _print(self, line: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(line.encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        self._stream.flush()
 
 
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
@@ -116,6 +110,11 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
     shape = f"{sampling.prompts_per_step} groups of {sampling.group_size}"
     updates = f"{config.updates_per_step} update{'s' if config.updates_per_step > 1 else ''} a step"
     return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
+
+
+def evaluation_line(step: int, total: int, metrics: Metrics) -> str:
+    accuracy = percent(number(metrics, "eval/accuracy"), 1)
+    return f"eval {step:>{len(str(total))}}/{total}  held-out accuracy {accuracy}"
 
 
 def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left: float) -> str:

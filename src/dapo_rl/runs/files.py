@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+FULL = 32 << 20
+"""A disk with fewer bytes to spare is why what was being written was not."""
 
 
 @contextmanager
@@ -43,10 +47,13 @@ def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
                 remove_directory(old)
             path.rename(old)
         draft.rename(path)
-    except Exception:
+    except Exception as error:
+        full = shutil.disk_usage(draft.parent).free < FULL
         if old.exists() and not path.exists():
             old.rename(path)
         shutil.rmtree(draft, ignore_errors=True)
+        if full:  # torch and safetensors say it in words of their own, or not at all
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     sync(path.parent)
     if old.exists():

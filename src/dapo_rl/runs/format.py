@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 FATE_WORDS = {
     "all_correct": "all right",
@@ -90,6 +90,13 @@ def dropped(metrics: Mapping[str, Any]) -> list[str]:
 def printable(text: str) -> str:
     """Without the control characters with which a text could steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def write_line(stream: TextIO, text: str) -> None:
+    """One line, seen at once, on a stream of whatever encoding."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    stream.flush()
 
 
 def short_path(path: str | os.PathLike[str]) -> str:

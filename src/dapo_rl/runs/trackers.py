@@ -41,7 +41,7 @@ class TensorBoard:
         self._writer = EventFileWriter(str(run / "tensorboard"))
         # What an earlier process recorded from here on is forgotten, as in metrics.jsonl.
         started = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=started))
+        self._writer.add_event(Event(wall_time=time.time(), step=step and step + 1, session_log=started))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]

@@ -133,8 +133,9 @@ class Checkpoints:
                 _write_manifest(draft, step)
             sync(self._directory.parent)
         except Exception as error:  # on a full disk torch and safetensors raise classes of their own
+            reason = (isinstance(error, OSError) and error.strerror) or error
             raise UserError(
-                f"{final}: the checkpoint cannot be written: {error}; earlier ones are untouched"
+                f"{final}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
             ) from error
         self._damaged.discard(final)
         self._remove_old(step)

@@ -14,7 +14,7 @@ from dapo_rl.errors import DivergedError, NonFiniteError
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.sampler import Fill, Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
-from dapo_rl.runs.display import Display
+from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import make_batch, split_mini_batches
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
@@ -74,8 +74,9 @@ def train(run: Run) -> None:
     """From wherever the run's progress stands to its last step, or to the step at which a stop is requested."""
     config, progress = run.config, run.progress
     origin = time.perf_counter() - progress.wall_seconds
-    if progress.step == 0 and not progress.evaluations:
-        _evaluate(run)
+    if progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
+        run.track(0, metrics)
+        run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
         try:
             fill, batch, tokens, metrics = _step(run, step)

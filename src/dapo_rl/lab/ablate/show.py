@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dapo_rl.lab.ablate.plan import Plan
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.format import duration, percent, printable
+from dapo_rl.runs.format import duration, percent, printable, write_line
 
 
 class Watcher(Protocol):
@@ -75,10 +75,11 @@ class PlainWatcher:
             what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "begins"
         else:
             what = f"{run.state}{f': {run.message}' if run.message else f' at step {run.step}{accuracy}'}"
-        self._print(f"{how_far} {run.name}: {what}" + (f", {left} left" if left not in ("-", "0.0s") else ""))
+        rest = f", {left} left" if left not in ("-", "0.0s") else ""
+        write_line(self._stream, f"{how_far} {run.name}: {what}{rest}")
 
     def note(self, text: str) -> None:
-        self._print(text)
+        write_line(self._stream, text)
 
     def __enter__(self) -> Self:
         return self
@@ -87,11 +88,6 @@ class PlainWatcher:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
-
-    def _print(self, line: str) -> None:
-        encoding = self._stream.encoding or "utf-8"
-        self._stream.write(printable(line).encode(encoding, "backslashreplace").decode(encoding) + "\n")
-        self._stream.flush()
 
 
 class LiveWatcher:
