@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,20 @@ from dapo_rl.types import Prompt, Sample, Verdict
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+DAPO = Path(sys.executable).with_name("dapo")
+SMALL = [
+    "sampling.prompts_per_step=4",
+    "sampling.group_size=4",
+    "train.mini_batches=2",
+    "data.train.size=200",
+    "data.eval.size=16",
+]
+"""Settings that make a run of the embedded default small enough for a test."""
+
+
+def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command, as a user runs it."""
+    return subprocess.run([DAPO, *words], cwd=cwd, capture_output=True, text=True, timeout=timeout, **options)
 
 
 @cache

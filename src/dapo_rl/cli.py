@@ -96,7 +96,8 @@ def train(
             RunDirectory(run).refuse_a_second_run()  # now, and not after a model was loaded
     _stop_at_once()
     _quiet_transformers()
-    from dapo_rl.trainer import DAPOTrainer, new_run_directory
+    from dapo_rl.runs.directory import new_run_directory
+    from dapo_rl.trainer import DAPOTrainer
 
     name = recipe.stem if recipe else "tiny"
     trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))

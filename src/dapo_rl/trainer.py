@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
-from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.directory import RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
@@ -337,15 +336,6 @@ def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -
 def _reference(model: Any) -> Any:
     """The model as it is now, to stay so; one with adapters has it inside."""
     return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
-
-
-def new_run_directory(name: str = "dapo") -> Path:
-    """`runs/<name>-<time>`, with a number where two runs start within a second."""
-    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = base, 2
-    while path.exists():
-        path, number = Path(f"{base}-{number}"), number + 1
-    return path
 
 
 def _as_config(

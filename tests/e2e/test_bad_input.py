@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support import REPOSITORY, small_model
+from support import DAPO, REPOSITORY, small_model
 
 from dapo_rl import cli, trainer
 from dapo_rl.data.arithmetic import problems
@@ -226,7 +226,7 @@ def check_error(row, err, more=False):
 def test_row_as_a_process(name, here):
     """What the other tests run in their own process, as a user does."""
     result = subprocess.run(
-        [Path(sys.executable).with_name("dapo"), *CASES[name].prepare(here)],
+        [DAPO, *CASES[name].prepare(here)],
         capture_output=True,
         text=True,
         timeout=120,

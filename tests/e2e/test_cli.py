@@ -4,28 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from support import REPOSITORY
+from support import DAPO, REPOSITORY, SMALL, dapo
 from transformers import AutoTokenizer
 
 pytestmark = pytest.mark.slow
-
-DAPO = Path(sys.executable).with_name("dapo")
-SMALL = [
-    "sampling.prompts_per_step=4",
-    "sampling.group_size=4",
-    "train.mini_batches=2",
-    "data.train.size=200",
-    "data.eval.size=16",
-]
-
-
-def dapo(*words, cwd, timeout=300):
-    return subprocess.run([DAPO, *words], cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
 def started(*words, cwd):

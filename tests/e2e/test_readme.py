@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import REPOSITORY
+from support import DAPO, REPOSITORY
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def test_the_commands_of_dapo(tmp_path):
         extra = []
         if words[0] == "train":
             extra = ["train.steps=2"] if "--resume" in words else SHORT
-        run([Path(sys.executable).with_name("dapo"), *words, *extra], tmp_path)
+        run([DAPO, *words, *extra], tmp_path)
 
 
 @pytest.mark.skipif(

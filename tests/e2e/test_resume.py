@@ -5,38 +5,27 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import chaos
 import pytest
+import support
 import torch
 from safetensors.torch import load_file
+from support import DAPO, dapo
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
 
 pytestmark = pytest.mark.slow
 
-DAPO = Path(sys.executable).with_name("dapo")
-SMALL = [
-    "sampling.prompts_per_step=4",
-    "sampling.group_size=4",
-    "train.mini_batches=2",
-    "train.warmup_steps=0",
-    "data.train.size=200",
-    "data.eval.size=16",
-]
+SMALL = ["train.warmup_steps=0", *support.SMALL]
 
 
 def trainer_for(path, *overrides, **arguments):
     config = Config.load(DEFAULT_RECIPE, [*SMALL, *overrides])
     return DAPOTrainer(config=config, run_dir=path, **arguments)
-
-
-def dapo(*words, cwd, **options):
-    return subprocess.run([DAPO, *words], cwd=cwd, capture_output=True, text=True, timeout=300, **options)
 
 
 def one_line(result):

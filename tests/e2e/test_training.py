@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from support import SMALL
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dapo_rl import Config, DAPOTrainer, DivergedError, UserError
@@ -14,14 +15,6 @@ from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.models.load import TINY
 
 pytestmark = pytest.mark.slow
-
-SMALL = [
-    "sampling.prompts_per_step=4",
-    "sampling.group_size=4",
-    "train.mini_batches=2",
-    "data.train.size=200",
-    "data.eval.size=24",
-]
 
 
 def trainer_for(path, *overrides, steps=3, **arguments):

@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from support import REPOSITORY, SHARED_DATA, small_model, tokenizer
+from support import DAPO, REPOSITORY, SHARED_DATA, small_model, tokenizer
 
 from dapo_rl import DAPOTrainer
 from dapo_rl.cli import main
@@ -22,7 +21,6 @@ from dapo_rl.evals.run import evaluate_models
 
 pytestmark = pytest.mark.slow
 
-DAPO = Path(sys.executable).with_name("dapo")
 SHORT = {"--k": 4, "--prompts": 6, "--max-new-tokens": 40}
 
 

@@ -4,15 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
+from support import DAPO
 
 pytestmark = pytest.mark.slow
 
-DAPO = Path(sys.executable).with_name("dapo")
 SMALL = [
     "sampling.prompts_per_step=2",
     "sampling.group_size=4",

@@ -3,14 +3,12 @@
 import importlib.util
 import json
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from support import DAPO
 
 pytestmark = pytest.mark.slow
 
-DAPO = Path(sys.executable).with_name("dapo")
 TINY_WORK = ["--model", "tiny", "--prompts", "2", "--group", "2", "--tokens", "4", "--prompt-tokens", "8"]
 QUICK = [*TINY_WORK, "--repeats", "2", "--dtype", "float32", "--device", "cpu"]
 

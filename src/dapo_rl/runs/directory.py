@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,6 +179,15 @@ class RunDirectory:
                     return
                 raise UserError(f"{self.metrics_path}:{number}: not a line of metrics; delete the line") from None
             yield line, record
+
+
+def new_run_directory(name: str = "dapo") -> Path:
+    """`runs/<name>-<time>`, with a number where two runs start within a second."""
+    base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 2
+    while path.exists():
+        path, number = Path(f"{base}-{number}"), number + 1
+    return path
 
 
 @contextmanager

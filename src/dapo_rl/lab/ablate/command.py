@@ -16,6 +16,7 @@ from dapo_rl.lab.ablate.results import ArmResult, collect
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.lab.ablate.schedule import run_all
 from dapo_rl.lab.ablate.show import watcher
+from dapo_rl.runs.directory import new_run_directory
 from dapo_rl.runs.files import atomic_write
 from dapo_rl.runs.format import short_path
 from dapo_rl.runs.lock import acquire
@@ -48,8 +49,6 @@ def ablate(
         if saved is not None and out is not None:
             check_same_plan(out, saved, plan)
     if out is None:
-        from dapo_rl.trainer import new_run_directory  # brings torch along
-
         out = new_run_directory(f"ablate-{plan.name}")
     try:
         out.mkdir(parents=True, exist_ok=True)

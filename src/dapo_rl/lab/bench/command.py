@@ -7,14 +7,14 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.work import Work
+from dapo_rl.lab.bench.work import Kind, Work
 
 app = typer.Typer(
     help="Measure speed and memory on work of a fixed size, beside what others reach on the same work.",
@@ -24,132 +24,54 @@ app = typer.Typer(
 
 SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
 
-Model = Annotated[
-    str,
-    typer.Option(
-        help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b), a "
-        "directory, a hub name, or tiny."
-    ),
-]
-Prompts = Annotated[int, typer.Option(help="Prompts.")]
-Group = Annotated[int, typer.Option(help="Samples for each prompt.")]
-Tokens = Annotated[int, typer.Option(help="Tokens of every sample; end-of-sequence is ignored.")]
-PromptTokens = Annotated[int, typer.Option(help="Tokens of every prompt.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 where the hardware has it.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-EngineName = Annotated[str, typer.Option(help="native, hf or vllm.")]
-Repeats = Annotated[int, typer.Option(help="Measured rounds; the median counts.")]
-Warmup = Annotated[int, typer.Option(help="Rounds before them.")]
-Seed = Annotated[int, typer.Option(help="Decides weights, prompts and samples.")]
-Timeout = Annotated[float, typer.Option(help="Seconds that one contender may take.")]
-PeerVariant = Annotated[str | None, typer.Option(help="Only this setting of the peer; by default all, and the best.")]
-Sweep = Annotated[str | None, typer.Option(help="One number in several sizes, for example prompts=8,16,32.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
-Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)]
 
 ENGINE: str = Config.model_fields["engine"].default
 
 
-@app.command()
-def rollout(
-    settings: Settings = None,
-    model: Model = "smollm2-135m",
-    prompts: Prompts = 4,
-    group: Group = 8,
-    tokens: Tokens = 64,
-    prompt_tokens: PromptTokens = 64,
-    dtype: Dtype = "auto",
-    engine: EngineName = ENGINE,
-    device: Device = "auto",
-    repeats: Repeats = 3,
-    warmup: Warmup = 1,
-    seed: Seed = 0,
+@app.command("step", help="A whole step: sampling, verifying, one update, and the new weights to the engine.")
+@app.command("update", help="One optimizer step on prompts × group samples; tokens/s counts response tokens.")
+@app.command(
+    "rollout",
+    help="Sampling with log-probabilities. `--against generate` is transformers' generate as it is, without them.",
+)
+def measure(
+    context: typer.Context,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b), a "
+            "directory, a hub name, or tiny."
+        ),
+    ] = "smollm2-135m",
+    prompts: Annotated[int, typer.Option(help="Prompts.")] = 4,
+    group: Annotated[int, typer.Option(help="Samples for each prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens of every sample; end-of-sequence is ignored.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of every prompt.")] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 where the hardware has it.")
+    ] = "auto",
+    engine: Annotated[str, typer.Option(help="native, hf or vllm; an update has none.")] = ENGINE,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(help="Measured rounds; the median counts.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Rounds before them.")] = 1,
+    seed: Annotated[int, typer.Option(help="Decides weights, prompts and samples.")] = 0,
     against: Annotated[
-        str | None, typer.Option(help="On the same work in the same run: generate, hf, native or vllm.")
+        str | None,
+        typer.Option(
+            help="On the same work in the same run: of a rollout generate, hf, native or vllm; of a step trl."
+        ),
     ] = None,
-    peer_variant: PeerVariant = None,
-    timeout: Timeout = 1800,
-    sweep: Sweep = None,
+    peer_variant: Annotated[
+        str | None, typer.Option(help="Only this setting of the peer; by default all, and the best.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that one contender may take.")] = 1800,
+    sweep: Annotated[str | None, typer.Option(help="One number in several sizes, for example prompts=8,16,32.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sampling with log-probabilities. `--against generate` is transformers' generate as it is, without them."""
     work = Work(
-        kind="rollout",
-        model=model,
-        prompts=prompts,
-        group=group,
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
-        dtype=dtype,
-        engine=engine,
-        device=device,
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-        settings=tuple(settings or ()),
-    )
-    _run(work, against, peer_variant, timeout, sweep, as_json)
-
-
-@app.command()
-def update(
-    settings: Settings = None,
-    model: Model = "smollm2-135m",
-    prompts: Prompts = 4,
-    group: Group = 8,
-    tokens: Tokens = 64,
-    prompt_tokens: PromptTokens = 64,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    repeats: Repeats = 3,
-    warmup: Warmup = 1,
-    seed: Seed = 0,
-    timeout: Timeout = 1800,
-    sweep: Sweep = None,
-    as_json: AsJson = False,
-) -> None:
-    """One optimizer step on prompts × group samples; tokens/s counts response tokens."""
-    work = Work(
-        kind="update",
-        model=model,
-        prompts=prompts,
-        group=group,
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
-        dtype=dtype,
-        engine=ENGINE,
-        device=device,
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-        settings=tuple(settings or ()),
-    )
-    _run(work, None, None, timeout, sweep, as_json)
-
-
-@app.command()
-def step(
-    settings: Settings = None,
-    model: Model = "smollm2-135m",
-    prompts: Prompts = 4,
-    group: Group = 8,
-    tokens: Tokens = 64,
-    prompt_tokens: PromptTokens = 64,
-    dtype: Dtype = "auto",
-    engine: EngineName = ENGINE,
-    device: Device = "auto",
-    repeats: Repeats = 3,
-    warmup: Warmup = 1,
-    seed: Seed = 0,
-    against: Annotated[str | None, typer.Option(help="On the same work in the same run: trl.")] = None,
-    peer_variant: PeerVariant = None,
-    timeout: Timeout = 1800,
-    sweep: Sweep = None,
-    as_json: AsJson = False,
-) -> None:
-    """A whole step: sampling, verifying, one update, and the new weights to the engine."""
-    work = Work(
-        kind="step",
+        kind=cast(Kind, context.command.name),
         model=model,
         prompts=prompts,
         group=group,

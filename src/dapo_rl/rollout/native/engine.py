@@ -10,7 +10,6 @@ computed anew. The queue is then all that there is, and an engine that takes it 
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.errors import UserError
 from dapo_rl.models.load import take_over
 from dapo_rl.models.packed import pack
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Begun, Completion, Request, Unfinished
+from dapo_rl.rollout.native.budget import KVBudget, memory_share
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
 from dapo_rl.rollout.native.fuse import Fused, fuse
@@ -40,7 +39,6 @@ PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Prompt tokens that are computed in one pass."""
 STEPS_PER_LOOK = 8
 """On a GPU, tokens between two looks at what has finished: a look waits for the device."""
-CAPACITY_STEP = {"cpu": 64, "cuda": 256}
 
 
 @dataclass(slots=True)
@@ -82,7 +80,7 @@ class NativeEngine:
     ) -> None:
         """`longest` is the longest context to come, where it is known: a model that cannot have it is refused now."""
         self.version = 0
-        self._tokenizer, self._max_batch = tokenizer, max_batch
+        self._tokenizer = tokenizer
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._device = next(model.parameters()).device
         self._on_gpu = self._device.type == "cuda"
@@ -94,8 +92,9 @@ class NativeEngine:
         self._fused = fuse(self._model, prepack=prepack) if self._on_gpu or prepack else Fused()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         self._is_stop_V[[i for i in self._stop_ids if i < vocabulary]] = True
-        self._kv_memory: int = _memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
-        self._check_memory(longest)
+        memory = memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
+        self._budget = KVBudget(memory, bytes_per_token(self._layers, dtype, self._device), max_batch, self._device)
+        self._budget.check(longest)
         self._slots = 0
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
         self._state = SlotState.empty(0, 0, self._device)
@@ -116,7 +115,7 @@ class NativeEngine:
         return frozenset(entry.request.id for entry in self._queue if entry.untouched)
 
     def submit(self, request: Request) -> None:
-        self._check_memory(len(request.prompt_ids) + request.params.max_new_tokens)
+        self._budget.check(len(request.prompt_ids) + request.params.max_new_tokens)
         self._queue.append(Unfinished(request))
 
     def poll(self) -> list[Completion]:
@@ -429,30 +428,9 @@ class NativeEngine:
 
     # Memory.
 
-    @property
-    def _token_bytes(self) -> int:
-        return bytes_per_token(self._layers, self._dtype, self._device)
-
-    def _capacity(self, tokens: int) -> int:
-        step = CAPACITY_STEP[self._device.type]
-        return -(-tokens // step) * step
-
-    def _check_memory(self, tokens: int) -> None:
-        needs = self._capacity(tokens)
-        if tokens and self._slots_at(needs) < 1:
-            raise UserError(
-                f"sampling.kv_memory_gib: one sequence of {needs} tokens takes "
-                f"{needs * self._token_bytes / 2**30:.2g} GiB, and {self._kv_memory / 2**30:.2g} are allowed; "
-                "raise it, or lower sampling.max_new_tokens"
-            )
-
-    def _slots_at(self, capacity: int) -> int:
-        """Sequences that the memory holds, beside one slot on a GPU for rows that only fill up a batch."""
-        return min(self._max_batch, self._kv_memory // (capacity * self._token_bytes) - int(self._on_gpu))
-
     def _room_for(self, request: Request) -> bool:
         """Whether the cache has, or now gets, the capacity that a request needs."""
-        needs = self._capacity(len(request.prompt_ids) + request.params.max_new_tokens)
+        needs = self._budget.capacity(len(request.prompt_ids) + request.params.max_new_tokens)
         return self._make_room(needs, request.params.max_new_tokens)
 
     def _make_room(self, capacity: int, longest: int) -> bool:
@@ -461,7 +439,7 @@ class NativeEngine:
         longest = max(longest, self._state.tokens.shape[1])
         if capacity == self._cache.capacity and longest == self._state.tokens.shape[1]:
             return True
-        slots = self._slots_at(capacity)
+        slots = self._budget.slots(capacity)
         if len(self._rows) > slots:
             return False
         self._close_gaps()
@@ -485,10 +463,3 @@ def _own(model: Any, dtype: torch.dtype) -> Any:
     for parameter in own.parameters():
         parameter.data = parameter.data.to(dtype)
     return own
-
-
-def _memory_share(device: torch.device) -> int:
-    """A third of a GPU's free memory; a quarter of a CPU's, whoever uses the rest: a run must not depend on that."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) // 3
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4
