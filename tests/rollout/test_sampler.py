@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Prompts, ScriptedEngine, TextVerifier, make_sample
+from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError, UserError
@@ -17,12 +17,12 @@ from dapo_rl.rollout.sampler import Sampler
 RIGHT, WRONG, MIXED, CRASH = ["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2
 
 
-def by_number(kinds, length=lambda n: 3):
-    """The n-th request gets the n-th kind of group, again and again."""
+def by_number(kinds, length=lambda n, i: 3):
+    """The n-th request gets the n-th kind of group, again and again; its i-th sample has `length(n, i)` tokens."""
 
     def script(request):
         n = int(request.id.removeprefix("draw-"))
-        return [make_sample(length(n), text=text) for text in kinds[n % len(kinds)]]
+        return [make_sample(length(n, i), text=text) for i, text in enumerate(kinds[n % len(kinds)])]
 
     return script
 
@@ -85,12 +85,12 @@ def test_trap_1_the_filter_sees_correctness_and_not_length():
 
 def test_trap_7_groups_are_admitted_in_the_order_drawn_not_in_the_order_finished():
     """Lengths fall with the draw: the last drawn finish first, and admission must not prefer them."""
-    sampler, _ = sampler_for(by_number([MIXED], length=lambda n: 90 - n % 80), surplus="drop")
+    sampler, _ = sampler_for(by_number([MIXED], length=lambda n, i: 90 - n % 80), surplus="drop")
     assert draws(sampler.fill(5).kept) == [0, 1, 2, 3, 4]
 
 
 def test_trap_7_admitted_lengths_are_unbiased_where_first_finished_would_be_short():
-    def length(n):
+    def length(n, i=0):
         return [5, 80][n % 2]
 
     sampler, _ = sampler_for(by_number([MIXED], length), surplus="drop")
@@ -282,7 +282,10 @@ def test_requests_that_never_ran_go_back_to_the_stream():
 )
 def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, width, n, staleness):
     sampler, engine = sampler_for(
-        by_number(kinds, lambda i: lengths[i % len(lengths)]), surplus=policy, width=width, max_staleness=staleness
+        by_number(kinds, lambda n, i: lengths[(n + 3 * i) % len(lengths)]),
+        surplus=policy,
+        width=width,
+        max_staleness=staleness,
     )
     generated = settled = cancelled = 0
     seen = []
@@ -308,7 +311,7 @@ def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, wid
     width=st.sampled_from([4, 12, 10**6]),
 )
 def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy, lengths, width):
-    script = by_number([MIXED, RIGHT, MIXED, WRONG], lambda i: lengths[i % len(lengths)])
+    script = by_number([MIXED, RIGHT, MIXED, WRONG], lambda n, i: lengths[(n + 3 * i) % len(lengths)])
     prompts = Prompts()
     sampler, engine = sampler_for(script, prompts, surplus=policy, width=width)
     for version in range(steps):
@@ -329,7 +332,7 @@ def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy, lengt
 
 def test_groups_in_flight_go_on_under_the_next_weights():
     """The last draws are long: the batch is full without them, and the next one begins with them."""
-    sampler, engine = sampler_for(by_number([MIXED], length=lambda n: 90 if n in (6, 7) else 3))
+    sampler, engine = sampler_for(by_number([MIXED], length=lambda n, i: 90 if n in (6, 7) else 3))
     first = sampler.fill(6)
     assert (first.in_flight, first.carried_over, first.tokens_cancelled) == (2, 0, 0)
     engine.load_weights(1, {})
@@ -337,9 +340,24 @@ def test_groups_in_flight_go_on_under_the_next_weights():
     assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
 
 
+def test_a_prompt_that_is_drawn_again_gets_other_random_numbers():
+    seeds = {}
+
+    def script(request):
+        seeds[request.id] = request.seed
+        return [make_sample(text=text) for text in MIXED]
+
+    prompts = Prompts()
+    prompts.push_front([make_prompt("p0"), make_prompt("p1")])
+    sampler, _ = sampler_for(script, prompts)
+    sampler.fill(4)
+    assert prompts.drawn[:4] == ["p0", "p1", "p0", "p1"]
+    assert len({seeds[f"draw-{n}"] for n in range(4)}) == 4
+
+
 def test_groups_that_grow_too_old_in_flight_are_cancelled_and_their_prompts_drawn_again():
     prompts = Prompts()
-    sampler, engine = sampler_for(by_number([MIXED], length=lambda n: 90 if n in (6, 7) else 3), prompts)
+    sampler, engine = sampler_for(by_number([MIXED], length=lambda n, i: 90 if n in (6, 7) else 3), prompts)
     sampler.fill(6)
     engine.load_weights(2, {})
     second = sampler.fill(6)
@@ -368,9 +386,9 @@ class SlowVerifier(TextVerifier):
 
 def test_verdicts_are_looked_at_in_order_and_while_later_groups_are_sampled():
     verifier = SlowVerifier()
-    sampler, _ = sampler_for(by_number([MIXED], length=lambda n: 3 + n), prompts_per_step=8)
+    sampler, _ = sampler_for(by_number([MIXED], length=lambda n, i: 3 + n), prompts_per_step=8)
     sampler._verifier = verifier
-    plain, _ = sampler_for(by_number([MIXED], length=lambda n: 3 + n), prompts_per_step=8)
+    plain, _ = sampler_for(by_number([MIXED], length=lambda n, i: 3 + n), prompts_per_step=8)
     assert sampler.fill(8).kept == plain.fill(8).kept
     assert [name for name, _ in verifier.asked] == sorted((n for n, _ in verifier.asked), key=lambda n: int(n[1:]))
     ahead = [submitted - 1 - i for i, (_, submitted) in enumerate(verifier.asked)]

@@ -110,6 +110,24 @@ def test_an_engine_that_takes_over_the_state_goes_on_to_the_bit(polls, width):
     assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True))
 
 
+def test_begun_samples_that_wait_for_slots_are_not_forgotten_when_weights_change_again():
+    """An engine with fewer slots takes over: some of what had begun goes on, and the rest waits."""
+    model = small_model()
+    work = [request("first", count=1, max_new_tokens=5), request("second", count=1, max_new_tokens=8)]
+    work.append(request("long", count=6))
+    engine = engine_for(model)
+    plain = finish(engine, start(engine, work, 0))
+    engine = engine_for(model)
+    samples = start(engine, work, 1)
+    narrow = engine_for(model, max_batch=3)
+    narrow.restore(engine.state())
+    samples |= {(c.request_id, c.index): c.sample for c in narrow.poll()}
+    assert set(samples) == {("first", 0), ("second", 0)}
+    narrow.load_weights(1, weights_of(model))
+    assert narrow.pending == 6
+    assert token_ids(finish(narrow, samples)) == token_ids(plain)
+
+
 def test_what_is_set_aside_goes_on_afterwards():
     model = small_model()
     engine = engine_for(model)
