@@ -395,6 +395,14 @@ def test_verdicts_are_looked_at_in_order_and_while_later_groups_are_sampled():
     assert max(ahead) >= 3, "nothing was sampled while verdicts were out"
 
 
+def test_the_estimate_follows_a_policy_that_changes():
+    """A mean over everything would still say that half of the groups pass."""
+    estimate = Acceptance()
+    for kept in [True] * 500 + [False] * 500:
+        estimate.observe("sums", kept)
+    assert estimate.rate("sums") < 0.1
+
+
 def test_the_estimate_is_kept_for_each_source():
     acceptance = Acceptance()
     for _ in range(40):
