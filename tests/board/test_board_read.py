@@ -9,7 +9,7 @@ import pytest
 from board_runs import append_line, finish, make_run
 from tokenizers import Tokenizer
 
-from dapo_rl.board.groups import UnreadableError, group_of, groups_of, is_clipped, search
+from dapo_rl.board.groups import UnreadableError, group_of, groups_of, is_clipped, own_parts, search
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue, NoSuchRunError
 from dapo_rl.board.tokens import EMBEDDED, pieces, tokenizer_of
@@ -84,6 +84,24 @@ def test_the_groups_of_a_step(tmp_path):
     ]
     assert dropped["fate"] == "all_correct"
     assert [s["reward"] for s in dropped["samples"]] == [None, None]
+
+
+def test_prompts_are_told_apart_by_what_they_do_not_share():
+    """All that a chat template puts around them would be all that a narrow list shows."""
+
+    def templated(question):
+        return (
+            f"<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n<|assistant|>\n"
+        )
+
+    asked = [templated("What is 12 + 3?"), templated("What is 12 + 3?"), templated("What is 17 - 3?")]
+    assert own_parts(asked) == ["… 12 + 3?<|im_end|>", "… 12 + 3?<|im_end|>", "… 17 - 3?<|im_end|>"]
+    assert own_parts(asked[:2]) == asked[:2]
+    assert own_parts(["1+1=?\n", "1+2=?\n"]) == ["1+1=?\n", "1+2=?\n"]
+    assert own_parts([]) == []
+    assert own_parts(["", asked[0]]) == ["", asked[0]]
+    shared = "a word " * 10
+    assert own_parts([shared, shared + "more"]) == ["… ", "… more"]
 
 
 def test_one_group_with_its_tokens(tmp_path):

@@ -27,6 +27,8 @@ OF_A_TOKEN = ("logps", "train_logps", "entropies")
 """Lists with a value for each token: as sampled, and as the update last saw it."""
 COLOURS = ("logp", "ratio", "clipped", "entropy")
 PROMPT_SHOWN = 400
+WORTH_CUTTING = 40
+"""Characters that all prompts of a step share, from which on they are left out of the list."""
 EXCERPT = 60
 HITS = 60
 SEARCH_SECONDS = 1.5
@@ -57,14 +59,14 @@ def groups_of(path: Path) -> list[dict[str, Any]]:
     columns = [*OF_A_GROUP, *OF_A_VERDICT]
     table = read_table(path, [*columns, "prompt", "token_ids"])
     lengths = _lengths(table).to_pylist()
-    prompts = table.column("prompt").to_pylist()
+    prompts = own_parts([prompt or "" for prompt in table.column("prompt").to_pylist()])
     groups: dict[Any, dict[str, Any]] = {}
     for row, length, prompt in zip(table.select(columns).to_pylist(), lengths, prompts, strict=True):
         group = groups.setdefault(
             row["draw"],
             {
                 **{key: row[key] for key in OF_A_GROUP},
-                "prompt": (prompt or "")[:PROMPT_SHOWN],
+                "prompt": prompt[:PROMPT_SHOWN],
                 "tokens": 0,
                 "samples": [],
             },
@@ -72,6 +74,22 @@ def groups_of(path: Path) -> list[dict[str, Any]]:
         group["tokens"] += length or 0
         group["samples"].append({key: row[key] for key in OF_A_VERDICT})
     return list(groups.values())
+
+
+def own_parts(prompts: list[str]) -> list[str]:
+    """What tells prompts from each other: without the words that all begin with and the lines that all end with."""
+    if len(set(prompts)) < 2:
+        return prompts
+    head = 1 + max((i for i, c in enumerate(_shared_start(prompts)) if c.isspace()), default=-1)
+    tail = _shared_start([prompt[head:][::-1] for prompt in prompts]).rfind("\n") + 1
+    if head + tail < WORTH_CUTTING:
+        return prompts
+    return [f"… {prompt[head : len(prompt) - tail]}" for prompt in prompts]
+
+
+def _shared_start(texts: Sequence[str]) -> str:
+    first, last = min(texts), max(texts)
+    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
 def _lengths(table: pa.Table) -> pa.ChunkedArray:
