@@ -227,14 +227,14 @@ class DAPOTrainer:
         """The trained model, whole or not there."""
         if path.is_file():
             raise UserError(f"{path}: the model is saved as a directory, and there is a file of that name")
-        draft = path
+        rest = "checkpoints are untouched, and --resume goes on from the last"
         try:
             with directory_beside(path) as draft:
                 self.save_model(draft)
-        except (UserError, OSError) as error:
-            full = f"{path}: the model cannot be saved: {error.strerror}" if isinstance(error, OSError) else ""
-            what = full or str(error).replace(str(draft), str(path))
-            raise UserError(f"{what}; checkpoints are untouched, and --resume goes on from the last") from error
+        except OSError as error:
+            raise UserError(f"{path}: the model cannot be saved: {error.strerror}; {rest}") from error
+        except UserError as error:
+            raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
 
     def _save_checkpoint(self) -> Checkpoint:
         return self._checkpoints.save(

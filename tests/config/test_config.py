@@ -193,3 +193,10 @@ def test_fuzz_only_our_own_error_comes_out(value):
     if isinstance(value, dict):
         with suppress(UserError):
             Config.build(value)
+
+
+def test_brackets_without_end_are_one_line(tmp_path):
+    recipe = tmp_path / "deep.yaml"
+    recipe.write_text("train: " + "[" * 4000 + "]" * 4000)
+    with pytest.raises(UserError, match=r"deep\.yaml: not valid YAML: it is nested too deeply$"):
+        Config.load(recipe)

@@ -605,6 +605,11 @@ def _(here):
     return here.reward("def score(prompts, completions, solution):\n    return [1.0 for _ in completions]\n")
 
 
+@case("verifiers whose parent process was killed", begins=True)
+def _(here):
+    return here.reward("import os\n\n\ndef score(prompts, completions, **columns):\n    os.kill(os.getppid(), 9)\n")
+
+
 @case("a reward function that raises now and then", begins=True)
 def _(here):
     words = here.reward(

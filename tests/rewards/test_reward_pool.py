@@ -550,9 +550,9 @@ def test_without_the_nursery_there_is_an_error_and_no_hanging():
         wait_until(ticket.running)
         nursery, worker = pool.pids
         os.kill(nursery, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"has ended.*reward\.workers"):
+        with pytest.raises(UserError, match=r"has ended.*reward\.workers"):
             ticket.result(timeout=PATIENCE_S)
-        with pytest.raises(RuntimeError, match=r"has ended.*reward\.workers"):
+        with pytest.raises(UserError, match=r"has ended.*reward\.workers"):
             pool.submit(PROMPT, samples("1")).result(timeout=PATIENCE_S)
         wait_until(lambda: not is_alive(worker))
 

@@ -50,7 +50,7 @@ class Reply(NamedTuple):
     """The worker ran out of memory and still holds much of it: take another one."""
 
 
-class NurseryGoneError(RuntimeError):
+class NurseryGoneError(UserError):
     """The nursery has ended, so there are no new workers."""
 
 
@@ -138,7 +138,7 @@ class Nursery:
                 return _REPLY.unpack(_read(self._control, _REPLY.size))[0]  # type: ignore[no-any-return]
         except (OSError, EOFError):
             raise NurseryGoneError(
-                f"the process that forks the verifier's workers (pid {self.pid}) has ended; "
+                f"reward.verifier: the process that forks its workers (pid {self.pid}) has ended; "
                 "if the system killed it for want of memory, lower reward.workers or reward.memory_mb"
             ) from None
 
