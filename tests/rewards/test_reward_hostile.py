@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards import ExactVerifier, MathVerifier, answers_equal, extract_answer
-from dapo_rl.rewards.hostile import is_inert_python, is_small_latex
-from dapo_rl.rewards.symbolic import within
+from dapo_rl.rewards.answers.expressions import parse
+from dapo_rl.rewards.hostile import is_inert_python
 from dapo_rl.types import Prompt, Sample, Verdict
 
 SETTINGS = RewardSettings(boxed=True, timeout_s=1.0)
@@ -49,6 +49,7 @@ def test_what_a_model_wrote_is_never_run(tmp_path):
     assert marker.exists()
 
 
+@pytest.mark.parametrize("truth", ["5", r"\frac{\sqrt{2}}{2}", "x+y", "(1,2)"])
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -84,30 +85,32 @@ def test_what_a_model_wrote_is_never_run(tmp_path):
         "1}{",
         "9" * 200,
         "x" * 301,
+        "(\\sqrt{2}+1)^{10000}",
+        "(a+b+c+d+e+f+g)^{30}",
     ],
 )
-def test_a_bomb_is_refused_before_it_reaches_a_parser(bomb):
-    assert not is_small_latex(bomb)
+def test_a_bomb_is_wrong_at_once(bomb, truth):
     start = time.process_time()
-    assert judge(f"Answer: ${bomb}$").status == "wrong"
+    assert judge(f"Answer: ${bomb}$", Prompt("p", "?", (1,), answer=truth)).status == "wrong"
     assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "same"),
     [
-        "2^{2024}",
-        "x^{2}(x+1)^{3}",
-        "3^{n+1}",
-        "(1/2)^{2024}",
-        "e^{-x}",
-        "\\sqrt[3]{5}",
-        "5!",
-        "n!",
+        ("2^{2024}", "4^{1012}"),
+        ("x^{2}(x+1)^{3}", "x^2(x+1)(x^2+2x+1)"),
+        ("3^{n+1}", "3\\cdot 3^n"),
+        ("(1/2)^{2024}", "2^{-2024}"),
+        ("e^{-x}", "1/e^x"),
+        ("\\sqrt[3]{5}", "5^{1/3}"),
+        ("n!", "n\\cdot(n-1)!"),
     ],
 )
-def test_ordinary_powers_pass(text):
-    assert is_small_latex(text)
+def test_ordinary_powers_are_computed(text, same):
+    assert parse(text) is not None
+    assert answers_equal(same, text)
+    assert not answers_equal(f"{same}+1", text)
 
 
 MEGABYTE = [
@@ -151,40 +154,6 @@ def test_a_megabyte_of_anything_is_searched_in_linear_time(text):
 )
 def test_odd_characters(text, status):
     assert judge(text, Prompt("p", "?", (1,), answer="42")).status == status
-
-
-def test_a_comparison_that_takes_too_long_is_stopped():
-    stopped = threading.Event()
-
-    def endless() -> bool:
-        try:
-            while True:
-                sum(range(1000))
-        finally:
-            stopped.set()
-
-    start = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"0\.2 s"):
-        within(0.2, endless)
-    assert time.monotonic() - start < 10
-    assert stopped.wait(5)
-
-
-def test_an_error_in_the_comparison_comes_out_of_its_thread():
-    def crash() -> bool:
-        raise ZeroDivisionError("here")
-
-    with pytest.raises(ZeroDivisionError, match="here"):
-        within(1, crash)
-
-
-def test_a_time_out_is_a_failure_and_not_a_wrong_answer():
-    slow = r"(\frac{\sqrt{y}}{891}-\frac{99}{0.5}+\sin((99+x)^{2})-\frac{2\sqrt{x}}{y})^{2}"
-    verdict = judge(f"Answer: {slow}", Prompt("p", "?", (1,), answer=r"x+\sqrt{2}"), RewardSettings(timeout_s=0.01))
-    assert verdict.status == "timeout"
-    assert verdict.failed
-    assert not verdict.correct
-    assert "0.01 s" in verdict.detail
 
 
 def test_a_crash_of_the_comparison_is_a_failure_and_not_a_wrong_answer(monkeypatch):

@@ -1,7 +1,6 @@
 """Which answers of one problem are the same: a majority vote counts 1/2 and 0.5 together.
 
-Answers are text that a model wrote, and comparing two of them can take sympy anywhere; so it happens in a process of
-its own, with limits, like any verdict.
+Answers are text that a model wrote: they are compared in a process of its own, with limits, like any verdict.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
+from dapo_rl.rewards.answers.values import load
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.symbolic import load_symbolic
 from dapo_rl.types import Prompt, Sample, Verdict
 
-COMPARISON_S, PROBLEM_S = 1.0, 60.0
-"""What one comparison may take, and all of a problem's."""
+PROBLEM_S = 60.0
+"""What all comparisons of a problem may take."""
 
 
 class Voting:
@@ -64,9 +63,12 @@ class Voting:
         self.close()
 
 
-def same_answers(
-    answers: Sequence[str], equal: Callable[[str, str], bool] = lambda a, b: answers_equal(a, b, COMPARISON_S)
-) -> list[str]:
+def _equal(a: str, b: str) -> bool:
+    """Either may be the one that is worked out."""
+    return answers_equal(a, b) or answers_equal(b, a)
+
+
+def same_answers(answers: Sequence[str], equal: Callable[[str, str], bool] = _equal) -> list[str]:
     """For each answer the first one that it is equal to, each class known by the one that came first."""
     names: dict[str, str] = {}
     by_spelling: dict[str, str] = {}
@@ -83,7 +85,7 @@ class _SameAnswers:
     """The comparison in the shape of a verifier: the texts are answers, the verdicts' answers are their names."""
 
     def warm_up(self) -> None:
-        load_symbolic()
+        load()
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         return [Verdict(0.0, False, "wrong", name) for name in same_answers([sample.text for sample in samples])]
@@ -92,7 +94,7 @@ class _SameAnswers:
 def _decided(equal: Callable[[str, str], bool], given: str, other: str) -> bool:
     try:
         return equal(given, other)
-    except Exception:  # out of time, or a text that sympy stumbles over
+    except Exception:  # a text that the comparison stumbles over
         return False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dapo_rl.rewards.plain_numbers import MAX_DIGITS, plain_number
+from dapo_rl.rewards.answers.plain_numbers import MAX_DIGITS, plain_number
 
 _NUMBER = re.compile(rf"\d{{1,{MAX_DIGITS}}}(?:,\d{{3}}){{0,30}}(?:\.\d{{1,{MAX_DIGITS}}})?", re.ASCII)
 _SIGNED = re.compile(r"(?:^|[^\w\s)])\s*[-−]\s?$|\s[-−]$")

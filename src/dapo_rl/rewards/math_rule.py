@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
-from dapo_rl.rewards.symbolic import load_symbolic
+from dapo_rl.rewards.answers.values import load
 from dapo_rl.types import Prompt, Sample, Verdict
 
 
@@ -22,12 +22,12 @@ class MathVerifier:
         self.settings = settings
 
     def warm_up(self) -> None:
-        load_symbolic()
+        load()
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         truth = final_answer(ground_truth(prompt))
         answers = [extract_answer(sample.text, self.settings.boxed) for sample in samples]
-        # A group's samples often agree, and an equivalence can take seconds.
+        # A group's samples often agree.
         verdicts = {answer: self._judge(answer, truth) for answer in set(answers)}
         return [verdicts[answer] for answer in answers]
 
@@ -36,11 +36,9 @@ class MathVerifier:
         if answer is None:
             return Verdict(wrong, False, "unparseable")
         try:
-            if answers_equal(answer, truth, self.settings.timeout_s):
+            if answers_equal(answer, truth):
                 return Verdict(correct, True, "correct", answer)
             return Verdict(wrong, False, "wrong", answer)
-        except TimeoutError as error:
-            return Verdict(wrong, False, "timeout", answer, f"comparing {answer!r} with {truth!r}: {error}")
         except Exception as error:
             return Verdict(wrong, False, "error", answer, f"{type(error).__name__}: {error}")
 

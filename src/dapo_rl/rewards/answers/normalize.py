@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from dapo_rl.rewards.answers.units import TEXT, currency, split_unit
+
 _LOOKALIKES = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
@@ -26,6 +28,9 @@ _LOOKALIKES = str.maketrans(
         "∩": r"\cap ",
         "±": r"\pm ",
         "°": r"^\circ ",
+        "∅": r"\emptyset ",
+        "∈": r"\in ",
+        "ℝ": r"\mathbb{R}",
         "²": "^2",
         "³": "^3",
         "½": r"\frac{1}{2}",
@@ -41,29 +46,16 @@ _LOOKALIKES = str.maketrans(
     }
 )
 
-_TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|hbox)"
-# Words that change the value are no units: `42\text{ million}` is not 42.
-_SCALE = (
-    r"hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?|times|pi|sqrt|or|and|to|[ap]\.?m"
-)
-_UNITS = (
-    r"(?:square|sq\.?|cubic|cu\.?)|(?:kilo|centi|milli)?(?:meter|metre|gram|liter|litre)s?|[ckm]m|kg|mg|ml|"
-    r"inch(?:es)?|feet|foot|ft|yards?|miles?|mph|kmh|acres?|pounds?|lbs?|ounces?|oz|gallons?|"
-    r"seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?|months?|years?|"
-    r"dollars?|cents?|usd|bucks|euros?|degrees?|units?|ways?|points?|digits?|integers?|"
-    r"students?|people|edges?|meals?|apples?|marbles?|coins?|tickets?|per"
-)
-_TRAILING_UNITS = re.compile(
-    rf"(?<=[0-9.}})\]\s])\s*(?:(?:{_UNITS})(?![A-Za-z])(?:\^\{{?[23]\}}?)?[\s/]*)+$", re.IGNORECASE
-)
-_TRAILING_TEXT = re.compile(
-    rf"(?<=[0-9}})\]\s])\s*{_TEXT}\{{(?![^{{}}]*(?:[0-9%,]|\b(?:{_SCALE})\b))[^{{}}]*\}}(?:\^\{{?[0-9]\}}?)?$",
-    re.IGNORECASE,
-)
-_INNERMOST_TEXT = re.compile(rf"{_TEXT}\s*\{{([^{{}}]*)\}}")
-_PERCENT = re.compile(rf"\s*(?:\\?%|{_TEXT}\{{\s*(?:\\?%|percent)\s*\}}|\bpercent)$", re.IGNORECASE)
+_INNERMOST_TEXT = re.compile(rf"{TEXT}\s*\{{([^{{}}]*)\}}")
+_PERCENT = re.compile(rf"\s*(?:\\?%|{TEXT}\{{\s*(?:\\?%|percent)\s*\}}|\bpercent)$", re.IGNORECASE)
 _NAME = r"(?:[A-Za-z]|\\[a-z]+|[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4})(?:_\{?[A-Za-z0-9]{1,3}\}?|'|\([A-Za-z]\))?"
 _ASSIGNMENT = re.compile(rf"^{_NAME}\s*=(?!=)\s*(?=\S)")
+_DEGREES = re.compile(r"(?:\\circ|\\degree)\s*\}?[\s.$]*$")
+_WORDS_BEFORE = re.compile(
+    r"^(?:[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4}|[A-Za-z](?:\([A-Za-z]\)|'))\s*=(?!=)\s*(?=[^,;]+$)"
+)
+_SEPARATES = re.compile(r", |;| (?:and|or) |\\text\{ ?(?:and|or) ?\}")
+_THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _SPACE = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|[0-9] (?=[0-9]))| ")
 _GROUPED = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)(\.[0-9]*)?")
 
@@ -76,7 +68,7 @@ _REWRITES = [
         (r"\\[()\[\]]|\\?\$|[€£¥]", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", ""),
-        (rf",?\s*(?:{_TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ","),
+        (rf",?\s*(?:{TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ","),
         (r"\*\*", "^"),
         # In plain text the root is of the whole number; in TeX, \sqrt 12 is of its first digit.
         (r"(?<![A-Za-z\\])sqrt\s*([0-9]+(?:\.[0-9]+)?)", r"\\sqrt{\1}"),
@@ -100,18 +92,37 @@ _FINISH = [
 
 def normalize_answer(answer: str) -> str:
     """The answer without what does not change its value: markup, spaces, units, separators, a `x =` before it."""
+    return _finished(_right_side(_cleaned(answer)[0]))
+
+
+def clean_answer(answer: str) -> tuple[str, str]:
+    """The answer without markup, spaces, separators, units and words before a `=`; and its unit, where it has one.
+
+    The name of a variable stays: `x = 5`.
+    """
+    text, unit = _cleaned(answer)
+    return _finished(_WORDS_BEFORE.sub("", text)), unit
+
+
+def _cleaned(answer: str) -> tuple[str, str]:
     text = answer.translate(_LOOKALIKES)
+    unit = "°" if _DEGREES.search(text) else currency(text)
+    if _SEPARATES.search(text):
+        text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _strip_ends(text)
-    text = _PERCENT.sub("", text)
-    for pattern in (_TRAILING_TEXT, _TRAILING_UNITS):
-        stripped = pattern.sub("", text).strip()
-        text = stripped or text
+    if _PERCENT.search(text):
+        text = _PERCENT.sub("", text)
+    else:
+        text, behind = split_unit(text)
+        unit = behind or unit
     for _ in range(3):  # nested ones, from the innermost
         text = _INNERMOST_TEXT.sub(r"\1", text)
-    text = text.strip()
-    text = _right_side(text)
+    return text.strip(), unit
+
+
+def _finished(text: str) -> str:
     text = _SPACE.sub(lambda match: match[1] or "", " ".join(text.split()))
     text = _strip_ends(text)
     if grouped := _GROUPED.fullmatch(text):

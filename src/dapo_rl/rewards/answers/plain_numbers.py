@@ -41,5 +41,13 @@ def plain_number(text: str) -> Fraction | None:
     return None
 
 
+def is_division(text: str) -> bool:
+    """Whether a plain number is a fraction in which there is something to divide: not by 1, not 0."""
+    match = _FRACTION_FORM.fullmatch(text)
+    return (
+        match is not None and Fraction(match["bottom"] or match["b"]) != 1 and Fraction(match["top"] or match["a"]) != 0
+    )
+
+
 def _power_of_ten(exponent: int) -> Fraction:
     return Fraction(10) ** exponent

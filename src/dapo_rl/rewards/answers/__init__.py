@@ -1,0 +1,7 @@
+"""Answers to mathematical problems: finding one in a response, and comparing it with the truth."""
+
+from dapo_rl.rewards.answers.compare import answers_equal
+from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS, extract_answer, last_boxed
+from dapo_rl.rewards.answers.normalize import normalize_answer
+
+__all__ = ["MAX_ANSWER_CHARS", "answers_equal", "extract_answer", "last_boxed", "normalize_answer"]

@@ -1,0 +1,88 @@
+"""Whether an answer is worked out, or still has to be.
+
+Where the truth is a number, `3+8-4+7` and `2^{10}-1` repeat the question, however right their value is. What may stand
+in an answer is what stands in the truth: a fraction where the truth is one, a root where the truth has one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dapo_rl.rewards.answers.expressions import Node
+from dapo_rl.rewards.answers.values import exact, names_in
+
+_CLOSED = frozenset(("product", "quotient", "root", "pi"))
+"""What an irrational number's closed form is written with; anything else must be in the truth too."""
+
+
+def is_worked_out(given: Node, truth: Node) -> bool:
+    """Whether nothing is left to do to an answer that has the value of the truth."""
+    if names_in(truth) or given == truth:
+        return True
+    if names_in(given):
+        return False
+    value = exact(truth)
+    if value is not None and is_numeral(truth):
+        return is_numeral(given) and (value.denominator > 1 or not _divides(given))
+    if is_numeral(given):
+        return True
+    operations, wanted = Counter(_operations(given)), Counter(_operations(truth))
+    if value is not None:
+        return operations <= wanted
+    if operations["sum"] > wanted["sum"] or not set(operations) <= _CLOSED | set(wanted):
+        return False
+    return _is_pending(truth) or not _is_pending(given)
+
+
+def same_operations(given: Node, truth: Node) -> bool:
+    """Whether as much is left to do in both."""
+    return Counter(_operations(given)) == Counter(_operations(truth))
+
+
+def is_numeral(node: Node) -> bool:
+    """A number as it is written down: an integer, a decimal, a fraction of these."""
+    if node.kind == "negative":
+        return is_numeral(node.parts[0])
+    if node.kind == "quotient":
+        return all(part.kind == "number" or _is_signed(part) for part in node.parts)
+    return node.kind in ("number", "based") or _is_scientific(node)
+
+
+def _is_scientific(node: Node) -> bool:
+    """`1.2 \\cdot 10^{5}`, `10^{5}`"""
+    if node.kind == "product":
+        return len(node.parts) == 2 and node.parts[0].kind == "number" and _is_scientific(node.parts[1])
+    return node.kind == "power" and exact(node.parts[0]) == 10 and is_numeral(node.parts[1])
+
+
+def _is_signed(node: Node) -> bool:
+    return node.kind == "negative" and node.parts[0].kind == "number"
+
+
+def _divides(node: Node) -> bool:
+    """A fraction that is a whole number: the division is what was asked for, unless it is by 1 or of 0."""
+    if node.kind == "negative":
+        return _divides(node.parts[0])
+    return node.kind == "quotient" and exact(node.parts[0]) != 0 and exact(node.parts[1]) not in (1, -1)
+
+
+def _operations(node: Node) -> list[str]:
+    inside = [operation for part in node.parts for operation in _operations(part)]
+    return [*inside, name] if (name := _operation(node)) else inside
+
+
+def _operation(node: Node) -> str:
+    if node.kind == "power" and (exponent := exact(node.parts[1])) is not None and exponent.denominator > 1:
+        return "root"
+    if node.kind in ("call", "constant"):
+        return "log" if node.value == "ln" else str(node.value)
+    return "" if node.kind in ("number", "negative", "name", "based") else node.kind
+
+
+def _is_pending(node: Node) -> bool:
+    """Whether two of its numbers can still be added, multiplied or raised."""
+    if node.kind in ("sum", "product") and sum(exact(part) is not None for part in node.parts) > 1:
+        return True
+    if node.kind == "power" and exact(node) is not None:
+        return True
+    return any(_is_pending(part) for part in node.parts)

@@ -1,0 +1,103 @@
+"""The final answer of a response: DAPO's rule, the last `Answer:`, and what models write around it."""
+
+from __future__ import annotations
+
+import re
+
+MAX_ANSWER_CHARS = 1000
+"""A longer line is not an answer. Responses can be a megabyte of anything, so every search here is linear."""
+MAX_BLANK_LINES = 3
+
+_ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_]{0,8}[:：]", re.IGNORECASE)
+_LINE = re.compile(rf"[^\r\n]{{0,{MAX_ANSWER_CHARS + 1}}}")
+_NEXT_LINE = re.compile(rf"(?:\r?\n[ \t]{{0,80}}){{1,{MAX_BLANK_LINES + 1}}}(?=[^\s])")
+_WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_DISPLAYS = ((r"\[", r"\]"), ("$$", "$$"))
+_BRACES = re.compile(r"(\\(?:boxed|fbox)[ \t]{0,4}\{)|\\.|[{}]", re.DOTALL)
+_LEAD_IN = re.compile(
+    r"(?:(?:so|thus|hence|therefore)[, ] ?)?(?:(?:the|my|our) )?(?:(?:final|correct) )?"
+    r"(?:(?:answer|result|solution|value) (?:is|equals)|it is|this is)[: ] ?(?=\S)",
+    re.IGNORECASE,
+)
+_CELL = re.compile(r"\| ([^|]*) \|")
+"""Of a table; an absolute value has no spaces inside."""
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+MAX_WORDS = 3
+"""Words on the line below `Answer:`: more are a sentence, and the answer is elsewhere."""
+
+
+def extract_answer(text: str, boxed: bool = False) -> str | None:
+    """What follows the last `Answer:`, on its line or, where that is empty, on the next; with `boxed`, else the last
+    `\\boxed{…}` of the text."""
+    end = None
+    for match in _ANSWER.finditer(text):
+        end = match.end()
+    answer = _after(text, end) if end is not None else None
+    return answer if answer is not None or not boxed else last_boxed(text)
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last `\\boxed{…}` whose braces are balanced."""
+    if r"\boxed" not in text and r"\fbox" not in text:
+        return None
+    best: tuple[int, int] | None = None
+    open_braces: list[tuple[int, bool]] = []
+    for match in _BRACES.finditer(text):
+        if match[0].endswith("{") and (match[1] or match[0] == "{"):
+            open_braces.append((match.end(), match[1] is not None))
+        elif match[0] == "}" and open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (best is None or start > best[0]):
+                best = (start, match.start())
+    if best is None or best[1] - best[0] > MAX_ANSWER_CHARS:
+        return None
+    return text[slice(*best)].strip() or None
+
+
+def _after(text: str, start: int) -> str | None:
+    line = _line_at(text, start)
+    content = line.strip(" \t*_")
+    if content and content not in (opening for opening, _ in _DISPLAYS):
+        return _strip_markup(line)
+    if content:  # a display that is opened here
+        return _strip_markup(_display(text, text.index(content, start)) or line)
+    below = _NEXT_LINE.match(text, start + len(line))
+    if below is None or len(line) > MAX_ANSWER_CHARS:
+        return None
+    line = _display(text, below.end()) or _line_at(text, below.end())
+    answer = _strip_markup(line)
+    is_marked = answer is not None and answer != line.strip()
+    return answer if answer is not None and (is_marked or len(_PROSE.findall(answer)) <= MAX_WORDS) else None
+
+
+def _line_at(text: str, start: int) -> str:
+    match = _LINE.match(text, start)
+    return match[0] if match is not None else ""
+
+
+def _display(text: str, start: int) -> str | None:
+    """Display math that starts here, over as many lines as it takes."""
+    for opening, closing in _DISPLAYS:
+        if text.startswith(opening, start):
+            end = text.find(closing, start + len(opening), start + MAX_ANSWER_CHARS)
+            return " ".join(text[start : end + len(closing)].split()) if end >= 0 else None
+    return None
+
+
+def _strip_markup(line: str) -> str | None:
+    if len(line) > MAX_ANSWER_CHARS:
+        return None
+    if (content := last_boxed(line)) is not None:
+        return content
+    # Half of the bold marks can stand before the line's content: **Answer:** 42, **Answer: 42**.
+    line = line.strip().removeprefix("**").removesuffix("**").strip()
+    if cell := _CELL.fullmatch(line):
+        line = cell[1].strip()
+    if lead_in := _LEAD_IN.match(line):
+        line = line[lead_in.end() :]
+    for opening, closing in _WRAPPERS:
+        inside = line.removesuffix(".")
+        if inside.startswith(opening) and inside.endswith(closing) and len(inside) > len(opening + closing):
+            inside = inside[len(opening) : -len(closing)]
+            line = line if closing in inside else inside.strip()
+    return line if line.strip("$*_.` ") else None

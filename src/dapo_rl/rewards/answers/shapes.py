@@ -1,0 +1,168 @@
+"""Whether two answers are the same, element by element: numbers, tuples, intervals, sets, lists, matrices, relations.
+
+Brackets mean what they say: a tuple has an order, a set and a list have none, and an answer with more elements than
+the truth is another answer, also where the right one is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dapo_rl.rewards.answers.closed_form import is_worked_out, same_operations
+from dapo_rl.rewards.answers.expressions import Node
+from dapo_rl.rewards.answers.values import equal, exact, is_multiple, names_in
+
+_FLIPPED = {">": "<", ">=": "<="}
+_REALS = Node(
+    "tuple", (Node("negative", (Node("constant", value="infty"),)), Node("constant", value="infty")), value="()"
+)
+
+
+def same(truth: Node, given: Node) -> bool:
+    """Whether an answer is the truth, in another order or notation or not."""
+    truth, given = _plain(truth), _plain(given)
+    if _is_listing(truth) and truth.kind != "set" and all(map(_name_of, truth.parts)):
+        return _same_assignments(truth, given)
+    if name := _name_of(given):
+        if _name_of(truth) not in (None, name):
+            return False
+        given = given.parts[-1]
+    if _name_of(truth):
+        truth = truth.parts[-1]
+    if truth.kind in ("list", "set"):
+        return _same_elements(truth, given)
+    if given.kind == "set" and len(given.parts) == 1 and not truth.is_shape:
+        return same(truth, given.parts[0])  # the set of solutions
+    if truth.kind == "tuple" and _is_listing(given) and all(map(_name_of, given.parts)):
+        return len({_name_of(part) for part in given.parts}) > 1 and _same_sequence(truth, given)
+    if truth.kind == "relation" or given.kind == "relation":
+        return _same_relation(truth, given)
+    if truth.kind == "ratio" or given.kind == "ratio":
+        return _same_ratio(truth, given)
+    if truth.is_shape or given.is_shape:
+        return _same_shape(truth, given)
+    return equal(truth, given) and is_worked_out(given, truth)
+
+
+def _plain(node: Node) -> Node:
+    """Without what says the same in more words: `x in [1, 2]`, the reals as a letter."""
+    if node.kind == "relation" and node.value == ("in",) and node.parts[0].kind == "name":
+        node = node.parts[1]
+    return _REALS if node == Node("domain", value="R") else node
+
+
+def _is_listing(node: Node) -> bool:
+    return node.kind in ("list", "set")
+
+
+def _name_of(node: Node) -> str | None:
+    """The name in `x = 5`."""
+    if node.kind == "relation" and node.value == ("=",) and node.parts[0].kind == "name":
+        return str(node.parts[0].value)
+    return None
+
+
+def _same_assignments(truth: Node, given: Node) -> bool:
+    """`x = 1, y = 2` by its names; where the answer leaves them out, in their order."""
+    names = [_name_of(part) for part in truth.parts]
+    if len(set(names)) == 1:
+        return _same_elements(Node("list", tuple(part.parts[1] for part in truth.parts)), given)
+    if len(given.parts) != len(names) or given.kind not in ("list", "tuple"):
+        return False
+    values = {_name_of(part): part for part in given.parts}
+    if set(values) == set(names):
+        return all(same(part, values[name]) for name, part in zip(names, truth.parts, strict=True))
+    return set(values) == {None} and names == sorted(map(str, names)) and _same_sequence(truth, given)
+
+
+def _same_elements(truth: Node, given: Node) -> bool:
+    """Each element of the one is one of the other, as often."""
+    if given.kind == "tuple" and truth.kind == "list":
+        return given.value == "()" and _same_sequence(truth, given)
+    if not _is_listing(given) or len(given.parts) != len(truth.parts):
+        return len(truth.parts) == 1 and truth.kind == "set" and same(truth.parts[0], given)
+    names = {_name_of(part) for part in given.parts}
+    if len(names) > 1 and None not in names:
+        return _same_sequence(truth, given)
+    left = list(given.parts)
+    for element in truth.parts:
+        match = next((i for i, other in enumerate(left) if same(element, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return True
+
+
+def _same_sequence(truth: Node, given: Node) -> bool:
+    return len(truth.parts) == len(given.parts) and all(map(same, truth.parts, given.parts))
+
+
+def _same_shape(truth: Node, given: Node) -> bool:
+    if truth.kind != given.kind or (truth.value != given.value):
+        return False
+    if truth.kind in ("union", "intersection"):
+        return _same_elements(Node("set", truth.parts), Node("set", given.parts))
+    return _same_sequence(truth, given)
+
+
+def _same_ratio(truth: Node, given: Node) -> bool:
+    """`2:3` is `4:6`, and the fraction 2/3."""
+    ours, theirs = _terms(given), _terms(truth)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return False
+    return all(equal(_product(ours[0], b), _product(theirs[0], a)) for a, b in zip(ours, theirs, strict=True))
+
+
+def _terms(node: Node) -> tuple[Node, ...] | None:
+    terms = node.parts if node.kind in ("ratio", "quotient") else ()
+    return terms if terms and all(exact(term) not in (None, 0) for term in terms) else None
+
+
+def _product(a: Node, b: Node) -> Node:
+    return Node("product", (a, b))
+
+
+def _same_relation(truth: Node, given: Node) -> bool:
+    if truth.kind != "relation":
+        return _is_chain_to(truth, given)
+    if given.kind != "relation":
+        return False
+    (ours, our_signs), (theirs, their_signs) = _ordered(given), _ordered(truth)
+    if our_signs != their_signs:
+        return False
+    if not names_in(truth) and not same_operations(given, truth):
+        return False  # in `2 + 3 = 5`, an equation of numbers, what is left to do is what it says
+    if all(map(same, theirs, ours)):
+        return True
+    if set(our_signs) <= {"=", "!="}:
+        return all(map(same, theirs, reversed(ours))) or _same_equation(theirs, ours)
+    return False
+
+
+def _ordered(node: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
+    """With its signs from small to large."""
+    assert isinstance(node.value, tuple)
+    if all(sign in _FLIPPED for sign in node.value):
+        return node.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(node.value))
+    return node.parts, node.value
+
+
+def _is_chain_to(truth: Node, given: Node) -> bool:
+    """`2 + 3 = 5` for 5: every side is the truth, and the last one is worked out."""
+    if not isinstance(given.value, tuple) or set(given.value) != {"="} or truth.is_shape:
+        return False
+    sides = given.parts[1:] if given.parts[0].kind == "name" else given.parts
+    if any(side.is_shape or not equal(truth, side) for side in sides):
+        return False
+    return is_worked_out(sides[-1], truth)
+
+
+def _same_equation(truth: Sequence[Node], given: Sequence[Node]) -> bool:
+    """`2x + 4y = 8` for `x + 2y = 4`: the one is a multiple of the other. An equation of numbers is its sides."""
+    if len(truth) != 2 or len(given) != 2 or any(side.is_shape for side in (*truth, *given)):
+        return False
+    return is_multiple(_difference(truth), _difference(given))
+
+
+def _difference(sides: Sequence[Node]) -> Node:
+    return Node("sum", (sides[0], Node("negative", (sides[1],))))

@@ -1,0 +1,392 @@
+"""What an expression is worth, and whether two are the same.
+
+Constants are compared exactly where they are rational, to 30 digits where they are not; expressions with names, at
+random points. So no comparison takes long, whatever is written: there is nothing to expand or to simplify, and what
+is too large to compute is refused by its size.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+from dapo_rl.rewards.answers.expressions import Node
+
+MAX_BITS = 40_000
+"""Of any number that is computed: 12,000 decimal digits."""
+MAX_FACTORIAL = 2_000
+DIGITS = 60
+SAME_DIGITS = 30
+LEAST_DECIMALS = 6
+"""A decimal stands for an irrational number from this many digits on."""
+
+
+class NotComputedError(ArithmeticError):
+    """Too large, undefined, or of no kind that is computed here."""
+
+
+def exact(node: Node) -> Fraction | None:
+    """The value where it is rational and made of rational parts alone; None elsewhere."""
+    try:
+        return _exact(node)
+    except NotComputedError:
+        return None
+
+
+def equal(truth: Node, given: Node) -> bool:
+    """Whether two expressions are the same number, or the same function of their names."""
+    if truth == given:
+        return True
+    if "based" in (truth.kind, given.kind):
+        return _same_numeral(truth, given)
+    if names := names_in(truth) | names_in(given):
+        return _equal_at_points(truth, given, sorted(names))
+    ours, theirs = exact(given), exact(truth)
+    if ours is not None and theirs is not None:
+        return ours == theirs
+    try:
+        return _equal_numbers(truth, given, {})
+    except NotComputedError:
+        return False
+
+
+def names_in(node: Node) -> frozenset[str]:
+    if node.kind == "name":
+        return frozenset((str(node.value),))
+    return frozenset(name for part in node.parts for name in names_in(part))
+
+
+def _same_numeral(truth: Node, given: Node) -> bool:
+    """A numeral in a base; the answer may leave the base out, for the question names it."""
+    if truth.kind != "based":
+        return False
+    if given.kind == "based":
+        return given.value == truth.value
+    return isinstance(truth.value, tuple) and given.kind == "number" and str(given.value) == truth.value[0]
+
+
+# Rational numbers, exactly.
+
+
+def _exact(node: Node) -> Fraction | None:
+    if node.kind == "number":
+        assert isinstance(node.value, Fraction)
+        return node.value
+    values = [_exact(part) for part in node.parts]
+    if not values or any(value is None for value in values):
+        return None
+    operate = _RATIONAL.get(node.kind) or (_RATIONAL.get(str(node.value)) if node.kind == "call" else None)
+    if operate is None:
+        return None
+    result = operate(*values)
+    if result is not None and _bits(result) > MAX_BITS:
+        raise NotComputedError("too large")
+    return result
+
+
+def _bits(value: Fraction) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def _product(*factors: Fraction) -> Fraction:
+    if sum(map(_bits, factors)) > 2 * MAX_BITS:
+        raise NotComputedError("too large")
+    return reduce(lambda a, b: a * b, factors)
+
+
+def _quotient(top: Fraction, bottom: Fraction) -> Fraction:
+    if not bottom:
+        raise NotComputedError("divided by zero")
+    return top / bottom
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if exponent.denominator != 1:
+        return _root(_power(base, Fraction(exponent.numerator)), Fraction(exponent.denominator))
+    if not base and exponent <= 0:
+        raise NotComputedError("a power of zero")
+    if abs(base) != 1 and _bits(base) * abs(exponent) > MAX_BITS:
+        raise NotComputedError("too large")
+    return base ** int(exponent % 2 if abs(base) == 1 else exponent)
+
+
+def _root(radicand: Fraction | None, degree: Fraction) -> Fraction | None:
+    """A root that comes out even; None for one that does not."""
+    if radicand is None or degree.denominator != 1 or not 0 < degree <= MAX_BITS:
+        return None
+    if radicand < 0:
+        return None if degree % 2 == 0 else _negated(_root(-radicand, degree))
+    top, bottom = (_whole_root(number, int(degree)) for number in (radicand.numerator, radicand.denominator))
+    return None if top is None or bottom is None else Fraction(top, bottom)
+
+
+def _negated(value: Fraction | None) -> Fraction | None:
+    return None if value is None else -value
+
+
+def _whole_root(number: int, degree: int) -> int | None:
+    if degree == 1 or number < 2:
+        return number
+    if degree == 2:
+        root = math.isqrt(number)
+        return root if root * root == number else None
+    low, high = 0, 1 << (number.bit_length() // degree + 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle**degree <= number else (low, middle - 1)
+    return low if low**degree == number else None
+
+
+def _factorial(value: Fraction) -> Fraction:
+    if value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
+        raise NotComputedError("a factorial")
+    return Fraction(math.factorial(int(value)))
+
+
+def _binomial(n: Fraction, k: Fraction) -> Fraction:
+    if n.denominator != 1 or k.denominator != 1 or not 0 <= n <= MAX_FACTORIAL or k < 0:
+        raise NotComputedError("a binomial coefficient")
+    return Fraction(math.comb(int(n), int(k)))
+
+
+def _whole(function: Callable[..., int]) -> Callable[..., Fraction]:
+    def of(*values: Fraction) -> Fraction:
+        if any(value.denominator != 1 for value in values):
+            raise NotComputedError("of whole numbers alone")
+        return Fraction(function(*map(int, values)))
+
+    return of
+
+
+_RATIONAL: dict[str, Callable[..., Fraction | None]] = {
+    "sum": lambda *terms: sum(terms, Fraction()),
+    "negative": lambda value: -value,
+    "product": _product,
+    "quotient": _quotient,
+    "power": _power,
+    "root": _root,
+    "factorial": _factorial,
+    "binom": _binomial,
+    "abs": abs,
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)),
+    "min": lambda *values: min(values),
+    "max": lambda *values: max(values),
+    "gcd": _whole(math.gcd),
+    "lcm": _whole(math.lcm),
+}
+
+
+# All others, to many digits.
+
+
+def _equal_numbers(truth: Node, given: Node, point: Mapping[str, Fraction]) -> bool:
+    """Whether both have one value; NotComputedError where the truth has none at this point."""
+    digits = DIGITS
+    for _ in range(2):
+        theirs, lost = _Evaluation(digits, point).value(truth)
+        try:
+            ours, lost_too = _Evaluation(digits, point).value(given)
+        except NotComputedError:
+            return False
+        if max(lost, lost_too) < DIGITS - SAME_DIGITS:
+            break
+        digits = DIGITS + max(lost, lost_too)
+    mp = _context()
+    if point and mp.im(theirs) and "i" not in _constants_in(truth):
+        raise NotComputedError("a real function outside of its domain")
+    if mp.isinf(ours) or mp.isinf(theirs):
+        return bool(ours == theirs)
+    difference = abs(ours - theirs)
+    if not point and (decimals := _decimals(given)) >= LEAST_DECIMALS and exact(truth) is None:
+        return bool(difference < mp.mpf(10) ** -decimals)
+    size = max(abs(ours), abs(theirs))
+    return bool(difference <= size * mp.mpf(10) ** -SAME_DIGITS + mp.mpf(10) ** (SAME_DIGITS - DIGITS - 20))
+
+
+def _constants_in(node: Node) -> frozenset[str]:
+    if node.kind == "constant":
+        return frozenset((str(node.value),))
+    return frozenset(name for part in node.parts for name in _constants_in(part))
+
+
+def _decimals(node: Node) -> int:
+    return _decimals(node.parts[0]) if node.kind == "negative" else node.decimals
+
+
+POINTS = 12
+
+
+def _equal_at_points(truth: Node, given: Node, names: list[str]) -> bool:
+    """At points where the truth is a number; at least two, or nothing can be said."""
+    seen = 0
+    for point in _points(names):
+        try:
+            if not _equal_numbers(truth, given, point):
+                return False
+        except NotComputedError:
+            continue
+        seen += 1
+    return seen >= 2
+
+
+def is_multiple(truth: Node, given: Node) -> bool:
+    """Whether two functions of the same names differ by a factor alone: one that is not 0."""
+    names = sorted(names_in(truth) | names_in(given))
+    first: tuple[Any, Any] | None = None
+    for point in _points(names) if names else ():
+        try:
+            theirs, ours = (_Evaluation(DIGITS, point).value(node)[0] for node in (truth, given))
+        except NotComputedError:
+            continue
+        if not theirs or not ours:
+            return False
+        first = first or (theirs, ours)
+        cross = theirs * first[1], ours * first[0]
+        if abs(cross[0] - cross[1]) > max(map(abs, cross)) * _context().mpf(10) ** -SAME_DIGITS:
+            return False
+    return first is not None
+
+
+def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
+    """Positive, negative and whole numbers: some expressions have values at some of these alone."""
+    draw = random.Random(0)
+    for index in range(POINTS):
+        if index % 3 == 2:
+            yield {name: Fraction(draw.randint(2, 12)) for name in names}
+        else:
+            sign = -1 if index % 3 else 1
+            yield {name: sign * Fraction(draw.randint(1_001, 30_011), 10_007) for name in names}
+
+
+_contexts = threading.local()
+
+
+def _context() -> Any:
+    """mpmath's functions with a precision of this thread's own."""
+    if not hasattr(_contexts, "mp"):
+        import mpmath
+
+        _contexts.mp = mpmath.MPContext()
+    return _contexts.mp
+
+
+def load() -> None:
+    """What the first comparison would import."""
+    _context()
+
+
+class _Evaluation:
+    """One value to so many digits, and how many of these cancelled out on the way."""
+
+    def __init__(self, digits: int, point: Mapping[str, Fraction]) -> None:
+        self._mp, self._digits, self._point = _context(), digits, point
+        self._mp.dps = digits
+        self._lost = 0
+
+    def value(self, node: Node) -> tuple[Any, int]:
+        try:
+            result = self._of(node)
+        except (ArithmeticError, ValueError, TypeError, LookupError) as error:
+            raise NotComputedError(str(error)) from None
+        return result, self._lost
+
+    def _of(self, node: Node) -> Any:
+        return self._checked(self._compute(node))
+
+    def _compute(self, node: Node) -> Any:
+        mp, kind = self._mp, node.kind
+        if kind == "number":
+            return self._rational(node.value)
+        if kind == "name":
+            return self._rational(self._point[str(node.value)])
+        if kind == "constant":
+            return {"pi": mp.pi, "e": mp.e, "i": mp.j, "infty": mp.inf}[str(node.value)] * 1
+        values = [self._of(part) for part in node.parts]
+        if kind == "sum":
+            return self._sum(values)
+        if kind == "negative":
+            return -values[0]
+        if kind == "product":
+            return mp.fprod(values)
+        if kind == "quotient":
+            return values[0] / values[1]
+        if kind == "power":
+            return self._power(*values)
+        if kind == "root":
+            return self._root(*values)
+        if kind == "factorial":
+            return self._call("factorial", values)
+        if kind == "call":
+            return self._call(str(node.value), values)
+        raise NotComputedError(kind)
+
+    def _rational(self, value: Any) -> Any:
+        return self._mp.mpf(value.numerator) / value.denominator
+
+    def _checked(self, value: Any) -> Any:
+        """As it is, where it is a number of a size that goes on to be computed with."""
+        mp = self._mp
+        if mp.isnan(value):
+            raise NotComputedError("no number")
+        if not mp.isinf(value) and value and abs(mp.mag(value)) > MAX_BITS:
+            raise NotComputedError("too large")
+        return value
+
+    def _sum(self, values: list[Any]) -> Any:
+        total = self._mp.fsum(values)
+        largest = max(abs(value) for value in values)
+        if largest and not self._mp.isinf(largest):
+            left = self._mp.mag(total) if total else -self._digits * 4
+            self._lost = max(self._lost, int((self._mp.mag(largest) - left) * 0.302) + 1)
+            if not total or abs(total) < largest * self._mp.mpf(10) ** (5 - self._digits):
+                return self._mp.mpf(0)  # nothing but rounding is left
+        return total
+
+    def _power(self, base: Any, exponent: Any) -> Any:
+        mp = self._mp
+        if not base:
+            if mp.re(exponent) <= 0:
+                raise NotComputedError("a power of zero")
+            return base
+        if abs(exponent) * (abs(mp.mag(base)) + 1) > MAX_BITS:
+            raise NotComputedError("too large")
+        if mp.im(base) == 0 and mp.im(exponent) == 0 and mp.isint(exponent):
+            return mp.power(mp.re(base), int(mp.re(exponent)))
+        return mp.power(base, exponent)
+
+    def _root(self, radicand: Any, degree: Any) -> Any:
+        mp = self._mp
+        if not mp.isint(degree) or not 1 <= degree <= MAX_BITS:
+            raise NotComputedError("a root")
+        if mp.im(radicand) == 0 and mp.re(radicand) < 0 and int(degree) % 2:
+            return -mp.root(-mp.re(radicand), int(degree))
+        return mp.root(radicand, int(degree))
+
+    def _call(self, name: str, values: list[Any]) -> Any:
+        mp = self._mp
+        if name in ("factorial", "binom") and max(abs(value) for value in values) > MAX_FACTORIAL:
+            raise NotComputedError("too large")
+        if name in ("exp", "sinh", "cosh") and abs(values[0]) > MAX_BITS:
+            raise NotComputedError("too large")
+        if name in ("log", "ln"):
+            base = values[1] if len(values) > 1 else mp.e if name == "ln" else mp.mpf(10)
+            return mp.log(values[0]) / mp.log(base)
+        if name in ("min", "max"):
+            return (min if name == "min" else max)(values)
+        return getattr(mp, _NUMERIC[name])(*values)
+
+
+_NUMERIC = {
+    **{
+        name: name
+        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "floor", "ceil")
+    },
+    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan", "abs": "fabs", "factorial": "factorial"},
+    "binom": "binomial",
+}
