@@ -495,6 +495,29 @@ def _(here):
     return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"])]
 
 
+@case("a model that brings its own code")
+def _(here):
+    return ["train", here.model(model_type="own", auto_map={"AutoConfig": "own.Config"})]
+
+
+@case("a tokenizer that brings its own code")
+def _(here):
+    change = {"tokenizer_config.json": lambda _: b'{"tokenizer_class": "Own", "auto_map": ["own.Tokenizer", null]}'}
+    return ["train", here.model(change=change)]
+
+
+@case("pickled weights with more than tensors")
+def _(here):
+    name = here.model(without=["model.safetensors"])
+    torch.save({"path": here.path}, here.path / "model" / "pytorch_model.bin")
+    return ["train", name]
+
+
+@case("an end-of-sequence token that is none")
+def _(here):
+    return ["train", here.model(change={"generation_config.json": lambda _: b'{"eos_token_id": "</s>"}'})]
+
+
 @case("a context that is too short")
 def _(here):
     return ["train", here.model(max_position_embeddings=32)]
