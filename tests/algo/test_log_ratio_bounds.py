@@ -88,9 +88,7 @@ def test_k3_by_hand(difference, value, gradient):
     assert reference.kl_penalty([0.0], [difference])[0] == pytest.approx(value, rel=1e-9)
 
 
-log_ratios = st.lists(
-    st.floats(-1e4, 1e4, width=32) | st.floats(-25, 25, width=32), min_size=1, max_size=12
-)
+log_ratios = st.lists(st.floats(-1e4, 1e4, width=32) | st.floats(-25, 25, width=32), min_size=1, max_size=12)
 advantages = st.floats(-3, 3, width=32)
 
 

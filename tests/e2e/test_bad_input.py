@@ -400,6 +400,14 @@ def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'answer': '2'})}", "data.answer_key=solution"]
 
 
+@case("a ground truth that is not text, among good ones")
+def _(here):
+    given = [row | {"answer": row["answer"].encode()} for row in problems(20)]
+    given[1]["answer"] = b"\x89PNG"
+    pq.write_table(pa.Table.from_pylist(given), here.path / "data.parquet")
+    return ["train", *QUICK, "data.train=data.parquet", "--run", "run"]
+
+
 @case("every prompt too long")
 def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]

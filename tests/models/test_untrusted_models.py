@@ -166,7 +166,7 @@ def calls(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            if called == "LLM" or called.startswith("Auto") and called.split(".")[-1] in LOADS:
+            if called == "LLM" or (called.startswith("Auto") and called.split(".")[-1] in LOADS):
                 yield called, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
 
 

@@ -123,8 +123,8 @@ def _why_not(error: Exception, file: str) -> str:
     """The end of a line about what cannot be loaded; `file` is where it says what code it is made of."""
     if "trust_remote_code" in str(error):
         return (
-            f"needs Python code of its own (auto_map in {file}), and no code from a model is ever run; use a model that "
-            "transformers has a class for, or load it in Python and pass it to DAPOTrainer"
+            f"needs Python code of its own (auto_map in {file}), and no code from a model is ever run; use a model "
+            "that transformers has a class for, or load it in Python and pass it to DAPOTrainer"
         )
     return f"cannot be loaded: {_reason(error)}"
 
