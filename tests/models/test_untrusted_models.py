@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from support import REPOSITORY
 
-from dapo_rl.config import ModelSettings
+from dapo_rl.config import DataSettings, ModelSettings
+from dapo_rl.data import build_prompts, load_rows
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import TINY, load_model
 
@@ -160,6 +161,27 @@ def test_a_value_that_transformers_refuses_is_named_with_the_reason(directory):
     message = directory.message()
     assert "'num_hidden_layers'" in message
     assert "expected int, got str" in message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ cycler.__init__.__globals__.os.open('TRACE', 64) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(messages[0]) }}",
+        "{% include '/etc/passwd' %}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{{ 'a' * ",
+    ],
+)
+def test_a_chat_template_has_a_sandbox(directory, template):
+    (directory.path / "chat_template.jinja").write_text(template.replace("TRACE", str(directory.trace)))
+    _, tokenizer = directory.load()
+    rows = load_rows([{"prompt": [{"role": "user", "content": "1+1?"}]}])
+    with pytest.raises(UserError, match=r"row 0: the chat template refuses it: \S+") as caught:
+        build_prompts(rows, tokenizer, DataSettings())
+    assert "\n" not in str(caught.value)
+    assert not directory.trace.exists()
 
 
 def calls(tree):
