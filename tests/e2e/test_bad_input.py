@@ -400,6 +400,14 @@ def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'answer': '2'})}", "data.answer_key=solution"]
 
 
+@case("a ground truth that is not text, among good ones")
+def _(here):
+    given = [row | {"answer": row["answer"].encode()} for row in problems(20)]
+    given[1]["answer"] = b"\x89PNG"
+    pq.write_table(pa.Table.from_pylist(given), here.path / "data.parquet")
+    return ["train", *QUICK, "data.train=data.parquet", "--run", "run"]
+
+
 @case("every prompt too long")
 def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]
@@ -493,6 +501,29 @@ def _(here):
 @case("an architecture that is no causal language model")
 def _(here):
     return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"])]
+
+
+@case("a model that brings its own code")
+def _(here):
+    return ["train", here.model(model_type="own", auto_map={"AutoConfig": "own.Config"})]
+
+
+@case("a tokenizer that brings its own code")
+def _(here):
+    change = {"tokenizer_config.json": lambda _: b'{"tokenizer_class": "Own", "auto_map": ["own.Tokenizer", null]}'}
+    return ["train", here.model(change=change)]
+
+
+@case("pickled weights with more than tensors")
+def _(here):
+    name = here.model(without=["model.safetensors"])
+    torch.save({"path": here.path}, here.path / "model" / "pytorch_model.bin")
+    return ["train", name]
+
+
+@case("an end-of-sequence token that is none")
+def _(here):
+    return ["train", here.model(change={"generation_config.json": lambda _: b'{"eos_token_id": "</s>"}'})]
 
 
 @case("a context that is too short")

@@ -192,7 +192,7 @@ def test_trap_8_or_fills_up_with_uninformative_groups_and_says_so():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, CRASH, MIXED]), cap=8, on_cap="fill")
     fill = sampler.fill(3)
     assert draws(fill.kept) == [0, 3, 7]
-    assert fill.filled_up == 1
+    assert fill.filled_up == {0}
     assert "filled up with 1 uninformative group" in fill.note
     assert 0 not in draws(g for g, _ in fill.dropped)
 

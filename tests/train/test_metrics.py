@@ -18,7 +18,7 @@ def test_the_mismatch_of_engine_and_trainer_is_the_first_updates(first, shown):
     right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
     group = Group(0, make_prompt("p"), (make_sample(), make_sample()), (right, wrong))
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = Fill((group,), (), (group,), 0, 0, 0, 6, 0, 0.1, 0.1)
+    fill = Fill((group,), (), (group,), frozenset(), 0, 0, 6, 0, 0.1, 0.1)
     updates = [{"actor/mismatch_kl": first}, {"actor/mismatch_kl": 0.5}]
     metrics = step_metrics(fill, make_batch(fill.kept, config, 0), updates, config, 0)
     if shown is None:

@@ -45,4 +45,5 @@ def group_advantages(
         variance = spread_BG.square().sum() / (count - ddof).clamp(min=1)
     else:
         raise ValueError(f"unknown normalize {normalize!r}")
-    return deviation_BG / (variance.sqrt() + eps)
+    # Where nothing deviates and eps is 0, the quotient is 0 / 0.
+    return torch.where(deviation_BG == 0, 0.0, deviation_BG / (variance.sqrt() + eps))

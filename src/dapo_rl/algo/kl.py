@@ -7,16 +7,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+MAX_EXPONENT = 20.0
+"""k3's exponential ends here: beyond 88 it is infinite. Its other side is a straight line and needs no bound."""
+
 
 def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
-    """KL(policy ‖ reference) of sampled tokens, each estimated by itself (k3: unbiased and never negative)."""
+    """KL(policy ‖ reference) of sampled tokens, each estimated by itself (k3: unbiased and never negative).
+
+    A token that the reference gives more than `exp(20)` times the policy's probability counts in k3 as at that bound.
+    """
     difference = ref_logps.float() - logps.float()
     if kind == "k1":
         return -difference
     if kind == "k2":
         return difference.square() / 2
     if kind == "k3":
-        return torch.exp(difference) - difference - 1
+        bounded = difference.clamp(max=MAX_EXPONENT)
+        return torch.exp(bounded) - bounded - 1
     raise ValueError(f"unknown kl kind {kind!r}")
 
 

@@ -15,6 +15,9 @@ Aggregation = Literal[
     "token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm", "micro-batch-token-mean"
 ]
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio is infinite, and a clipped token's gradient NaN."""
+
 
 class ClipFractions(NamedTuple):
     """Shares of the tokens whose gradient a clip bound cuts off."""
@@ -63,7 +66,10 @@ def policy_token_losses(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Tensor:
-    """`−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A)` for each token; 0 where masked."""
+    """`−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A)` for each token; 0 where masked.
+
+    r is the ratio `exp(new − old)`, between `exp(−20)` and `exp(20)`; beyond these a token has no gradient.
+    """
     ratio = _ratio(new_logps, old_logps, mask)
     advantage = _advantages_like(ratio, advantages, mask)
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
@@ -166,7 +172,8 @@ def _mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
 
 def _ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
     # Masked positions are emptied before the exponential: 0 × NaN is NaN, in the gradient too.
-    return torch.exp(torch.where(mask, new_logps.float() - old_logps.float(), 0.0))
+    log_ratio = torch.where(mask, new_logps.float() - old_logps.float(), 0.0)
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def _advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

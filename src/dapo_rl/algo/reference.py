@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[Any]
 
+BOUND = 20
+"""Of a log-ratio before it is exponentiated."""
+
 
 class ClipFractions(NamedTuple):
     high: float
@@ -36,7 +39,7 @@ def dapo_policy_loss(
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros_like(new)
     for i, t in zip(*np.nonzero(counted), strict=True):
-        r, a = np.exp(new[i, t] - old[i, t]), advantage[i, t]
+        r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
         # One bound for each sign of the advantage: the upper one limits reward, the lower one punishment.
         objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
         if clip_ratio_c is not None and a < 0:
@@ -90,7 +93,7 @@ def clip_fractions(
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     high = low = dual = 0
     for i, t in zip(*np.nonzero(counted), strict=True):
-        r, a = np.exp(new[i, t] - old[i, t]), advantage[i, t]
+        r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
         high += int(a > 0 and r > 1 + clip_high)
         low += int(a < 0 and r < 1 - clip_low)
         dual += int(a < 0 and clip_ratio_c is not None and r > clip_ratio_c)
@@ -160,6 +163,7 @@ def kl_penalty(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Arra
     if kind == "k2":
         return np.asarray(np.square(log_ratio) / 2)
     if kind == "k3":
+        log_ratio = np.maximum(log_ratio, -BOUND)
         return np.asarray(np.exp(-log_ratio) + log_ratio - 1)
     raise ValueError(f"unknown kl kind {kind!r}")
 

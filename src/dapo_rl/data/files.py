@@ -6,6 +6,7 @@ import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dapo_rl.data.rows import BadRow, Row, make_row, one_line
 from dapo_rl.errors import UserError
@@ -72,9 +73,20 @@ def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
             # pandas stores its index as a column of the file; it is no column of the data.
             index = [name for name in file.schema_arrow.names if name.startswith("__index_level_")]
             for batch in file.iter_batches(batch_size=4096):
-                for value in batch.drop_columns(index).to_pylist():
+                for value in _widened(batch.drop_columns(index)).to_pylist():
                     yield make_row(number, f"{path.name}:row {number}", value)
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         after = f" after row {number - 1}" if number else ""
         raise UserError(f"{key}: {path}: cannot be read as parquet{after}: {one_line(error)}") from None
+
+
+def _widened(batch: Any) -> Any:
+    """Narrow floats by their digits: 0.1 stays 0.1, and not the 0.10000000149011612 that has the same 32 bits."""
+    import pyarrow as pa
+
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_float32(field.type):
+            digits = batch.column(at).cast(pa.string())
+            batch = batch.set_column(at, field.name, digits.cast(pa.float64()))
+    return batch

@@ -7,7 +7,6 @@ does (`prompt` as a string or as messages, any other columns) or as GSM8K (`ques
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, one_line
+from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
+from dapo_rl.data.text import answer_text, decoded
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -98,7 +98,7 @@ def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings)
     name, value = _prompt_column(row.columns, settings.prompt_key)
     given = _text_or_messages(name, value)
     reading = reader.read(given)
-    data_source = row.columns.get("data_source")
+    data_source = decoded(row.columns.get("data_source"), "'data_source'")
     return Prompt(
         id=str(row.number),
         text=reading.text,
@@ -132,24 +132,31 @@ def _column(columns: Mapping[str, Any], key: str) -> Any:
 
 
 def _text_or_messages(name: str, value: Any) -> str | Messages:
+    value = decoded(value, repr(name))
     if isinstance(value, str):
         if not value.strip():
             raise BadRowError(f"{name!r} is empty")
         return value
-    if not isinstance(value, Sequence) or isinstance(value, bytes):
+    if not isinstance(value, Sequence):
         raise BadRowError(f"{name!r} is a {type(value).__name__}, not a string or a list of messages")
     if not value:
         raise BadRowError(f"{name!r} is empty")
-    for at, message in enumerate(value):
-        if not isinstance(message, Mapping):
-            raise BadRowError(f"message {at} of {name!r} is a {type(message).__name__}, not {{role, content}}")
-        for part in ("role", "content"):
-            if not isinstance(message.get(part), str):
-                raise BadRowError(f"message {at} of {name!r} has no text as its {part!r}")
-    if not any(message["content"].strip() for message in value):
+    messages = tuple(_message(f"message {at} of {name!r}", message) for at, message in enumerate(value))
+    if not any(message["content"].strip() for message in messages):
         raise BadRowError(f"{name!r} is empty")
+    return messages
+
+
+def _message(what: str, value: Any) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise BadRowError(f"{what} is a {type(value).__name__}, not {{role, content}}")
+    message = dict(value)
+    for part in ("role", "content"):
+        message[part] = decoded(message.get(part), f"the {part!r} of {what}")
+        if not isinstance(message[part], str):
+            raise BadRowError(f"{what} has no text as its {part!r}")
     # Parquet gives every message the fields of all others, as nulls.
-    return tuple({k: v for k, v in message.items() if isinstance(v, str)} for message in value)
+    return {name: inner for name, inner in message.items() if isinstance(inner, str)}
 
 
 def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
@@ -157,29 +164,12 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
         value = _column(columns, key)
         if value is MISSING:
             raise BadRowError(f"no {key!r} column (data.answer_key); it has {', '.join(columns)}")
-        return _answer_text(value)
+        return answer_text(value)
     for name in ANSWER_KEYS:
         value = _column(columns, name)
         if value is not MISSING and value is not None:
-            return _answer_text(value)
+            return answer_text(value)
     return None
-
-
-def _answer_text(value: Any) -> str | None:
-    """The ground truth as text.
-
-    A solution in GSM8K's form, with a line `#### 1,080`, stands for what follows the mark, without the commas that
-    separate thousands.
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):  # pandas writes a missing value as NaN
-        return None
-    if isinstance(value, str):
-        marked = re.findall(r"^#### +(\S.*)$", value, re.MULTILINE)
-        return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", marked[-1].strip()) if marked else value
-    try:
-        return str(value)
-    except Exception as error:  # a number of more digits than Python writes, an object of a class of one's own
-        raise BadRowError(f"the ground truth cannot be written as text: {one_line(error)}") from None
 
 
 def _nothing_left(rows: Rows, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:

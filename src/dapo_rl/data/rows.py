@@ -62,17 +62,33 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, str):
         return _text(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
     if isinstance(value, Mapping):
         return {plain(name): plain(inner) for name, inner in value.items()}
     if kind is list:
         return [plain(inner) for inner in value]
     if kind is tuple:
         return tuple([plain(inner) for inner in value])
+    if kind.__name__ in ("NAType", "NaTType"):  # pandas' missing values
+        return None
     if hasattr(value, "tolist"):
-        return plain(value.tolist())
+        return plain(_from_numpy(value))
     if hasattr(value, "to_pydatetime"):
         return value.to_pydatetime()
     return value
+
+
+def _from_numpy(value: Any) -> Any:
+    """What `tolist` gives, but for times in nanoseconds, which are integers there, and for narrow floats, whose digits
+    grow: 0.1 would be 0.10000000149011612."""
+    dtype = getattr(value, "dtype", None)
+    kind = getattr(dtype, "kind", "")
+    if kind in ("M", "m") and str(dtype).endswith("[ns]"):
+        return value.astype(f"{kind}8[us]").tolist()
+    if kind == "f" and value.ndim == 0:
+        return float(str(value))
+    return value.tolist()
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

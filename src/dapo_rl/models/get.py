@@ -165,7 +165,7 @@ def _tokenizer(model: Packaged, directory: str) -> Any:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=GGUF_NAME)
+    tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=GGUF_NAME, trust_remote_code=False)
     if model.digits_apart:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -179,12 +179,16 @@ def _weights(directory: str) -> Any:
 
     # A bar over the tensors belongs on a terminal, and nowhere else.
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
-        quantised = AutoModelForCausalLM.from_pretrained(directory, gguf_file=GGUF_NAME, dtype=torch.float32)
+        quantised = AutoModelForCausalLM.from_pretrained(
+            directory, gguf_file=GGUF_NAME, dtype=torch.float32, trust_remote_code=False
+        )
     # A model built anew knows nothing of the file it came from, and is saved as any other.
     config = quantised.config.to_dict()
     for name in ("quantization_config", "_model_name_or_path"):
         config.pop(name, None)
-    plain = AutoModelForCausalLM.from_config(type(quantised.config).from_dict(config), dtype=torch.float32)
+    plain = AutoModelForCausalLM.from_config(
+        type(quantised.config).from_dict(config), dtype=torch.float32, trust_remote_code=False
+    )
     plain.load_state_dict(quantised.state_dict())
     plain.generation_config = quantised.generation_config
     return plain

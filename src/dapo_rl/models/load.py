@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,18 +34,24 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     if isinstance(path, Path):
         _check_directory(path, name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a missing file, a damaged one, an unknown class: each has its own error
         what = f"the tokenizer of {name}" if isinstance(path, Path) else name
-        raise UserError(f"model.name: {what} cannot be loaded: {_reason(error)}") from None
+        raise UserError(f"model.name: {what} {_why_not(error, 'tokenizer_config.json')}") from None
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+            path,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            weights_only=True,
         )
     except Exception as error:
-        raise UserError(f"model.name: {name} cannot be loaded: {_reason(error)}") from None
+        raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
     _check_weights(model, loading, name)
     check_tokenizer(tokenizer, name)
+    _check_ends(model, name)
     make_savable(model)
     try:
         return model.to(device), tokenizer
@@ -102,9 +109,33 @@ def _shape(size: Any) -> str:
     return " × ".join(str(n) for n in size)
 
 
+def _check_ends(model: Any, name: str) -> None:
+    """transformers keeps whatever generation_config.json says of the tokens that end a response."""
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    for token in ends if isinstance(ends, list) else [ends]:
+        if token is not None and type(token) is not int:
+            raise UserError(
+                f"model.name: generation_config.json of {name}: eos_token_id is {token!r}, not the id of a token"
+            )
+
+
+def _why_not(error: Exception, file: str) -> str:
+    """The end of a line about what cannot be loaded; `file` is where it says what code it is made of."""
+    if "trust_remote_code" in str(error):
+        return (
+            f"needs Python code of its own (auto_map in {file}), and no code from a model is ever run; use a model "
+            "that transformers has a class for, or load it in Python and pass it to DAPOTrainer"
+        )
+    return f"cannot be loaded: {_reason(error)}"
+
+
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
+    if reason.endswith(":") and len(lines) > 1:
+        reason = f"{reason} {lines[1]}"
+    if isinstance(error, pickle.UnpicklingError):
+        return "its pickled weights are damaged or hold more than tensors, which is never run; save it as safetensors"
     if isinstance(error, SafetensorError):
         return f"a file of its weights is damaged or cut off ({reason})"
     if other := re.search(r"(\w+)'> for this kind of AutoModel", reason):

@@ -54,8 +54,8 @@ class Fill:
     dropped: tuple[tuple[Group, Fate], ...]
     sampled: tuple[Group, ...]
     """All groups that got their verdicts in this step, whatever became of them; `kept` may hold older ones too."""
-    filled_up: int
-    """Groups without a signal that `on_cap: fill` put into the batch."""
+    filled_up: frozenset[int]
+    """The draws of groups without a signal that `on_cap: fill` put into the batch: they count, and teach nothing."""
     carried_over: int
     """Good groups that wait for the next step."""
     in_flight: int
@@ -152,7 +152,7 @@ class Sampler:
             if not self._flights and not self._judging:
                 break
             self._advance(step)
-        filled_up, note = self._at_cap(step, n) if len(step.kept) < n else (0, None)
+        filled_up, note = self._at_cap(step, n) if len(step.kept) < n else (frozenset(), None)
         self._end(step)
         return Fill(
             kept=tuple(step.kept),
@@ -353,20 +353,22 @@ class Sampler:
                 step.dropped.append((self._judged.pop(draw)[0], "stale"))
         self._put_back(step, [name for name, flight in self._flights.items() if flight.version < oldest])
 
-    def _at_cap(self, step: _Step, n: int) -> tuple[int, str | None]:
+    def _at_cap(self, step: _Step, n: int) -> tuple[frozenset[int], str | None]:
         """The batch is not full and no more may be drawn: a policy decides, and says what it did."""
+        nothing: frozenset[int] = frozenset()
         if self._settings.dynamic_batch and step.kept:
-            return 0, None
+            return nothing, None
         found = f"{step.drawn} groups drawn, {len(step.kept)} of {n} kept ({_reasons(step)})"
         if self._settings.on_cap == "fill":
-            spare = [entry for entry in step.dropped if entry[1] in ("all_correct", "all_wrong", "no_spread")]
+            spare = [group for group, fate in step.dropped if fate in ("all_correct", "all_wrong", "no_spread")]
             chosen = spare[: n - len(step.kept)]
-            step.dropped = [entry for entry in step.dropped if entry not in chosen]
-            step.kept = sorted([*step.kept, *(group for group, _ in chosen)], key=lambda group: group.draw)
+            draws = frozenset(group.draw for group in chosen)
+            step.dropped = [entry for entry in step.dropped if entry[0].draw not in draws]
+            step.kept = sorted([*step.kept, *chosen], key=lambda group: group.draw)
             if step.kept:
-                return len(chosen), f"sampling.cap reached: {found}; filled up with {len(chosen)} uninformative groups"
+                return draws, f"sampling.cap reached: {found}; filled up with {len(draws)} uninformative groups"
         if self._settings.on_cap == "partial" and step.kept:
-            return 0, f"sampling.cap reached: {found}; training on {len(step.kept)} groups"
+            return nothing, f"sampling.cap reached: {found}; training on {len(step.kept)} groups"
         raise CapReachedError(
             f"sampling.cap: {found}; raise sampling.cap, use easier or harder prompts, "
             "or choose sampling.on_cap=partial or fill"

@@ -60,6 +60,7 @@ class VLLMEngine:
             logprobs_mode=_logprobs_mode(settings),
             # What publishers put into generation_config.json would change the policy.
             generation_config="vllm",
+            trust_remote_code=False,
             **options,
         ).llm_engine
 

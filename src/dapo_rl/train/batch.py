@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import torch
@@ -13,8 +13,14 @@ from dapo_rl.config import Config
 from dapo_rl.types import Batch, Group, ScoredSample, TrainSample
 
 
-def make_batch(groups: Sequence[Group], config: Config, version: int = 0) -> Batch:
-    """The batch that the weights of `version` are trained on."""
+def make_batch(
+    groups: Sequence[Group], config: Config, version: int = 0, filled_up: Collection[int] = frozenset()
+) -> Batch:
+    """The batch that the weights of `version` are trained on.
+
+    Groups whose draws are in `filled_up` have no signal: their advantages are 0, and they count in no normalisation.
+    Their shaped rewards may differ, by length alone.
+    """
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
     lengths_PG = torch.tensor([[len(s.token_ids) for s in group.samples] for group in groups])
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
@@ -26,7 +32,7 @@ def make_batch(groups: Sequence[Group], config: Config, version: int = 0) -> Bat
         normalize=config.algo.normalize,
         ddof=config.algo.ddof,
         eps=config.algo.advantage_eps,
-        mask=None if config.overlong.masked_in_baseline else in_loss_PG,
+        mask=_in_baseline(groups, in_loss_PG, config, filled_up),
     )
     return Batch(
         groups=tuple(groups),
@@ -57,6 +63,17 @@ def make_batch(groups: Sequence[Group], config: Config, version: int = 0) -> Bat
             for p, group in enumerate(groups)
         ),
     )
+
+
+def _in_baseline(
+    groups: Sequence[Group], in_loss_PG: Tensor, config: Config, filled_up: Collection[int]
+) -> Tensor | None:
+    """Which samples the others are compared with; none stands for all of them."""
+    mask_PG = None if config.overlong.masked_in_baseline else in_loss_PG
+    if not filled_up:
+        return mask_PG
+    informative_P1 = torch.tensor([[group.draw not in filled_up] for group in groups])
+    return informative_P1.expand_as(in_loss_PG) if mask_PG is None else mask_PG & informative_P1
 
 
 def shape_rewards(scores: Tensor, lengths: Tensor, config: Config) -> Tensor:

@@ -110,7 +110,7 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None],
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
     version = run.engine.version
-    batch = make_batch(fill.kept, config, version)
+    batch = make_batch(fill.kept, config, version, fill.filled_up)
 
     run.display.phase("updating")
     sampled = time.perf_counter()

@@ -33,7 +33,7 @@ def step_metrics(
         **{f"sampling/{fate}": fates[fate] for fate in get_args(Fate)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
         "sampling/all_wrong_share": _share(sum(not any(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
-        "sampling/filled_up": fill.filled_up,
+        "sampling/filled_up": len(fill.filled_up),
         "sampling/carried": fill.carried_over,
         "sampling/in_flight": fill.in_flight,
         "sampling/tokens_generated": fill.tokens_generated,

@@ -53,7 +53,7 @@ class Rounds:
             dropped = [(group, "surplus" if _fate(group) == "kept" else _fate(group)) for group in sampled[n:]]
             kept = first
         tokens = sum(group.tokens for group in sampled)
-        return Fill(tuple(kept), tuple(dropped), tuple(sampled), 0, 0, 0, tokens, 0, 0.0, 0.0)
+        return Fill(tuple(kept), tuple(dropped), tuple(sampled), frozenset(), 0, 0, tokens, 0, 0.0, 0.0)
 
     def _round(self, size: int) -> list[Group]:
         drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}

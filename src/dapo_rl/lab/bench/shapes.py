@@ -94,7 +94,7 @@ def open_model(name: str, dtype: torch.dtype, device: str, seed: int) -> tuple[A
         return model.to(dtype), tokenizer
     torch.manual_seed(seed)
     with torch.device(pick_device(device)):
-        model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
+        model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype, trust_remote_code=False)
     return model.eval(), synthetic_tokenizer(SHAPES[name]["vocab_size"])
 
 
