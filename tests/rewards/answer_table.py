@@ -336,6 +336,60 @@ KINDS = [
     Kind("choice", "C", ("(C)", "C", "\\text{(C)}", "c", "\\textbf{C}"), ("D", "C, D", "C) 42", "ABCDE", "A or C")),
     Kind("order of letters", "BCA", ("BCA", "\\text{BCA}"), ("ABC", "bca", "BC", "CBA")),
     Kind("anagram", "cats", ("cats", "Cats"), ("cast", "acts", "c a t s t")),
+    Kind(
+        "value of a function",
+        "5",
+        ("f(2) = 5", "AB = 5", "|AB| = 5", "\\angle ABC = 5^\\circ", "P(1) = 5", "total = 5", "\\Pr = 5", "[ABC] = 5"),
+        (
+            "not = 5",
+            "twice = 5",
+            "\\text{square root} = 5",
+            "x+1 = 5",
+            "2x = 5",
+            "|n| = 5",
+            "f(5)",
+            "5 = 6",
+            "5!",
+            "5'",
+        ),
+    ),
+    Kind(
+        "function",
+        "f(x)=x^2",
+        ("x^2", "f(x) = x^2", "f(x)=x\\cdot x"),
+        ("g(x)=x^2", "f(y)=x^2", "x=x^2", "(x^2)'", "x^2!", "\\max x^2", "\\frac{d}{dx}x^3", "f(x)=x^2+1"),
+    ),
+    Kind("slope", "\\frac{y}{x}", ("y/x", "\\frac{y}{x}"), ("\\frac{dy}{dx}", "\\frac{\\Delta y}{\\Delta x}", "x/y")),
+    Kind(
+        "repeating decimal",
+        "0.1\\overline{6}",
+        ("1/6", "0.1\\overline{6}", "0.1\\bar{6}"),
+        ("0.16", "0.166667", "0.\\overline{16}"),
+    ),
+    Kind(
+        "volume",
+        "36\\pi\\text{ cm}^3",
+        ("36\\pi", "36π cm^3", "36\\pi\\text{ cubic centimeters}"),
+        ("36", "36\\pi\\text{ cm}^2", "36\\pi\\text{ m}^3"),
+    ),
+    Kind(
+        "named pair",
+        "(x,y)=(2,4)",
+        ("(2,4)", "(x,y)=(2,4)", "(x, y) = (2, 4)"),
+        ("(y,x)=(2,4)", "(4,2)", "2,4", "(a,b)=(2,4)"),
+    ),
+    Kind(
+        "temperature",
+        "98.6^\\circ\\text{F}",
+        ("98.6", "98.6°F", "98.6 degrees Fahrenheit", "98.6°"),
+        ("98.6°C", "98.6\\text{ m}", "98"),
+    ),
+    Kind(
+        "two angles",
+        "60^\\circ, 120^\\circ",
+        ("120^\\circ, 60^\\circ", "60° and 120°", "60, 120"),
+        ("60", "60120", "60, 121"),
+    ),
 ]
 
 FORMS = {

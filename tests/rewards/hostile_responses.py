@@ -156,7 +156,7 @@ NUMBERS = [
     ("0", "Answer: 7/0", "wrong"),
     ("7", "Answer: 007", "correct"),
     ("7", "Answer: +7", "correct"),
-    ("7", "Answer: --7", "correct"),
+    ("7", "Answer: --7", "wrong"),
     ("7", "Answer: 7.", "correct"),
     ("7", "Answer: 7.000", "correct"),
     ("7", "Answer: 7.0000000000000000000000000000000000000001", "wrong"),

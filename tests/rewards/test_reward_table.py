@@ -1,11 +1,14 @@
 """The table of answers, in every form of response; and docs/answers.md, which shows it."""
 
+import json
+from pathlib import Path
+
 import pytest
 from answer_table import DOCUMENT, FORMS, KINDS, render, rows, suits
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.data.arithmetic import problems
-from dapo_rl.rewards import MathVerifier
+from dapo_rl.rewards import MathVerifier, answers_equal
 from dapo_rl.types import Prompt, Sample
 
 
@@ -54,3 +57,48 @@ def test_the_question_is_no_answer_to_it():
         question, truth = row["prompt"].strip().removesuffix("=?"), row["answer"]
         repeated = [f"Answer: {question}", f"Answer: ${question}$", f"Answer:\n{question}", f"Answer: ({question})"]
         assert statuses(truth, [*repeated, f"Answer: {question}={truth}"]) == ["wrong"] * 4 + ["correct"], question
+
+
+PAID_AS_A_LIST = [
+    ("1,2,3", "(1,2,3)"),
+    ("1,-2", "(1,-2)"),
+    ("1,4", "(1,4)"),
+    ("1,4", "(1;4)"),
+    ("2,4", "(2,4)"),
+    ("3, 5, 7", "(3,5,7)"),
+    ("3,-\\frac{1}{2}", "(3,-\\frac12)"),
+    ("6,8", "(6,8)"),
+    ("\\frac{\\pi}{6}, \\frac{5\\pi}{6}", "\\left(\\frac{\\pi}{6},\\frac{5\\pi}{6}\\right)"),
+    ("\\lambda = 2, 5", "(2,5)"),
+]
+"""A list in brackets, in its order, is paid for: the values are what counts. The table calls it wrong."""
+NOT_READ = [
+    ("(1,4)", "P(1,4)"),
+    ("1.45\\text{ million}", "1,450,000"),
+    ("1.45\\text{ million}", "1450000"),
+    ("52_8", "52 \\text{ base } 8"),
+    ("\\frac{3}{4}", "{3 \\over 4}"),
+    ("\\text{DNE}", "dne"),
+    ("e^{i\\pi/4}", "\\frac{\\sqrt{2}}{2}+\\frac{\\sqrt{2}}{2}i"),
+    ("x = 5", "5 = x"),
+    ("x^2 = 4y", "y = \\frac{x^2}{4}"),
+    ("x^2 = 4y", "y=\\frac14x^2"),
+    ("y = 2x + 3", "2x + 3 = y"),
+    ("y = 2x + 3", "2x - y + 3 = 0"),
+    ("y = 2x + 3", "y - 2x = 3"),
+]
+"""Right, and judged as wrong: stricter than a patient reader."""
+
+
+def test_answers_that_were_written_without_a_look_at_the_verifier():
+    lines = (Path(__file__).parent / "independent_answers.jsonl").read_text(encoding="utf-8").splitlines()
+    cases = [
+        (case["truth"], answer, right)
+        for case in map(json.loads, lines)
+        for right in (True, False)
+        for answer in case["right" if right else "wrong"]
+    ]
+    missed = sorted((truth, answer) for truth, answer, right in cases if answers_equal(answer, truth) != right)
+    assert missed == sorted([*PAID_AS_A_LIST, *NOT_READ])
+    assert len(cases) > 5000
+    assert len(missed) < 0.01 * len(cases)

@@ -42,7 +42,7 @@ def same_operations(given: Node, truth: Node) -> bool:
 def is_numeral(node: Node) -> bool:
     """A number as it is written down: an integer, a decimal, a fraction of these."""
     if node.kind == "negative":
-        return is_numeral(node.parts[0])
+        return node.parts[0].kind != "negative" and is_numeral(node.parts[0])
     if node.kind == "quotient":
         return all(part.kind == "number" or _is_signed(part) for part in node.parts)
     return node.kind in ("number", "based") or _is_scientific(node)
@@ -74,8 +74,10 @@ def _operations(node: Node) -> list[str]:
 def _operation(node: Node) -> str:
     if node.kind == "power" and (exponent := exact(node.parts[1])) is not None and exponent.denominator > 1:
         return "root"
+    if node.kind == "power" and node.parts[0].kind == "constant":
+        return ""  # of e or π: there is no other way to write it
     if node.kind in ("call", "constant"):
-        return "log" if node.value == "ln" else str(node.value)
+        return {"ln": "log", "exp": "e"}.get(str(node.value), str(node.value))
     return "" if node.kind in ("number", "negative", "name", "based") else node.kind
 
 

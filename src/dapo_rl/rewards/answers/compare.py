@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 
-from dapo_rl.rewards.answers.dates import date
+from dapo_rl.rewards.answers.dates import date, time_of_day
 from dapo_rl.rewards.answers.expressions import Node, parse
 from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
-from dapo_rl.rewards.answers.normalize import clean_answer, is_percentage
+from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
 from dapo_rl.rewards.answers.shapes import same
 
-_TIME = re.compile("[0-9]{1,2}(?::[0-5][0-9]){1,2}(?: ?[ap]\\.?m\\.?)?", re.IGNORECASE)
 _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
-_NAMES = re.compile("[A-Z]{2,4}")
+_POINTS = re.compile("[A-Z]{2,4}")
 """Points of a figure, in which case matters."""
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_COMMA_INSIDE = re.compile(r"[(\[{][^()\[\]{}]*,")
+_PROSE_OR_LETTER = re.compile(rf"{_PROSE.pattern}|[A-Za-z]")
+_ASSIGNED = re.compile("([A-Za-z])=")
+_OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
 
 def answers_equal(given: str, truth: str) -> bool:
@@ -28,31 +31,47 @@ def answers_equal(given: str, truth: str) -> bool:
     """
     if len(given) > MAX_ANSWER_CHARS:
         return False
-    (ours, our_unit), (theirs, their_unit) = clean_answer(given), clean_answer(truth)
-    if not ours or not theirs:  # nothing but markup is left
+    ours, theirs = read(given), read(truth)
+    if not ours.text or not theirs.text:  # nothing but markup is left
         return given.strip() == truth.strip()
-    if our_unit and their_unit and our_unit != their_unit:
-        return False
-    if ours == theirs or _same_words(ours, theirs):
+    if _OR.search(given) and not _OR.search(truth) and len(set(_ASSIGNED.findall(ours.whole))) > 1:
+        return False  # x = 2 or y = 3 is not both
+    if ours.whole == theirs.whole and ours.unit == theirs.unit:
         return True
-    if plain_number(ours) is not None and plain_number(theirs) is not None:
-        return _same_number(ours, theirs, is_percentage(given), is_percentage(truth))
-    if _TIME.fullmatch(theirs):
-        return False  # 3:30 is no ratio, equal to 1:10
-    if (day := date(theirs)) is not None:
-        return date(ours) == day
-    tree, expected = _tree(ours), _tree(theirs)
-    return tree is not None and expected is not None and same(expected, tree)
+    if _conflict(ours.unit, theirs.unit) or _conflict(ours.name, theirs.name):
+        return False
+    if ours.name and not theirs.name and _PROSE_OR_LETTER.fullmatch(theirs.text):
+        return False  # a choice or a word has no name
+    if plain_number(ours.text) is not None and plain_number(theirs.text) is not None:
+        return _same_number(ours, theirs)
+    if ours.text == theirs.text or _same_words(ours.text, theirs.text):
+        return True
+    if (time := time_of_day(theirs.whole)) is not None:
+        return time_of_day(ours.whole) == time
+    if (day := date(theirs.text)) is not None:
+        return date(ours.text) == day
+    tree, expected = _tree(ours.text), _tree(theirs.text)
+    if tree is None or expected is None:
+        return False
+    return same(expected, tree)
 
 
-def _same_number(given: str, truth: str, percent: bool, expected_percent: bool) -> bool:
-    number, expected = plain_number(given), plain_number(truth)
+def _conflict(ours: str, theirs: str) -> bool:
+    """Both say something, and not the same; degrees may leave out on which scale."""
+    if not ours or not theirs or ours == theirs:
+        return False
+    return "°" not in (ours, theirs) or re.sub("[FC]", "", ours + theirs) != "°°"
+
+
+def _same_number(given: Written, truth: Written) -> bool:
+    number, expected = plain_number(given.text), plain_number(truth.text)
     assert number is not None
     assert expected is not None
-    if expected.denominator == 1 and is_division(given):
+    if expected.denominator == 1 and is_division(given.text):
         return False
     if number == expected:
         return True
+    percent, expected_percent = given.unit == "%", truth.unit == "%"
     return percent != expected_percent and (number / 100 == expected if percent else number == expected / 100)
 
 
@@ -60,7 +79,7 @@ def _same_words(given: str, truth: str) -> bool:
     """Words are the same in capitals; names of points are not. A letter can be a choice."""
     if (choice := _CHOICE.fullmatch(truth)) and (chosen := _CHOICE.fullmatch(given)):
         return choice[1].upper() == chosen[1].upper() and (choice[1] == chosen[1] or choice[1].isupper())
-    if not _PROSE.fullmatch(truth) or _NAMES.fullmatch(truth):
+    if not _PROSE.fullmatch(truth) or _POINTS.fullmatch(truth):
         return False
     return given.casefold() == truth.casefold()
 
@@ -71,6 +90,11 @@ def _tree(text: str) -> Node | None:
 
 def _both_signs(text: str) -> str:
     """`3 \\pm x` as the list `3 + x, 3 - x`."""
-    if len(_PLUS_MINUS.findall(text)) != 1 or "," in text or ";" in text:
+    if not _PLUS_MINUS.search(text) or _COMMA_INSIDE.search(text):
         return text
-    return ",".join(_PLUS_MINUS.sub(sign, text) for sign in "+-")
+    items = text.split(",")
+    if any(len(_PLUS_MINUS.findall(item)) > 1 for item in items):
+        return text
+    return ",".join(
+        _PLUS_MINUS.sub(sign, item) for item in items for sign in ("+-" if _PLUS_MINUS.search(item) else "+")
+    )

@@ -24,3 +24,14 @@ def date(text: str) -> tuple[int | None, int, int] | None:
     if match := _DIGITS.fullmatch(text):
         return int(match["year"]), int(match["month"]), int(match["day"])
     return None
+
+
+_TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))? ?(?:([ap])\.?m\.?)?", re.IGNORECASE)
+
+
+def time_of_day(text: str) -> tuple[int, int, int, str] | None:
+    """Hour, minute, second and the half of the day, "" where it is not said; None for what is no time."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    return int(match[1]), int(match[2]), int(match[3] or 0), (match[4] or "").lower()

@@ -49,6 +49,8 @@ _TOKEN = re.compile(
     r"|(?P<sign>[-+*/^_!=<>,;:()\[\]{}|&]))"
 )
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5}")
+_DERIVATIVE = re.compile(r"\\frac\{(?:d|\\Delta)[^{}]*\}\{(?:d|\\Delta)[^{}]*[A-Za-z]|d[a-z]?/d[a-z]")
+"""Its letters are no factors, and do not cancel."""
 _LONE_WORD = re.compile("[A-Za-z]{3,}|no|on|or|if|is|it|so|to|up|us|we|me|my|be|by|do|go|he|in|of|ok|am|an|as|at|pm")
 
 _GREEK = re.compile(
@@ -65,7 +67,10 @@ _JOINS = {r"\cup": "union", r"\cap": "intersection", r"\setminus": "difference"}
 _PAIRS = {"|": ("|", "abs"), r"\lvert": (r"\rvert", "abs"), r"\lfloor": (r"\rfloor", "floor")} | {
     r"\lceil": (r"\rceil", "ceil")
 }
-_MATRIX = re.compile(r"\\begin\{[pb]?matrix\}|\\end\{[pb]?matrix\}")
+_MATRIX = re.compile(
+    r"(?P<begin>[(\[]\\begin\{(?:array\}\{[clr|]*|matrix)\}|\\begin\{[pb]?matrix\})"
+    r"|\\end\{(?:array|matrix)\}[)\]]|\\end\{[pb]?matrix\}"
+)
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"} | {
     "ten": "10",
     "twelve": "12",
@@ -92,9 +97,9 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         # Ends of a matrix become signs of their own, and lose their names with that.
-        text = _MATRIX.sub(lambda match: r"\matrix " if "begin" in match[0] else r"\endmatrix ", text)
+        text = _MATRIX.sub(lambda match: r"\matrix " if match["begin"] else r"\endmatrix ", text)
         text = re.sub(r"_\{?([a-z]+)\}?", lambda m: f"_{{{_BASES.get(m[1], m[1])}}}", text)
-        if _WORD.search(text):
+        if _WORD.search(text) or _DERIVATIVE.search(text):
             raise NotAnExpressionError(text)
         self._tokens: list[tuple[str, str]] = []
         position = 0
@@ -187,16 +192,16 @@ class _Parser:
         return terms[0]
 
     def _term(self) -> Node:
-        negative = signs = 0
+        negatives = signs = 0
         while self._token in ("+", "-"):
             signs += 1
-            negative ^= self._take() == "-"
+            negatives += self._take() == "-"
         if signs > MAX_DEPTH:
             self._fail()
         term = self._product()
-        if negative:
+        for _ in range(negatives):
             self._no_shapes([term])
-            return Node("negative", (term,))
+            term = Node("negative", (term,))
         return term
 
     def _product(self) -> Node:
@@ -233,11 +238,13 @@ class _Parser:
             return base
         exponent = self._exponent()
         self._no_shapes([base, exponent])
+        if self._token == "!":  # of the power, or of its exponent
+            self._fail()
         return Node("power", (base, exponent))
 
     def _exponent(self) -> Node:
         negative = self._takes("-")
-        exponent = self._postfix()
+        exponent = self._primary()
         if self._takes("^"):
             exponent = Node("power", (exponent, self._exponent()))
         self._no_shapes([exponent])
@@ -307,12 +314,14 @@ class _Parser:
             if closing != "}":
                 self._fail()
             return items[0] if len(items) == 1 else Node("set", tuple(items))
-        if closing not in (")", "]"):
+        if closing not in (")", "]") or any(item.kind == "relation" for item in items):
             self._fail()
         if len(items) > 1:
             return Node("tuple", tuple(items), opening + closing)
-        if (opening == "(") != (closing == ")"):
+        # One thing in brackets is grouped; `[5]` and `((1, 4))` are something else.
+        if opening + closing != "()" and (opening + closing, items[0].kind) != ("[]", "sum"):
             self._fail()
+        self._no_shapes(items)
         return items[0]
 
     def _pair(self, closing: str, function: str) -> Node:
@@ -377,13 +386,15 @@ class _Parser:
         base = None
         if name == "log" and self._takes("_"):
             base = self._argument()
+            if base == Node("constant", value="e"):
+                name, base = "ln", None
         power = None
         if self._takes("^"):
             power = self._exponent()
         if name in _INVERSE and power == Node("negative", (Node("number", value=Fraction(1)),)):
             name, power = _INVERSE[name], None
         arguments = self._arguments()
-        if len(arguments) > 1 and name not in ("min", "max", "gcd", "lcm"):
+        if (len(arguments) > 1) != (name in ("min", "max", "gcd", "lcm")):
             self._fail()
         self._no_shapes(arguments)
         call = Node("call", (*arguments, base) if base is not None else tuple(arguments), name)

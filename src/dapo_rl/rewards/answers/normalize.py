@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from fractions import Fraction
 
+from dapo_rl.rewards.answers.names import split_name
+from dapo_rl.rewards.answers.plain_numbers import plain_number
 from dapo_rl.rewards.answers.units import TEXT, currency, split_unit
 
+_FRACTIONS = ("13", "23", "15", "25", "35", "45", "16", "56", "18", "38", "58", "78")
 _LOOKALIKES = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
@@ -36,6 +41,7 @@ _LOOKALIKES = str.maketrans(
         "½": r"\frac{1}{2}",
         "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}",
+        **{sign: rf"\frac{{{part[0]}}}{{{part[1]}}}" for sign, part in zip("⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS, strict=True)},
         "。": ".",
         "，": ",",
         "％": "%",
@@ -48,27 +54,48 @@ _LOOKALIKES = str.maketrans(
 
 _INNERMOST_TEXT = re.compile(rf"{TEXT}\s*\{{([^{{}}]*)\}}")
 _PERCENT = re.compile(rf"\s*(?:\\?%|{TEXT}\{{\s*(?:\\?%|percent)\s*\}}|\bpercent)$", re.IGNORECASE)
-_NAME = r"(?:[A-Za-z]|\\[a-z]+|[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4})(?:_\{?[A-Za-z0-9]{1,3}\}?|'|\([A-Za-z]\))?"
-_ASSIGNMENT = re.compile(rf"^{_NAME}\s*=(?!=)\s*(?=\S)")
-_DEGREES = re.compile(r"(?:\\circ|\\degree)\s*\}?[\s.$]*$")
-_WORDS_BEFORE = re.compile(
-    r"^(?:[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4}|[A-Za-z](?:\([A-Za-z]\)|'))\s*=(?!=)\s*(?=[^,;]+$)"
+_DEGREES = re.compile(
+    rf"(?<=[0-9}}])(?:\s|\\,)*\^\s*(?:\{{\s*\\circ\s*\}}|\\circ(?![A-Za-z]))"
+    rf"\s*(?:{TEXT}\{{\s*([FC])\s*\}}|([FC]))?[\s.$]*$"
 )
 _SEPARATES = re.compile(r", |;| (?:and|or) |\\text\{ ?(?:and|or) ?\}")
 _THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
 _SPACE = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|[0-9] (?=[0-9]))| ")
 _GROUPED = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)(\.[0-9]*)?")
 
+
+def _repeating(match: re.Match[str]) -> str:
+    """0.1666… as a fraction; 0.999… stays, for it still has to be worked out."""
+    whole, head, period = match[1] or "0", match[2], match[3] or match[4]
+    if set(period) == {"9"}:
+        return match[0]
+    value = Fraction(f"{whole}.{head or 0}") + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(head))
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
 _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\!|\\(?:displaystyle|left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
+        (r"\\\\\s*\[[0-9.]+ ?(?:pt|ex|em|mm|cm)\]", r"\\\\"),
+        (r"\\(?:mathbf|boldsymbol|mathit|mathsf|mathtt)(?=\{[^{}]*\{)", ""),
+        (r"\{\\bf ([^{}]*)\}", r"\1"),
+        (r"\\(l|r)brace(?![A-Za-z])", lambda match: r"\{" if match[1] == "l" else r"\}"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1"),
+        (r"\\mathbb ([A-Z])", r"\\mathbb{\1}"),
+        (r"(?<![0-9.])([0-9]{0,9})\.([0-9]{0,9})\\(?:overline|bar)(?:\{([0-9]{1,9})\}|([0-9]))", _repeating),
+        (r"\^\s*(?:\\prime(?![A-Za-z])|\{\s*\\prime\s*\})", "'"),
+        (r"\\pmod\s*([0-9a-z])", r"\\pmod{\1}"),
+        (r"\\(triangle|angle)\s*\{([A-Z]+)\}", r"\\\1 \2"),
+        (r"\\colon(?![A-Za-z])", ":"),
+        (r"\{([^{}\\]{1,20})\\choose ([^{}\\]{1,20})\}", r"\\binom{\1}{\2}"),
+        (r"\\!|\\(?:displaystyle|large|left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
         (r"\{,\}", ","),
         (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\s", " "),
         (r"\\[()\[\]]|\\?\$|[€£¥]", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
-        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])", ""),
-        (rf",?\s*(?:{TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ","),
+        (r"(?<=[0-9}])\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))", ""),
+        (rf",?\s*(?:{TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ", "),
         (r"\*\*", "^"),
         # In plain text the root is of the whole number; in TeX, \sqrt 12 is of its first digit.
         (r"(?<![A-Za-z\\])sqrt\s*([0-9]+(?:\.[0-9]+)?)", r"\\sqrt{\1}"),
@@ -90,62 +117,69 @@ _FINISH = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An answer in its parts."""
+
+    text: str
+    """The value, without markup, spaces and separators."""
+    name: str = ""
+    unit: str = ""
+    """In one spelling; `%` is one."""
+    whole: str = ""
+    """All of it, cleaned but not taken apart."""
+
+
 def normalize_answer(answer: str) -> str:
     """The answer without what does not change its value: markup, spaces, units, separators, a `x =` before it."""
-    return _finished(_right_side(_cleaned(answer)[0]))
+    written = read(answer)
+    if written.text == written.whole or "," in written.text:
+        return written.text
+    return _finished(re.split(r"(?<![<>!=])=(?!=)", written.text)[-1]) or written.text
 
 
-def clean_answer(answer: str) -> tuple[str, str]:
-    """The answer without markup, spaces, separators, units and words before a `=`; and its unit, where it has one.
-
-    The name of a variable stays: `x = 5`.
-    """
-    text, unit = _cleaned(answer)
-    return _finished(_WORDS_BEFORE.sub("", text)), unit
-
-
-def _cleaned(answer: str) -> tuple[str, str]:
+def read(answer: str) -> Written:
+    """An answer taken apart into name, value and unit."""
     text = answer.translate(_LOOKALIKES)
-    unit = "°" if _DEGREES.search(text) else currency(text)
+    unit = currency(text)
+    if degrees := _DEGREES.search(text):
+        unit, text = f"°{degrees[1] or degrees[2] or ''}", text[: degrees.start()]
     if _SEPARATES.search(text):
         text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = _strip_ends(text)
-    if _PERCENT.search(text):
-        text = _PERCENT.sub("", text)
+    text = whole = _strip_ends(text)
+    if percent := _PERCENT.search(text):
+        number = text[: percent.start()]
+        if plain_number(_finished(split_name(number)[1])) is not None:
+            text, unit = number, unit or "%"
     else:
         text, behind = split_unit(text)
         unit = behind or unit
+    name, text = split_name(_without_text(text))
+    return Written(_finished(text), name, unit, _finished(_without_text(whole)))
+
+
+def _without_text(text: str) -> str:
     for _ in range(3):  # nested ones, from the innermost
         text = _INNERMOST_TEXT.sub(r"\1", text)
-    return text.strip(), unit
+    return " ".join(text.split())
 
 
 def _finished(text: str) -> str:
-    text = _SPACE.sub(lambda match: match[1] or "", " ".join(text.split()))
-    text = _strip_ends(text)
-    if grouped := _GROUPED.fullmatch(text):
+    text = _strip_ends(" ".join(text.split()))
+    if grouped := _GROUPED.fullmatch(text):  # 60, 120 is a list
         text = grouped[1] + re.sub("[, ]", "", grouped[2]) + (grouped[3] or "")
+    text = _strip_ends(_SPACE.sub(lambda match: match[1] or "", text))
     for pattern, replacement in _FINISH:
         text = pattern.sub(replacement, text)
     return text
 
 
-def is_percentage(answer: str) -> bool:
-    """Whether the answer is written with a percent sign, which `normalize_answer` drops."""
-    return _PERCENT.search(answer.translate(_LOOKALIKES).rstrip(" .$*")) is not None
-
-
-def _right_side(text: str) -> str:
-    """`x = 5` and `x = 2 + 3 = 5` are 5; `x + y = 5` and `x = 2, y = 3` stay what they are."""
-    if "," in text or ";" in text or not _ASSIGNMENT.match(text):
-        return text
-    return re.split(r"(?<![<>!=])=(?!=)", text)[-1].strip() or text
-
-
 def _strip_ends(text: str) -> str:
-    text = text.strip(" \t*`\"'").rstrip(".").strip()
+    text = text.strip(" \t*`").rstrip(".").strip()
+    if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
     while text.startswith("{") and text.endswith("}") and "{" not in text[1:-1] and "}" not in text[1:-1]:
         text = text[1:-1].strip()
     return text

@@ -12,6 +12,8 @@ from dapo_rl.rewards.answers.closed_form import is_worked_out, same_operations
 from dapo_rl.rewards.answers.expressions import Node
 from dapo_rl.rewards.answers.values import equal, exact, is_multiple, names_in
 
+MAX_UNORDERED = 20
+"""Longer lists are compared in their order."""
 _FLIPPED = {">": "<", ">=": "<="}
 _REALS = Node(
     "tuple", (Node("negative", (Node("constant", value="infty"),)), Node("constant", value="infty")), value="()"
@@ -20,21 +22,33 @@ _REALS = Node(
 
 def same(truth: Node, given: Node) -> bool:
     """Whether an answer is the truth, in another order or notation or not."""
+    if given.kind == "set" and len(given.parts) == 1 and not truth.is_shape:
+        given = given.parts[0]  # the set of solutions
+    elif truth.kind == "set" and len(truth.parts) == 1 and not given.is_shape:
+        truth = truth.parts[0]
+    return _same(truth, given)
+
+
+def names_in_list(node: Node) -> set[str]:
+    """The names in `x = 2, y = 3`."""
+    names = {_name_of(part) for part in node.parts} if node.kind == "list" else set()
+    return {name for name in names if name is not None}
+
+
+def _same(truth: Node, given: Node) -> bool:
     truth, given = _plain(truth), _plain(given)
-    if _is_listing(truth) and truth.kind != "set" and all(map(_name_of, truth.parts)):
+    if truth.kind == "list" and all(map(_name_of, truth.parts)):
         return _same_assignments(truth, given)
     if name := _name_of(given):
-        if _name_of(truth) not in (None, name):
+        if _name_of(truth) not in (None, name) or truth.kind == "name":
             return False
         given = given.parts[-1]
     if _name_of(truth):
         truth = truth.parts[-1]
     if truth.kind in ("list", "set"):
         return _same_elements(truth, given)
-    if given.kind == "set" and len(given.parts) == 1 and not truth.is_shape:
-        return same(truth, given.parts[0])  # the set of solutions
-    if truth.kind == "tuple" and _is_listing(given) and all(map(_name_of, given.parts)):
-        return len({_name_of(part) for part in given.parts}) > 1 and _same_sequence(truth, given)
+    if truth.kind == "tuple" and given.kind == "list" and len(names_in_list(given)) == len(given.parts):
+        return _same_sequence(truth, given)
     if truth.kind == "relation" or given.kind == "relation":
         return _same_relation(truth, given)
     if truth.kind == "ratio" or given.kind == "ratio":
@@ -51,15 +65,12 @@ def _plain(node: Node) -> Node:
     return _REALS if node == Node("domain", value="R") else node
 
 
-def _is_listing(node: Node) -> bool:
-    return node.kind in ("list", "set")
-
-
 def _name_of(node: Node) -> str | None:
-    """The name in `x = 5`."""
-    if node.kind == "relation" and node.value == ("=",) and node.parts[0].kind == "name":
-        return str(node.parts[0].value)
-    return None
+    """The name in `x = 5`; in `x = x^2` there is none."""
+    if node.kind != "relation" or node.value != ("=",) or node.parts[0].kind != "name":
+        return None
+    name, value = str(node.parts[0].value), node.parts[1]
+    return None if name in names_in(value) or value.kind == "name" else name
 
 
 def _same_assignments(truth: Node, given: Node) -> bool:
@@ -71,7 +82,7 @@ def _same_assignments(truth: Node, given: Node) -> bool:
         return False
     values = {_name_of(part): part for part in given.parts}
     if set(values) == set(names):
-        return all(same(part, values[name]) for name, part in zip(names, truth.parts, strict=True))
+        return all(_same(part, values[name]) for name, part in zip(names, truth.parts, strict=True))
     return set(values) == {None} and names == sorted(map(str, names)) and _same_sequence(truth, given)
 
 
@@ -79,14 +90,13 @@ def _same_elements(truth: Node, given: Node) -> bool:
     """Each element of the one is one of the other, as often."""
     if given.kind == "tuple" and truth.kind == "list":
         return given.value == "()" and _same_sequence(truth, given)
-    if not _is_listing(given) or len(given.parts) != len(truth.parts):
-        return len(truth.parts) == 1 and truth.kind == "set" and same(truth.parts[0], given)
-    names = {_name_of(part) for part in given.parts}
-    if len(names) > 1 and None not in names:
+    if given.kind not in ("list", "set") or len(given.parts) != len(truth.parts):
+        return False
+    if len(names_in_list(given)) > 1 or len(truth.parts) > MAX_UNORDERED:
         return _same_sequence(truth, given)
     left = list(given.parts)
     for element in truth.parts:
-        match = next((i for i, other in enumerate(left) if same(element, other)), None)
+        match = next((i for i, other in enumerate(left) if _same(element, other)), None)
         if match is None:
             return False
         del left[match]
@@ -94,7 +104,7 @@ def _same_elements(truth: Node, given: Node) -> bool:
 
 
 def _same_sequence(truth: Node, given: Node) -> bool:
-    return len(truth.parts) == len(given.parts) and all(map(same, truth.parts, given.parts))
+    return len(truth.parts) == len(given.parts) and all(map(_same, truth.parts, given.parts))
 
 
 def _same_shape(truth: Node, given: Node) -> bool:
@@ -132,10 +142,10 @@ def _same_relation(truth: Node, given: Node) -> bool:
         return False
     if not names_in(truth) and not same_operations(given, truth):
         return False  # in `2 + 3 = 5`, an equation of numbers, what is left to do is what it says
-    if all(map(same, theirs, ours)):
+    if all(map(_same, theirs, ours)):
         return True
     if set(our_signs) <= {"=", "!="}:
-        return all(map(same, theirs, reversed(ours))) or _same_equation(theirs, ours)
+        return all(map(_same, theirs, reversed(ours))) or _same_equation(theirs, ours)
     return False
 
 
@@ -151,9 +161,13 @@ def _is_chain_to(truth: Node, given: Node) -> bool:
     """`2 + 3 = 5` for 5: every side is the truth, and the last one is worked out."""
     if not isinstance(given.value, tuple) or set(given.value) != {"="} or truth.is_shape:
         return False
-    sides = given.parts[1:] if given.parts[0].kind == "name" else given.parts
-    if any(side.is_shape or not equal(truth, side) for side in sides):
+    sides = given.parts
+    if sides[0].kind == "name" and len(sides) > 2 and not any(names_in(sides[0]) & names_in(s) for s in sides[1:]):
+        sides = sides[1:]
+    if any(side.is_shape or not equal(truth, side) or names_in(side) - names_in(truth) for side in sides):
         return False
+    if len(set(sides)) == 1:
+        return False  # x = x says nothing
     return is_worked_out(sides[-1], truth)
 
 

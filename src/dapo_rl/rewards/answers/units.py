@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-TEXT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf)|mbox|hbox)"
+TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|hbox)"
+THINGS = "things"
+"""The unit of what is counted."""
 
 _SPELLINGS = {
     "mm": "mm millimeter millimetre",
@@ -29,6 +31,11 @@ _SPELLINGS = {
     "ml": "ml milliliter millilitre",
     "l": "liter litre",
     "gal": "gallon",
+    "cup": "cup",
+    "tbsp": "tablespoon tbsp",
+    "tsp": "teaspoon tsp",
+    "qt": "quart",
+    "pt": "pint",
     "s": "sec second",
     "min": "min minute",
     "h": "hr hour",
@@ -39,15 +46,22 @@ _SPELLINGS = {
     "$": "dollar usd buck",
     "¢": "cent",
     "€": "euro eur",
+    "peso": "peso",
+    "rupee": "rupee",
+    "franc": "franc",
+    "yen": "yen",
+    "yuan": "yuan",
     "°": "degree",
+    "F": "fahrenheit",
+    "C": "celsius",
     "rad": "rad radian",
     "mi/h": "mph",
     "km/h": "kmh kph",
     "": "unit",
 }
 _UNITS = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings.split()}
-_SYMBOLS = {symbol: symbol for symbol in ("m", "g", "s", "h", "l")}
-"""Units where a text says so, `5\\text{ m}`; elsewhere they are variables."""
+_SYMBOLS = {symbol: symbol for symbol in ("m", "g", "s", "h", "l", "in", "L")}
+"""Units in a text, `5\\text{ m}`, and after a space, `5 m`; `5m` is a product."""
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 _CHANGES_VALUE = re.compile(
@@ -55,31 +69,36 @@ _CHANGES_VALUE = re.compile(
     "|eighth|ninth|tenth|hundredth|thousandth|ten|one|two|three|four|five|six|seven|eight|nine|eleven|twelve|zero|none"
     "|time|pi|sqrt|or|and|to|minus|plus|less|more|over|under|below|above|squared|cubed|factorial|negative|positive"
     "|divided|multiplied|increased|decreased|by|not|no|except|without|than|about|approximately|roughly|almost|nearly"
-    "|percent|base|mod|modulo|choose|remainder|is|was|as|this|thu|yes|ye|if|unles|wrong|but|am|pm)s?"
+    "|percent|base|mod|modulo|choose|remainder|is|was|as|this|thu|yes|ye|if|unles|wrong|but|am|pm|lakh|crore"
+    "|quadrillion|quintillion|zillion|gross|grosse|sixe|sixpack|grand|trio|duo|twice|double|triple|opposite|inverse"
+    "|reciprocal|complement|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)(?:y|ie))s?"
 )
-_DESCRIBES = re.compile("old|long|tall|wide|high|deep|left|total|away|each|people|men|women|children")
+_DESCRIBES = re.compile("old|long|tall|wide|high|deep|left|total|away|each|people|men|women|children|way")
 """Words that may close a description and are no plurals: `12 years old`, `7 people`."""
 
 _WORD = re.compile("[A-Za-z]+")
-_TEXT_AT_END = re.compile(rf"(?<=[0-9}})\]\s])\s*{TEXT}\{{([^{{}}]*)\}}(?:\^\{{?([0-9])\}}?)?$")
+_TEXT_AT_END = re.compile(rf"\s*{TEXT}\{{([^{{}}]*)\}}(?:\^\{{?([0-9])\}}?)?$")
 _WORDS_AT_END = re.compile(
-    r"(?<=[0-9.}\)\]\s])\s*(?<![A-Za-z\\^_{])((?:[A-Za-z]+\.?)(?:(?:\s+|\s*/\s*)[A-Za-z]+\.?){0,4})(?:\^\{?([0-9])\}?)?$"
+    r"(?<![A-Za-z\\^_{])((?:[A-Za-z]+\.?)(?:(?:\s+|\s*/\s*)[A-Za-z]+\.?){0,4})(?:\^\{?([0-9])\}?)?$"
 )
+_NUMBER_BEFORE = re.compile(r"[0-9})\].]\s*$|\\pi\s*$")
+_VARIABLE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]")
 _DOLLARS = re.compile(r"\\\$|^[^$]*\$[^$]*$")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """The text without the unit or the counted things at its end, and the unit in one spelling ("" for a thing)."""
-    for pattern, symbols in ((_TEXT_AT_END, _SYMBOLS), (_WORDS_AT_END, {})):
+    """The text without the unit or the counted things behind its number, and the unit in one spelling."""
+    for pattern in (_TEXT_AT_END, _WORDS_AT_END):
         match = pattern.search(text)
-        if match is None:
+        if match is None or not _NUMBER_BEFORE.search(text[: match.start()]):
             continue
-        before = text[: match.start()].strip()
-        unit = _unit(match[1], match[2], symbols)
-        if unit is None and _is_thing(match[1]) and not match[2]:
-            unit = ""
-        if unit is not None and before:
-            return before, unit
+        before = text[: match.start()]
+        in_text = pattern is _TEXT_AT_END or (before[-1].isspace() and not _VARIABLE.search(before))
+        unit = _unit(match[1], match[2], _SYMBOLS if in_text else {})
+        if unit is None and not match[2] and _is_thing(match[1]):
+            unit = THINGS
+        if unit is not None:
+            return before.strip(), unit
     return text, ""
 
 
@@ -97,6 +116,7 @@ def _unit(words: str, power: str | None, symbols: dict[str, str]) -> str | None:
         small = word.lower()
         if small in ("per", "/"):
             result += "/"
+            symbols = _SYMBOLS
         elif small in _POWERS:
             raised = _POWERS[small]
         elif (unit := symbols.get(word, _UNITS.get(small, _UNITS.get(small.removesuffix("s"))))) is not None:
@@ -106,12 +126,17 @@ def _unit(words: str, power: str | None, symbols: dict[str, str]) -> str | None:
     return result + (power or "") if _WORD.search(words) and not raised else None
 
 
+def changes_value(word: str) -> bool:
+    """Whether a word makes another number of the one beside it."""
+    return _CHANGES_VALUE.fullmatch(word) is not None
+
+
 def _is_thing(words: str) -> bool:
     """Whether words name what was counted: one to three of them, the last a plural."""
     if re.search("[^A-Za-z ]", words):
         return False
     each = words.lower().split()
-    if not 1 <= len(each) <= 3 or any(map(_CHANGES_VALUE.fullmatch, each)):
+    if not 1 <= len(each) <= 3 or any(map(changes_value, each)):
         return False
     if any(len(word) < 3 for word in each):
         return False

@@ -244,6 +244,8 @@ def is_multiple(truth: Node, given: Node) -> bool:
             theirs, ours = (_Evaluation(DIGITS, point).value(node)[0] for node in (truth, given))
         except NotComputedError:
             continue
+        if not theirs and not ours:
+            continue
         if not theirs or not ours:
             return False
         first = first or (theirs, ours)
@@ -297,7 +299,10 @@ class _Evaluation:
         return result, self._lost
 
     def _of(self, node: Node) -> Any:
-        return self._checked(self._compute(node))
+        result = self._checked(self._compute(node))
+        if self._mp.isinf(result) and node.kind not in ("constant", "negative"):
+            raise NotComputedError("computed with infinity")
+        return result
 
     def _compute(self, node: Node) -> Any:
         mp, kind = self._mp, node.kind

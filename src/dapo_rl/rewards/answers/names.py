@@ -1,0 +1,55 @@
+"""What an answer calls its value: `x = 5`, `f(2) = 5`, `AB = 5`, `total area = 5`.
+
+A name may be left out. Another name than the truth's is another answer, and a sum before the sign is no name but the
+side of an equation.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dapo_rl.rewards.answers.units import changes_value
+
+_ARGUMENTS = (
+    r"\((?:[A-Z] ?(?:[=<>]|\\[lg]eq?) ?[a-z0-9]+|-?[A-Za-z0-9]+(?: ?, ?-?[A-Za-z0-9]+)*"
+    r"|[A-Z] ?(?:\\(?:cap|cup|mid|vert)|\|) ?[A-Z])\)"
+)
+_NAME = re.compile(
+    r"(?:"
+    rf"(?P<letter>[A-Za-z]|\\(?!frac|sqrt|pm|pi)[a-z]+ ?|\\Pr ?)(?:_\{{?[A-Za-z0-9]{{1,4}}\}}?)?'{{0,3}}"
+    rf"|(?P<function>[A-Za-wyz](?:_\{{?[A-Za-z0-9]{{1,4}}\}}?)?'{{0,3}}(?:\^\{{?-1\}}?)?{_ARGUMENTS})"
+    r"|(?P<figure>m?\\(?:angle|triangle) ?\{?[A-Z]{1,4}\}?|\\overline\{[A-Z]{2}\}|[A-Z]{2,4}|\[[A-Z]{3,6}\])"
+    r"|(?P<derivative>\\frac\{d[a-z]?\}\{d[a-z]\}|d[a-z]/d[a-z])"
+    r"|(?P<size>\|(?:[zw]|[A-Z]{2})\||\\deg ?\([a-z]\))"
+    r"|(?P<tuple>\((?:[A-Za-z]|\\[a-z]+)(?: ?, ?(?:[A-Za-z]|\\[a-z]+))+\))"
+    r"|(?P<sets>[A-Z] ?\\(?:cap|cup) ?[A-Z])"
+    r"|(?P<words>[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4})"
+    r") ?=(?!=) ?(?=\S)"
+)
+_BARE_LETTER = re.compile(r"[A-Za-z]|[A-Za-z ]*[A-Za-z]{2}[A-Za-z ]*")
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """The name, "" for none or for one in words, and what it names."""
+    match = _NAME.match(text)
+    if match is None:
+        return "", text
+    value = text[match.end() :]
+    name = text[: match.start()] + match[0].rstrip("= ").replace(" ", "")
+    if "=" in value and ("," in value or ";" in value):
+        return "", text  # several of them
+    if match["words"]:
+        is_name = not any(map(_is_function, match["words"].lower().split())) and not _BARE_LETTER.fullmatch(value)
+        return "", value if is_name else text
+    if match["letter"] and (_BARE_LETTER.fullmatch(value) or re.search(rf"(?<![A-Za-z\\]){re.escape(name)}", value)):
+        return "", text  # A = D says that two things are the same; x = x says nothing
+    if match["tuple"]:
+        names = re.findall(r"\\?[A-Za-z]+", name)
+        if names != sorted(names, key=lambda each: each.strip("\\")) or not value.startswith("("):
+            return "", text
+    return name, value
+
+
+def _is_function(word: str) -> bool:
+    """Whether what follows the sign is not the thing asked for, but something made of it."""
+    return changes_value(word) or re.fullmatch("roots?|squares?|cubes?|logarithm|log|sine|cosine", word) is not None
