@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dapo_rl.board.read import Run
+from dapo_rl.board.run import Run
 from dapo_rl.board.tokens import pieces, tokenizer_of
 
 OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")

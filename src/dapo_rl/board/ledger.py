@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.board.groups import UnreadableError, tokens_by_fate
-from dapo_rl.board.read import Run
+from dapo_rl.board.run import Run
 
 BARS = 160
 

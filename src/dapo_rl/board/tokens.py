@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.read import Run
+from dapo_rl.board.run import Run
 
 EMBEDDED = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer.json"
 LARGEST = 128 << 20
