@@ -47,10 +47,9 @@ class MetricsLog:
         self._inside_a_line = False
         self._steps = array("d")
         self._columns: dict[str, array[float]] = {}
-        self.skipped = 0
-        """Lines that are no metrics of a step."""
-        self.is_cut = False
-        """Whether the log goes on beyond what is read of one."""
+        self._skipped = 0
+        self._is_cut = False  # at what is read of a log at most
+        self._failure: str | None = None
         self.is_behind = False
         """Whether the last look ended before the end of the file."""
 
@@ -67,16 +66,17 @@ class MetricsLog:
                     self._empty()
                     self._inode = stat.st_ino
                 self.is_behind = False
-                if stat.st_size > self._offset and not self.is_cut:
+                if stat.st_size > self._offset and not self._is_cut:
                     self._read_on(path, self._offset + most)
-            except OSError:
+            except OSError as error:
                 self._empty()
+                self._failure = error.strerror or str(error)
 
     def _read_on(self, path: Path, end: int) -> None:
         with open_regular(str(path)) as file:
             file.seek(self._offset)
             rest = b""
-            while (chunk := file.read(CHUNK)) and not self.is_cut:
+            while (chunk := file.read(CHUNK)) and not self._is_cut:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     self._take(line)
@@ -85,24 +85,24 @@ class MetricsLog:
                     rest = b""
                 if self._offset >= end:
                     break
-            self.is_behind = bool(chunk) and not self.is_cut
+            self.is_behind = bool(chunk) and not self._is_cut
 
     def _take(self, line: bytes) -> None:
         self._offset += len(line) + 1
         if self._inside_a_line:  # the end of one that is too long
             self._inside_a_line = False
         elif len(line) > LONGEST_LINE:
-            self.skipped += 1
+            self._skipped += 1
         elif line.strip():
             self._add(line)
         values = len(self._steps) * (1 + len(self._columns))
-        self.is_cut = self._offset >= LARGEST_LOG or values >= MOST_VALUES
+        self._is_cut = self._offset >= LARGEST_LOG or values >= MOST_VALUES
 
     def _pass_over(self, part: bytes) -> None:
         self._offset += len(part)
-        self.skipped += not self._inside_a_line
+        self._skipped += not self._inside_a_line
         self._inside_a_line = True
-        self.is_cut = self._offset >= LARGEST_LOG
+        self._is_cut = self._offset >= LARGEST_LOG
 
     def _add(self, line: bytes) -> None:
         try:
@@ -111,7 +111,7 @@ class MetricsLog:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             step = None
         if step is None or len(record) > MOST_NAMES:
-            self.skipped += 1
+            self._skipped += 1
             return
         if self._steps and step <= self._steps[-1]:
             self._cut(bisect_left(self._steps, step))
@@ -137,6 +137,15 @@ class MetricsLog:
     def offset(self) -> int:
         """Bytes read so far: grows whenever there is something new to see."""
         return self._offset
+
+    @property
+    def problem(self) -> str | None:
+        """What was not read, in a line."""
+        if self._is_cut:
+            return f"too long, read up to step {self.last_step}"
+        if self._skipped:
+            return f"{self._skipped} {'line' if self._skipped == 1 else 'lines'} skipped: not the metrics of a step"
+        return self._failure
 
     @property
     def names(self) -> list[str]:

@@ -6,8 +6,6 @@ says so in a line.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 import socket
@@ -15,28 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.curves import LAST_STEP, MetricsLog
-from dapo_rl.board.files import (
-    Remembered,
-    UnreadableError,
-    identity,
-    is_inside,
-    load_yaml,
-    not_a_file,
-    read_all,
-    regular,
+from dapo_rl.board.contents import (
+    LARGEST_COUNT,
+    count,
+    number,
+    read_owner,
+    read_settings,
+    read_summary,
+    text,
+    wrong_in_summary,
 )
-from dapo_rl.config import Config
-from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.techniques import TECHNIQUES
-from dapo_rl.recipe import put
+from dapo_rl.board.curves import MetricsLog
+from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
 from dapo_rl.runs.format import printable
-from dapo_rl.runs.settings import flat
 
-LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
-LONGEST_TEXT, LONGEST_PROBLEM = 300, 200
-LARGEST_COUNT = 2**53
-"""Whole numbers up to here are the same in JavaScript."""
+LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
 WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "rollouts")
 RECENT = {
@@ -58,9 +49,9 @@ class Run:
         self.name, self.path = name, path
         self._real = real or os.path.realpath(path)
         self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
-        self._settings = Remembered(self._at["config.yaml"], self._real, _read_settings)
-        self._summary = Remembered(self._at["summary.json"], self._real, _read_summary)
-        self._lock = Remembered(self._at[".lock"], self._real, _read_owner)
+        self._settings = Remembered(self._at["config.yaml"], self._real, read_settings)
+        self._summary = Remembered(self._at["summary.json"], self._real, read_summary)
+        self._lock = Remembered(self._at[".lock"], self._real, read_owner)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
         self.cache: dict[Any, Any] = {}
@@ -168,9 +159,7 @@ class Run:
     def row(self) -> dict[str, Any]:
         """The run in the table."""
         self._digest.refresh(AT_A_TIME)
-        read = self._settings.look()
-        settings, techniques, _ = read or ({}, None, None)
-        summary, evaluations = self.summary(), self.evaluations(self._digest)
+        settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
         figures = {key: number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
         figures |= {key: number(self._digest.total(name)) for key, name in TOTALS.items()}
         if (seconds := number(summary.get("wall_seconds"))) is not None:
@@ -180,10 +169,10 @@ class Run:
             "state": self.state,
             "step": self._digest.last_step,
             "steps": count(settings.get("train.steps")),
-            "preset": _text(settings.get("preset")),
-            "model": _text(settings.get("model.name")),
+            "preset": text(settings.get("preset")),
+            "model": text(settings.get("model.name")),
             "seed": count(settings.get("seed"), LARGEST_COUNT),
-            "techniques": techniques,
+            "techniques": self._settings.value[1] if self._settings.value else None,
             "before": evaluations.get(0),
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
             **figures,
@@ -211,24 +200,15 @@ class Run:
 
     def _problem(self) -> str | None:
         """What cannot be read, in a line."""
-        read, log = self._settings.value, self._digest
-        metrics = None
-        if self.file("metrics.jsonl") is None and os.path.lexists(self._at["metrics.jsonl"]):
-            metrics = not_a_file(self._at["metrics.jsonl"], self._real)
-        elif log.is_cut:
-            metrics = f"too long, read up to step {log.last_step}"
-        elif log.skipped:
-            metrics = f"{log.skipped} {'line' if log.skipped == 1 else 'lines'} skipped: not the metrics of a step"
-        rollouts = self._at["rollouts"]
-        there = os.path.lexists(rollouts)
+        read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
+        no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
+        no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
         found = {
             "config.yaml": self._settings.problem or (read[2] if read else None),
-            "summary.json": self._summary.problem or _wrong_in_summary(self._summary.value or {}),
-            "metrics.jsonl": metrics,
+            "summary.json": self._summary.problem or wrong_in_summary(self._summary.value or {}),
+            "metrics.jsonl": not_a_file(metrics, self._real) if no_log else self._digest.problem,
             ".lock": self._lock.problem,
-            "rollouts": "is not a directory of this run"
-            if there and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
-            else None,
+            "rollouts": "is not a directory of this run" if no_rollouts else None,
         }
         return one_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
@@ -252,22 +232,6 @@ def one_line(text: str) -> str:
     return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 1]}…"
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if type(value) is int and abs(value) <= LARGEST_COUNT:
-        return value
-    return value if type(value) is float and math.isfinite(value) else None
-
-
-def count(value: Any, largest: int = LAST_STEP) -> int | None:
-    """A whole number from 0 on, or None."""
-    return value if type(value) is int and 0 <= value <= largest else None
-
-
-def _text(value: Any) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None
-
-
 def _rollout_name(step: int) -> str:
     return f"step-{step:06d}.parquet"
 
@@ -275,56 +239,3 @@ def _rollout_name(step: int) -> str:
 def _rollout_step(name: str) -> int | None:
     match = ROLLOUT.fullmatch(name)
     return int(match[1]) if match and _rollout_name(int(match[1])) == name else None
-
-
-def _read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | None]:
-    """The settings, the techniques that are on, and why those are not known: settings of another version, say."""
-    nested: dict[str, Any] = {}
-    for key, value in load_yaml(read_all(path, LARGEST_CONFIG)).items():
-        put(nested, str(key), value)
-    settings = flat(nested)
-    try:
-        config = Config.build(nested)
-    except UserError as error:
-        return settings, None, str(error)
-    return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
-
-
-def _read_summary(path: str) -> dict[str, Any]:
-    try:
-        summary = json.loads(read_all(path, LARGEST_SUMMARY))
-    except (ValueError, RecursionError):
-        raise UnreadableError("not valid JSON") from None
-    if not isinstance(summary, dict):
-        raise UnreadableError(f"not an object but a {type(summary).__name__}")
-    return summary
-
-
-def _wrong_in_summary(summary: dict[str, Any]) -> str | None:
-    """The first of the values shown here that is not what a run writes."""
-    tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
-    right = {
-        "finished": isinstance(summary.get("finished", True), bool),
-        "wall_seconds": summary.get("wall_seconds") is None or number(summary["wall_seconds"]) is not None,
-        "tokens": tokens is None
-        or (isinstance(tokens, dict) and all(count(value, LARGEST_COUNT) is not None for value in tokens.values())),
-        "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
-    }
-    wrong = [name for name, fine in right.items() if not fine]
-    return f"{wrong[0]} is not what a run writes" if wrong else None
-
-
-def _is_evaluation(entry: Any) -> bool:
-    if not isinstance(entry, dict) or count(entry.get("step", 0)) is None:
-        return False
-    return entry.get("accuracy") is None or number(entry["accuracy"]) is not None
-
-
-def _read_owner(path: str) -> tuple[int, str] | None:
-    """The process that writes the run, and its machine; where the file system has no locks, nobody is named."""
-    words = read_all(path, LARGEST_LOCK).decode("utf-8", "replace").split()
-    if not words:
-        return None
-    if len(words) != 2 or not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) == 0:
-        raise UnreadableError("does not name a process")
-    return int(words[0]), words[1]

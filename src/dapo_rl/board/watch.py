@@ -22,8 +22,8 @@ from dapo_rl.board.run import Run, broken_row
 LOOK_SECONDS = 0.5
 SHARE_OF_A_CORE, LONGEST_PAUSE = 0.2, 5.0
 """With many runs on a slow disk, looks come less often than every `LOOK_SECONDS`."""
-PATIENCE_SECONDS = 0.3
-"""How long a list waits for rows that are not read yet, and how often the first look tells what it has so far."""
+PATIENCE_SECONDS, TELL_SECONDS = 0.3, 0.15
+"""How long a list waits for rows that are not read yet, and how often a long look tells what it has so far."""
 IDLE_SECONDS = 30.0
 ALL_FILES_EVERY = 40
 """Looks after which a run that is over is looked at file by file, for somebody may have edited one in its place."""
@@ -69,9 +69,10 @@ class Watcher:
     def rows(self) -> bytes:
         """All rows; where a first look takes long, some of them as `first_row`, and the rest by and by."""
         self.ask()
+        deadline = time.monotonic() + PATIENCE_SECONDS
         with self._told:
             self._told.wait_for(lambda: self.version > 0, IDLE_SECONDS)
-            self._told.wait_for(lambda: self._is_complete, PATIENCE_SECONDS)
+            self._told.wait_for(lambda: self._is_complete, max(0.0, deadline - time.monotonic()))
             return self._everything()[1]
 
     def since(self, version: int) -> tuple[int, list[bytes]]:
@@ -130,7 +131,7 @@ class Watcher:
         told = time.monotonic()
         for name in list(waiting):
             rows[name] = dumps(self._read(waiting.pop(name)))
-            if time.monotonic() - told > PATIENCE_SECONDS / 2:
+            if time.monotonic() - told > TELL_SECONDS:
                 self._tell(
                     runs, rows | {n: dumps(run.first_row()) for n, run in waiting.items() if n not in self._rows}
                 )
