@@ -20,7 +20,7 @@ from dapo_rl.board.files import open_regular
 Floats = NDArray[np.float64]
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 20
-LARGEST_LOG = 2 << 30
+LARGEST_LOG = 1 << 30
 MOST_NAMES, LONGEST_NAME = 1000, 200
 MOST_VALUES = 64 << 20
 """Far beyond what a run writes. What goes further was not written by one, and is passed over."""
@@ -79,7 +79,8 @@ class MetricsLog:
             while (chunk := file.read(CHUNK)) and not self._is_cut:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._take(line)
+                    if not self._is_cut:
+                        self._take(line)
                 if len(rest) > LONGEST_LINE:
                     self._pass_over(rest)
                     rest = b""

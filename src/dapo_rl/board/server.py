@@ -54,7 +54,7 @@ class RefusedError(Exception):
 def create_app(catalogue: Catalogue, lab: Lab, token: str, bound: str = "127.0.0.1") -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
     app.add_middleware(Guard, bound=bound)
-    watcher = Watcher(catalogue, lab.jobs)
+    app.state.watcher = watcher = Watcher(catalogue, lab.jobs)
     _answer_errors(app)
     _serve_page(app)
     _serve_live(app, watcher)
