@@ -37,13 +37,13 @@ def directory(tmp_path_factory):
 
 
 class Counted:
-    """The files opened and the directories listed."""
+    """The files that a thread opens and the directories that it lists."""
 
-    opened, listed, on = 0, 0, False
+    opened, listed, thread = 0, 0, None
 
     @classmethod
     def hook(cls, event, arguments):
-        if cls.on:
+        if cls.thread == threading.get_ident():
             cls.opened += event == "open" and not isinstance(arguments[0], int)
             cls.listed += event in ("os.scandir", "os.listdir")
 
@@ -54,18 +54,26 @@ sys.addaudithook(Counted.hook)
 @pytest.fixture
 def counted(monkeypatch):
     stats = []
+
+    def noting(real):
+        def call(path, *arguments, **options):
+            if Counted.thread == threading.get_ident():
+                stats.append(str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
     for name in ("stat", "lstat"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, _real=real, **k: (stats.append(str(a[0])), _real(*a, **k))[1])
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
 
     def count(call):
         Counted.opened = Counted.listed = 0
         stats.clear()
-        Counted.on = True
+        Counted.thread = threading.get_ident()
         try:
             call()
         finally:
-            Counted.on = False
+            Counted.thread = None
         return Counted.opened, Counted.listed, list(stats)
 
     return count

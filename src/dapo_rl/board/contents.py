@@ -45,7 +45,7 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
     try:
         config = Config.build(nested)
     except UserError as error:
-        return settings, None, str(error)
+        return settings, None, str(error).partition("; ")[0]  # without advice for who writes a recipe
     return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
 
 

@@ -6,7 +6,7 @@ import { colour, onChange, pick, remember, store } from "./store.js";
 const DOTS = ["Overlong Filtering", "Clip-Higher", "Soft Overlong Punishment", "Token-level Loss", "Dynamic Sampling"];
 
 const COLUMNS = [
-  { key: "name", label: "run", cell: (r) => [foreign(r.name), r.problem ? foreign(r.problem, "small", "wrong") : null] },
+  { key: "name", label: "run", cell: named },
   { key: "state", label: "state", cell: (r) => h("span", { class: `state ${r.state}` }, r.state) },
   { key: "step", label: "step", number: true, cell: progress },
   { key: "accuracy", label: "held-out", number: true, cell: accuracy },
@@ -27,6 +27,11 @@ const COLUMNS = [
   { key: "seed", label: "seed", number: true, wide: true, cell: (r) => String(r.seed ?? "–") },
   { key: "started", label: "started", number: true, wide: true, cell: (r) => started(r.started) },
 ];
+
+function named(row) {
+  const trouble = { class: "foreign trouble", dir: "auto", title: row.problem };
+  return [foreign(row.name), row.problem ? h("small", trouble, row.problem) : null];
+}
 
 function progress(row) {
   if (row.state === "reading") return "–";
