@@ -3,11 +3,14 @@
 import asyncio
 import json
 import os
+import socket
 import sys
 import threading
 import time
+import urllib.request
 
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from dapo_rl.board import server, watch
@@ -280,3 +283,19 @@ def test_logs_that_nobody_asks_for_are_closed(tmp_path, monkeypatch):
     for name in "abca":
         assert client.get("/api/metrics", params={"run": name}).json() == {"names": ["x"]}
     assert [name for name, run in catalogue.runs().items() if "log" in run.__dict__] == ["a", "c"]
+
+
+def test_the_end_of_the_board_is_the_end_of_its_live_pages(tmp_path, caplog):
+    app = server.create_app(Catalogue([tmp_path]), Lab(tmp_path), "token")
+    listening = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=20, lifespan="off")
+    board = server.Server(settings, app.state.watcher)
+    thread = threading.Thread(target=board.run, kwargs={"sockets": [listening]})
+    thread.start()
+    with urllib.request.urlopen(f"http://127.0.0.1:{listening.getsockname()[1]}/api/live") as page:
+        assert page.readline().startswith(b"data: ")
+        board.should_exit = True
+        assert page.read().strip() == b""
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []

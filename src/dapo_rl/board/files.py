@@ -89,6 +89,8 @@ class Remembered:
             return None, str(error)
         except OSError as error:
             return None, error.strerror or str(error)
+        except Exception as error:  # whatever else a content of others makes of a reader, it is this file's
+            return None, f"cannot be read: {type(error).__name__}"
 
 
 def not_a_file(path: str, inside: str) -> str:

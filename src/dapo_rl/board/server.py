@@ -102,7 +102,7 @@ def _serve_live(app: FastAPI, watcher: Watcher) -> None:
 async def events(watcher: Watcher) -> AsyncIterator[bytes]:
     """Everything first, then what changed. A page that has gone is cancelled while it sleeps."""
     version, quiet = 0, 0.0
-    while True:
+    while not watcher.is_closed:
         version, messages = watcher.since(version)
         for message in messages:
             yield message
@@ -215,6 +215,18 @@ def _serve_lab(app: FastAPI, lab: Lab, token: str) -> None:
         return Plain({})
 
 
+class Server(uvicorn.Server):
+    """Ends the live pages first; it would wait for them, and then report each as an error."""
+
+    def __init__(self, settings: uvicorn.Config, watcher: Watcher) -> None:
+        super().__init__(settings)
+        self._watcher = watcher
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watcher.is_closed = True
+        await super().shutdown(sockets)
+
+
 def serve(runs: Sequence[Path], host: str, port: int) -> None:
     """Serves until Ctrl-C."""
     roots = list(runs)
@@ -232,7 +244,7 @@ def serve(runs: Sequence[Path], host: str, port: int) -> None:
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or it would end us before the Lab's runs are stopped
     try:
-        uvicorn.Server(settings).run(sockets=[listening])
+        Server(settings, app.state.watcher).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

@@ -65,6 +65,8 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._is_complete = False
         self._asked = 0.0
+        self.is_closed = False
+        """Set when the board ends: live pages take it as their end."""
 
     def rows(self) -> bytes:
         """All rows; where a first look takes long, some of them as `first_row`, and the rest by and by."""
@@ -132,9 +134,8 @@ class Watcher:
         for name in list(waiting):
             rows[name] = dumps(self._read(waiting.pop(name)))
             if time.monotonic() - told > TELL_SECONDS:
-                self._tell(
-                    runs, rows | {n: dumps(run.first_row()) for n, run in waiting.items() if n not in self._rows}
-                )
+                unread = {n: dumps(run.first_row()) for n, run in waiting.items() if n not in self._rows}
+                self._tell(runs, rows | unread)
                 rows, told = {}, time.monotonic()
         for name in [name for name in self._seen if name not in runs]:
             del self._seen[name]
