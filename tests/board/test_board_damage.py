@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.board import run as run_module
-from dapo_rl.board.curves import MOST_NAMES, MetricsLog
+from dapo_rl.board.curves import MOST_NAMES, MetricsLog, curve
 from dapo_rl.board.lab import Lab
+from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue
 from dapo_rl.board.run import Run
 from dapo_rl.board.server import create_app, events
@@ -320,6 +321,30 @@ def test_whatever_the_files_say_the_routes_answer(changing, summary, lines, conf
     assert type(row["step"]) is int
     for path in ("/api/settings", "/api/curves", "/api/evaluations", "/api/ledger"):
         assert client.get(path, params={"run": "run", **QUERIES[path]}).status_code == 200
+
+
+def test_of_a_summary_only_what_a_run_writes_is_taken(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    evaluations = [(True, 0.1), (-1, 0.1), (10**400, 0.1), ("2", 0.1), (3, True), (4, "1"), (5, 10**400), (6, 0.25)]
+    summary = {
+        "tokens": {"total": 10, "kept": -5, "stale": True, "surplus": 10**400, "carried": "7", "trained": 4.5},
+        "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in evaluations],
+    }
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    run = Run("run", tmp_path)
+    assert run.evaluations() == {6: 0.25}
+    assert ledger(run)["totals"] == {"total": 10}
+    assert run.row()["problem"] == "summary.json: tokens is not what a run writes"
+
+
+def test_a_log_that_adds_up_to_infinity(tmp_path):
+    (tmp_path / "config.yaml").write_text("")
+    line = json.dumps(dict.fromkeys(("sampling/tokens_generated", "sampling/wasted_share", "timing_s/step"), 1e308))
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, {line[1:]}\n' for step in range(4)))
+    run = Run("run", tmp_path)
+    assert ledger(run)["totals"] == {"trained": 0, "dropped": 0, "waiting": 0, "total": 0}
+    assert (run.row()["step"], run.row()["tokens"], run.row()["seconds"]) == (3, None, None)
+    assert curve(run.log, "timing_s/step", points=10, share=0.5)["raw"] == [[0, 1, 2, 3], [1e308] * 4]
 
 
 def log_of(path, content):

@@ -26,9 +26,9 @@ def _totals(run: Run) -> tuple[dict[str, int], bool]:
         return {fate: tokens for fate, tokens in own.items() if count(tokens, LARGEST_COUNT) is not None}, True
     run.log.refresh()
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
-    steps, shares = run.log.column("sampling/wasted_share")
-    of_step = dict(zip(*run.log.column("sampling/tokens_generated"), strict=True))
-    dropped = _whole(sum(float(share) * of_step.get(step, 0.0) for step, share in zip(steps, shares, strict=True)))
+    steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
+    of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
+    dropped = _whole(sum(share * of_step.get(step, 0.0) for step, share in zip(steps, shares, strict=True)))
     waiting = max(0, generated - trained - dropped)
     return {"trained": trained, "dropped": dropped, "waiting": waiting, "total": generated}, False
 
