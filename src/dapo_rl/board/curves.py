@@ -7,7 +7,7 @@ import math
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,69 +15,120 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo_rl.board.files import open_regular
+
 Floats = NDArray[np.float64]
-CHUNK = 8 << 20
+CHUNK = 1 << 20
+LONGEST_LINE = 1 << 20
+LARGEST_LOG = 1 << 30
+MOST_NAMES, LONGEST_NAME = 1000, 200
+MOST_VALUES = 64 << 20
+"""Far beyond what a run writes. What goes further was not written by one, and is passed over."""
+LAST_STEP = 10**12
 
 
 class MetricsLog:
     """`metrics.jsonl`, read once: a later look reads only what was appended since, or all of a file that is new."""
 
-    def __init__(self, find: Callable[[], Path | None]) -> None:
-        """`find` says where the file is, once there is one."""
+    def __init__(self, find: Callable[[], Path | None], names: Set[str] | None = None) -> None:
+        """`find` says where the file is, once there is one; `names` are the metrics to keep, all of them by default."""
         self._find = find
+        self._names = names
         self._lock = threading.Lock()
-        self._forget()
+        self._empty()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Gives the memory back; the next look reads the log anew."""
+        with self._lock:
+            self._empty()
+
+    def _empty(self) -> None:
         self._inode, self._offset = -1, 0
+        self._inside_a_line = False
         self._steps = array("d")
         self._columns: dict[str, array[float]] = {}
+        self._skipped = 0
+        self._is_cut = False  # at what is read of a log at most
+        self._failure: str | None = None
+        self.is_behind = False
+        """Whether the last look ended before the end of the file."""
 
-    def refresh(self) -> None:
+    def refresh(self, most: int = LARGEST_LOG) -> None:
+        """Reads what is new, of a long log about `most` bytes at a time."""
         with self._lock:
-            path = self._find()
             try:
+                path = self._find()
                 stat = path.stat() if path else None
-            except OSError:
-                stat = None
-            if path is None or stat is None:
-                self._forget()
-                return
-            if stat.st_ino != self._inode or stat.st_size < self._offset:  # a resumed run rewrites its log
-                self._forget()
-                self._inode = stat.st_ino
-            if stat.st_size > self._offset:
-                self._read_on(path)
+                if path is None or stat is None:
+                    self._empty()
+                    return
+                if stat.st_ino != self._inode or stat.st_size < self._offset:  # a resumed run rewrites its log
+                    self._empty()
+                    self._inode = stat.st_ino
+                self.is_behind = False
+                if stat.st_size > self._offset and not self._is_cut:
+                    self._read_on(path, self._offset + most)
+            except OSError as error:
+                self._empty()
+                self._failure = error.strerror or str(error)
 
-    def _read_on(self, path: Path) -> None:
-        with path.open("rb") as file:
+    def _read_on(self, path: Path, end: int) -> None:
+        with open_regular(str(path)) as file:
             file.seek(self._offset)
             rest = b""
-            while chunk := file.read(CHUNK):
+            while (chunk := file.read(CHUNK)) and not self._is_cut:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
-                    self._add(line)
-                    self._offset += len(line) + 1
+                    if not self._is_cut:
+                        self._take(line)
+                if len(rest) > LONGEST_LINE:
+                    self._pass_over(rest)
+                    rest = b""
+                if self._offset >= end:
+                    break
+            self.is_behind = bool(chunk) and not self._is_cut
+
+    def _take(self, line: bytes) -> None:
+        self._offset += len(line) + 1
+        if self._inside_a_line:  # the end of one that is too long
+            self._inside_a_line = False
+        elif len(line) > LONGEST_LINE:
+            self._skipped += 1
+        elif line.strip():
+            self._add(line)
+        values = len(self._steps) * (1 + len(self._columns))
+        self._is_cut = self._offset >= LARGEST_LOG or values >= MOST_VALUES
+
+    def _pass_over(self, part: bytes) -> None:
+        self._offset += len(part)
+        self._skipped += not self._inside_a_line
+        self._inside_a_line = True
+        self._is_cut = self._offset >= LARGEST_LOG
 
     def _add(self, line: bytes) -> None:
         try:
             record = json.loads(line)
-            step = int(record.pop("step"))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            return  # what a crash left of a line
+            step = _step(record.pop("step"))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            step = None
+        if step is None or len(record) > MOST_NAMES:
+            self._skipped += 1
+            return
         if self._steps and step <= self._steps[-1]:
             self._cut(bisect_left(self._steps, step))
         before = len(self._steps)
         self._steps.append(step)
-        for name, value in record.items():
+        for name in record if self._names is None else self._names & record.keys():
             column = self._columns.get(name)
             if column is None:
+                if len(self._columns) >= MOST_NAMES or len(name) > LONGEST_NAME:
+                    continue
                 column = self._columns[name] = array("d", [math.nan]) * before
+            value = record[name]
             column.append(value if type(value) is float else _number(value))
-        if len(record) < len(self._columns):
-            for column in self._columns.values():
-                if len(column) == before:
-                    column.append(math.nan)
+        for column in self._columns.values():
+            if len(column) == before:
+                column.append(math.nan)
 
     def _cut(self, length: int) -> None:
         for column in (self._steps, *self._columns.values()):
@@ -87,6 +138,15 @@ class MetricsLog:
     def offset(self) -> int:
         """Bytes read so far: grows whenever there is something new to see."""
         return self._offset
+
+    @property
+    def problem(self) -> str | None:
+        """What was not read, in a line."""
+        if self._is_cut:
+            return f"too long, read up to step {self.last_step}"
+        if self._skipped:
+            return f"{self._skipped} {'line' if self._skipped == 1 else 'lines'} skipped: not the metrics of a step"
+        return self._failure
 
     @property
     def names(self) -> list[str]:
@@ -110,12 +170,21 @@ class MetricsLog:
         return steps[known], numbers[known]
 
     def total(self, name: str) -> float:
-        return float(self.column(name)[1].sum())
+        with np.errstate(over="ignore"):
+            return float(self.column(name)[1].sum())
 
     def latest(self, name: str, steps: int = 1) -> float | None:
         """The mean of the last values."""
         values = self.column(name)[1][-steps:]
-        return float(values.mean()) if len(values) else None
+        with np.errstate(over="ignore"):
+            return float(values.mean()) if len(values) else None
+
+
+def _step(value: Any) -> int | None:
+    """A step as a run counts them; nothing else is one."""
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= LAST_STEP else None
 
 
 def _number(value: Any) -> float:
@@ -161,11 +230,12 @@ def curve(
 ) -> dict[str, Any]:
     """A metric for the page: the raw line, and the smoothed one."""
     steps, values = log.column(name, first, last)
-    return {
-        "raw": _plain(*thin(steps, values, points)),
-        "smooth": _plain(*smooth(steps, values, share, points // 2)),
-        "steps": len(steps),
-    }
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run has
+        return {
+            "raw": _plain(*thin(steps, values, points)),
+            "smooth": _plain(*smooth(steps, values, share, points // 2)),
+            "steps": len(steps),
+        }
 
 
 def with_start(curve: dict[str, Any], evaluations: Mapping[int, float]) -> dict[str, Any]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from dapo_rl.board.read import Run
+from dapo_rl.board.contents import number
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.run import Run
+from dapo_rl.board.table import read_table
 from dapo_rl.board.tokens import pieces, tokenizer_of
+
+__all__ = ["UnreadableError", "group_of", "groups_of", "search", "tokens_by_fate"]
 
 OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")
 OF_A_VERDICT = ("correct", "status", "score", "reward", "advantage")
@@ -32,26 +36,6 @@ WORTH_CUTTING = 40
 EXCERPT = 60
 HITS = 60
 SEARCH_SECONDS = 1.5
-
-
-class UnreadableError(Exception):
-    """A file that is no table of rollouts, or not a whole one."""
-
-
-def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> pa.Table:
-    """The columns that the file has; those that it lacks are null."""
-    wanted = list(columns)
-    try:
-        schema = pq.read_schema(path)
-        there = [name for name in wanted if name in schema.names]
-        rows = None if draw is None or "draw" not in schema.names else [("draw", "=", draw)]
-        table = pq.read_table(path, columns=there, filters=rows, partitioning=None)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise UnreadableError(f"{path.name}: not a table of rollouts: {str(error).splitlines()[0]}") from None
-    for name in wanted:
-        if name not in there:
-            table = table.append_column(name, pa.nulls(len(table)))
-    return table
 
 
 def groups_of(path: Path) -> list[dict[str, Any]]:
@@ -93,8 +77,7 @@ def _shared_start(texts: Sequence[str]) -> str:
 
 
 def _lengths(table: pa.Table) -> pa.ChunkedArray:
-    ids = table.column("token_ids")
-    return pc.list_value_length(ids) if pa.types.is_list(ids.type) else pa.chunked_array([pa.nulls(len(table))])
+    return pc.list_value_length(table.column("token_ids"))
 
 
 def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
@@ -104,8 +87,8 @@ def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
     if not rows:
         return None
     tokenizer = tokenizer_of(run)
-    settings = [run.settings().get(f"algo.{name}") for name in ("clip_low", "clip_high", "clip_ratio_c")]
-    bounds = [value if isinstance(value, int | float) else None for value in settings]
+    settings = run.settings()
+    bounds = [number(settings.get(f"algo.{name}")) for name in ("clip_low", "clip_high", "clip_ratio_c")]
     samples = [_sample(row, tokenizer, *bounds) for row in rows]
     return {
         **{key: rows[0][key] for key in (*OF_A_GROUP, "prompt")},
@@ -185,10 +168,7 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
     table = read_table(path, ["draw", "sample", "correct", "fate", "prompt", "response"])
     found = []
     for column in ("prompt", "response"):
-        text = table.column(column)
-        if not pa.types.is_string(text.type):
-            continue
-        part = table.filter(pc.match_substring(text, query, ignore_case=True))
+        part = table.filter(pc.match_substring(table.column(column), query, ignore_case=True))
         for row in part.slice(0, 4 * HITS).to_pylist():
             if column == "prompt" and row["sample"]:
                 continue  # the samples of a group share their prompt

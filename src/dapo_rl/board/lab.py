@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dapo_rl.board.files import open_regular
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
@@ -59,7 +60,7 @@ class Job:
     def tail(self) -> str:
         """The end of what the run printed."""
         try:
-            with (self.path / LOG).open("rb") as file:
+            with open_regular(str(self.path / LOG)) as file:
                 file.seek(max(0, file.seek(0, 2) - TAIL))
                 return file.read().decode("utf-8", "replace")
         except OSError:

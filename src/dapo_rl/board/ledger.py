@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.groups import UnreadableError, tokens_by_fate
-from dapo_rl.board.read import Run
+from dapo_rl.board.contents import LARGEST_COUNT, count
+from dapo_rl.board.files import UnreadableError, identity
+from dapo_rl.board.groups import tokens_by_fate
+from dapo_rl.board.run import Run
 
 BARS = 160
 
@@ -20,12 +23,12 @@ def _totals(run: Run) -> tuple[dict[str, int], bool]:
     """The run's own account where it has ended, and what the log says until then, which knows fewer fates."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
-        return {str(fate): int(count) for fate, count in own.items() if isinstance(count, int)}, True
+        return {fate: tokens for fate, tokens in own.items() if count(tokens, LARGEST_COUNT) is not None}, True
     run.log.refresh()
-    generated, trained = (int(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
-    steps, shares = run.log.column("sampling/wasted_share")
-    of_step = dict(zip(*run.log.column("sampling/tokens_generated"), strict=True))
-    dropped = round(sum(share * of_step.get(step, 0) for step, share in zip(steps, shares, strict=True)))
+    generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
+    steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
+    of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
+    dropped = _whole(sum(share * of_step.get(step, 0.0) for step, share in zip(steps, shares, strict=True)))
     waiting = max(0, generated - trained - dropped)
     return {"trained": trained, "dropped": dropped, "waiting": waiting, "total": generated}, False
 
@@ -42,13 +45,22 @@ def _bars(run: Run) -> tuple[list[dict[str, Any]], int]:
         path = run.rollout(step)
         if path is None:
             continue
-        key = "ledger", step
-        changed = path.stat().st_mtime_ns
+        key, now = ("ledger", step), identity(str(path))
         known = run.cache.get(key)
-        if known is None or known[0] != changed:
-            try:
-                known = run.cache[key] = changed, tokens_by_fate(path)
-            except UnreadableError:
-                continue
-        bars.append({"step": step, "tokens": known[1]})
+        if known is None or known[0] != now:
+            known = run.cache[key] = now, _tokens(path)
+        if known[1] is not None:
+            bars.append({"step": step, "tokens": known[1]})
     return bars, len(steps)
+
+
+def _tokens(path: Path) -> dict[str, int] | None:
+    try:
+        return tokens_by_fate(path)
+    except UnreadableError:
+        return None
+
+
+def _whole(value: float) -> int:
+    """A number of tokens; a log that was tampered with can add up to anything."""
+    return round(value) if 0 <= value <= LARGEST_COUNT else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import signal
@@ -15,6 +14,7 @@ from typing import Annotated, Any
 import anyio
 import uvicorn
 from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -23,13 +23,15 @@ from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
 from dapo_rl.board.guard import Guard, token_matches
 from dapo_rl.board.lab import Lab, Start
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue, NoSuchRunError, Run
+from dapo_rl.board.read import Catalogue, NoSuchRunError
+from dapo_rl.board.run import Run
+from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
 from dapo_rl.runs.format import printable
 
 STATIC = Path(__file__).parent / "static"
-LIVE_SECONDS = 1.0
-HEARTBEAT = 15
+LIVE_SECONDS = 0.2
+HEARTBEAT_SECONDS = 15.0
 
 Name = Annotated[str, Query(alias="run", max_length=1000)]
 Names = Annotated[list[str], Query(alias="run", max_length=64)]
@@ -45,18 +47,6 @@ class Plain(Response):
         return dumps(content).encode()
 
 
-def dumps(content: Any) -> str:
-    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
 class RefusedError(Exception):
     """An action without the token."""
 
@@ -64,12 +54,13 @@ class RefusedError(Exception):
 def create_app(catalogue: Catalogue, lab: Lab, token: str, bound: str = "127.0.0.1") -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
     app.add_middleware(Guard, bound=bound)
+    app.state.watcher = watcher = Watcher(catalogue, lab.jobs)
     _answer_errors(app)
     _serve_page(app)
+    _serve_live(app, watcher)
     _serve_runs(app, catalogue)
     _serve_groups(app, catalogue)
     _serve_lab(app, lab, token)
-    _serve_live(app, catalogue, lab)
     return app
 
 
@@ -81,6 +72,13 @@ def _answer_errors(app: FastAPI) -> None:
     app.add_exception_handler(UnreadableError, answer(422))
     app.add_exception_handler(UserError, answer(409))
     app.add_exception_handler(RefusedError, answer(403))
+    app.add_exception_handler(RequestValidationError, _explain)
+
+
+def _explain(_request: Request, error: Any) -> Plain:
+    """What is wrong with a request, without its values: those may be anything."""
+    first = error.errors()[0]
+    return Plain({"error": f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"}, 422)
 
 
 def _serve_page(app: FastAPI) -> None:
@@ -91,11 +89,31 @@ def _serve_page(app: FastAPI) -> None:
         return FileResponse(STATIC / "index.html")
 
 
-def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
+def _serve_live(app: FastAPI, watcher: Watcher) -> None:
     @app.get("/api/runs")
-    def runs() -> Plain:
-        return Plain({"runs": [run.row() for run in catalogue.runs().values()]})
+    def runs() -> Response:
+        return Response(watcher.rows(), media_type="application/json")
 
+    @app.get("/api/live")
+    async def live() -> StreamingResponse:
+        return StreamingResponse(events(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def events(watcher: Watcher) -> AsyncIterator[bytes]:
+    """Everything first, then what changed. A page that has gone is cancelled while it sleeps."""
+    version, quiet = 0, 0.0
+    while not watcher.is_closed:
+        version, messages = watcher.since(version)
+        for message in messages:
+            yield message
+        quiet = 0.0 if messages else quiet + LIVE_SECONDS
+        if quiet >= HEARTBEAT_SECONDS:
+            yield b": still here\n\n"
+            quiet = 0.0
+        await anyio.sleep(LIVE_SECONDS)
+
+
+def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/api/settings")
     def settings(names: Names) -> Plain:
         found = {name: catalogue.find(name).settings() for name in names}
@@ -103,7 +121,7 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/metrics")
     def metrics(names: Names) -> Plain:
-        return Plain({"names": sorted({name for run in _fresh(catalogue, names) for name in run.log.names})})
+        return Plain({"names": sorted({name for run in catalogue.with_logs(names) for name in run.log.names})})
 
     @app.get("/api/curves")
     def curves(
@@ -118,12 +136,12 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
             drawn = curve(run.log, name, points=points, share=share, first=first, last=last)
             return with_start(drawn, run.evaluations()) if name == "eval/accuracy" and first <= 0 else drawn
 
-        return Plain({run.name: {name: one(run, name) for name in metric} for run in _fresh(catalogue, names)})
+        return Plain({run.name: {name: one(run, name) for name in metric} for run in catalogue.with_logs(names)})
 
     @app.get("/api/evaluations")
     def evaluations(names: Names) -> Plain:
         result = {}
-        for run in _fresh(catalogue, names):
+        for run in catalogue.with_logs(names):
             measures = [name for name in run.log.names if name.startswith("eval/")]
             columns = {name: dict(zip(*run.log.column(name), strict=True)) for name in measures}
             columns["eval/accuracy"] = dict(run.evaluations())
@@ -134,14 +152,7 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/ledger")
     def tokens(name: Name) -> Plain:
-        return Plain(ledger(catalogue.find(name)))
-
-
-def _fresh(catalogue: Catalogue, names: Sequence[str]) -> list[Run]:
-    runs = [catalogue.find(name) for name in names]
-    for run in runs:
-        run.log.refresh()
-    return runs
+        return Plain(ledger(catalogue.with_logs([name])[0]))
 
 
 def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
@@ -204,40 +215,16 @@ def _serve_lab(app: FastAPI, lab: Lab, token: str) -> None:
         return Plain({})
 
 
-def _serve_live(app: FastAPI, catalogue: Catalogue, lab: Lab) -> None:
-    @app.get("/api/live")
-    async def live(request: Request) -> StreamingResponse:
-        return StreamingResponse(
-            _events(request, catalogue, lab), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+class Server(uvicorn.Server):
+    """Ends the live pages first; it would wait for them, and then report each as an error."""
 
+    def __init__(self, settings: uvicorn.Config, watcher: Watcher) -> None:
+        super().__init__(settings)
+        self._watcher = watcher
 
-async def _events(request: Request, catalogue: Catalogue, lab: Lab) -> AsyncIterator[str]:
-    """Everything first, then what changed, about once a second."""
-    sent: dict[str, str] = {}
-    quiet = 0
-
-    def look() -> dict[str, Any]:
-        rows = {name: run.row() for name, run in catalogue.runs().items()}
-        now = {name: dumps(row) for name, row in rows.items()} | {"": dumps(jobs := lab.jobs())}
-        first = not sent
-        changed = {name for name in now if sent.get(name) != now[name]}
-        gone = [name for name in sent if name not in now]
-        sent.clear()
-        sent.update(now)
-        message = {"whole": first, "runs": [rows[name] for name in rows if name in changed], "gone": gone}
-        return message | ({"jobs": jobs} if "" in changed else {})
-
-    while not await request.is_disconnected():
-        message = await anyio.to_thread.run_sync(look)
-        if message["runs"] or message["gone"] or "jobs" in message:
-            yield f"data: {dumps(message)}\n\n"
-            quiet = 0
-        else:
-            quiet += 1
-            if quiet % HEARTBEAT == 0:
-                yield ": still here\n\n"
-        await anyio.sleep(LIVE_SECONDS)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watcher.is_closed = True
+        await super().shutdown(sockets)
 
 
 def serve(runs: Sequence[Path], host: str, port: int) -> None:
@@ -257,7 +244,7 @@ def serve(runs: Sequence[Path], host: str, port: int) -> None:
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or it would end us before the Lab's runs are stopped
     try:
-        uvicorn.Server(settings).run(sockets=[listening])
+        Server(settings, app.state.watcher).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:

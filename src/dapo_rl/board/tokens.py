@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.read import Run
+from dapo_rl.board.run import Run
 
 EMBEDDED = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer.json"
 LARGEST = 128 << 20
@@ -20,7 +20,7 @@ def tokenizer_of(run: Run) -> Any | None:
     for path in _candidates(run):
         try:
             stat = path.stat()
-        except FileNotFoundError:  # a checkpoint that has made room for a newer one
+        except OSError:  # a checkpoint that has made room for a newer one
             continue
         return _load(path, stat.st_mtime_ns) if stat.st_size <= LARGEST else None
     return None
@@ -63,9 +63,16 @@ def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
         except Exception:  # bytes that are no text
             stuck = True
         if stuck:
-            text = tokenizer.decode(list(ids[position + 1 - waiting : position + 1]), skip_special_tokens=False)
+            text = _decoded(tokenizer, list(ids[position + 1 - waiting : position + 1]))
             stream = DecodeStream(skip_special_tokens=False)
         if text is not None:
             result.append((text, waiting))
             waiting = 0
     return result
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    try:
+        return str(tokenizer.decode(ids, skip_special_tokens=False))
+    except Exception:  # numbers that are no tokens
+        return "".join(f"[{token}]" for token in ids)

@@ -40,12 +40,13 @@ function listen() {
   source.onerror = () => say("lost", "lost the server");
   source.onmessage = (event) => {
     const message = JSON.parse(event.data);
+    const first = !store.loaded || (!store.runs.size && message.runs.length && route().view !== "lab");
     if (message.whole) store.runs.clear();
     for (const row of message.runs) store.runs.set(row.name, row);
     for (const name of message.gone) store.runs.delete(name);
     if (message.jobs) store.jobs = message.jobs;
     pick(store.picked);
-    if (!store.loaded) {
+    if (first) {
       store.loaded = true;
       const newest = [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
       pick(

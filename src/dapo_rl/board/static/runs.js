@@ -6,7 +6,7 @@ import { colour, onChange, pick, remember, store } from "./store.js";
 const DOTS = ["Overlong Filtering", "Clip-Higher", "Soft Overlong Punishment", "Token-level Loss", "Dynamic Sampling"];
 
 const COLUMNS = [
-  { key: "name", label: "run", cell: (r) => foreign(r.name) },
+  { key: "name", label: "run", cell: named },
   { key: "state", label: "state", cell: (r) => h("span", { class: `state ${r.state}` }, r.state) },
   { key: "step", label: "step", number: true, cell: progress },
   { key: "accuracy", label: "held-out", number: true, cell: accuracy },
@@ -28,7 +28,13 @@ const COLUMNS = [
   { key: "started", label: "started", number: true, wide: true, cell: (r) => started(r.started) },
 ];
 
+function named(row) {
+  const trouble = { class: "foreign trouble", dir: "auto", title: row.problem };
+  return [foreign(row.name), row.problem ? h("small", trouble, row.problem) : null];
+}
+
 function progress(row) {
+  if (row.state === "reading") return "–";
   const share = row.steps ? Math.min(1, row.step / row.steps) : 0;
   return h(
     "span",
@@ -74,6 +80,7 @@ const started = (seconds) =>
     : "–";
 
 const memory = { sort: "started", down: true, words: "", tab: "curves" };
+const AT_ONCE = 80; // lines; more come while the table is scrolled
 
 export function runs(parameters, onClose) {
   if (parameters.get("tab")) memory.tab = parameters.get("tab");
@@ -88,14 +95,29 @@ export function runs(parameters, onClose) {
     value: memory.words,
     oninput: () => {
       memory.words = words.value;
-      table();
+      first();
     },
   });
   const tabs = h("div", { class: "tabs", role: "tablist" });
   const below = h("section");
   let panel = null;
 
-  function table() {
+  let limit = AT_ONCE;
+  const scroller = h(
+    "div",
+    {
+      class: "card scroll table",
+      onscroll: () => {
+        if (scroller.scrollTop + 2 * scroller.clientHeight > scroller.scrollHeight && limit < matching().length) {
+          limit += AT_ONCE;
+          table();
+        }
+      },
+    },
+    h("table", { class: "runs" }, h("thead", {}, head), body),
+  );
+
+  function heading() {
     fill(
       head,
       h("th", { class: "tick" }),
@@ -115,25 +137,39 @@ export function runs(parameters, onClose) {
         ),
       ),
     );
+  }
+
+  function matching() {
     const wanted = memory.words.toLowerCase().split(/\s+/).filter(Boolean);
-    const rows = [...store.runs.values()].filter((row) => {
-      const text = [row.name, row.model, row.state, row.preset, `seed=${row.seed}`].join(" ").toLowerCase();
+    if (!wanted.length) return [...store.runs.values()];
+    return [...store.runs.values()].filter((row) => {
+      const text = [row.name, row.model, row.state, row.preset, row.problem, `seed=${row.seed}`].join(" ").toLowerCase();
       return wanted.every((word) => text.includes(word));
     });
+  }
+
+  function table() {
+    const rows = matching();
     const column = COLUMNS.find((c) => c.key === memory.sort);
     const key = column.sort ?? ((row) => row[column.key]);
     rows.sort((a, b) => (memory.down ? -1 : 1) * compare(key(a), key(b)));
-    fill(body, rows.slice(0, 500).map(line));
-    fill(
-      note,
-      `${rows.length} of ${store.runs.size} runs` +
-        (rows.length > 500 ? ", the first 500 shown" : "") +
-        ` · ${store.picked.length} picked`,
-    );
+    arrange(body, rows.slice(0, limit).map(line));
+    fill(note, `${rows.length} of ${store.runs.size} runs · ${store.picked.length} picked`);
   }
 
+  // A line is built once for a state of its run: with many runs, most are as they were.
+  const built = new Map();
   function line(row) {
     const on = store.picked.includes(row.name);
+    const tint = on ? colour(row.name) : null;
+    const known = built.get(row.name);
+    if (known?.row === row && known.tint === tint) return known.element;
+    const element = build(row, on, tint);
+    built.set(row.name, { row, tint, element });
+    return element;
+  }
+
+  function build(row, on, tint) {
     const box = h("input", {
       type: "checkbox",
       checked: on,
@@ -145,7 +181,7 @@ export function runs(parameters, onClose) {
       {
         class: on ? "picked" : "",
         data: { run: row.name },
-        vars: on ? { "--c": colour(row.name) } : {},
+        vars: on ? { "--c": tint } : {},
         onclick: (event) => {
           if (event.target !== box) {
             box.checked = !box.checked;
@@ -169,6 +205,14 @@ export function runs(parameters, onClose) {
   function sortBy(key) {
     memory.down = memory.sort === key ? !memory.down : key !== "name";
     memory.sort = key;
+    heading();
+    first();
+  }
+
+  /** The table from its top, in another order or with other words. */
+  function first() {
+    limit = AT_ONCE;
+    scroller.scrollTop = 0;
     table();
   }
 
@@ -201,6 +245,7 @@ export function runs(parameters, onClose) {
     remember("runs", { tab: memory.tab === "curves" ? null : memory.tab });
   }
 
+  heading();
   table();
   showPanel();
   const redraw = throttle(table, 500);
@@ -242,16 +287,28 @@ export function runs(parameters, onClose) {
         "pick none",
       ),
     ),
-    h("div", { class: "card scroll table" }, h("table", { class: "runs" }, h("thead", {}, head), body)),
+    scroller,
     tabs,
     below,
   ];
 }
 
+/** Puts children in their places and leaves those alone that are there already. */
+function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  let place = parent.firstElementChild;
+  for (const child of children) {
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+  }
+}
+
+const collator = new Intl.Collator(undefined, { numeric: true });
 function compare(a, b) {
   const missing = (v) => v === null || v === undefined;
   if (missing(a) || missing(b)) return Number(missing(b)) - Number(missing(a));
   return typeof a === "number" && typeof b === "number"
     ? a - b
-    : String(a).localeCompare(String(b), undefined, { numeric: true });
+    : collator.compare(String(a), String(b));
 }

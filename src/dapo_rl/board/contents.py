@@ -1,0 +1,89 @@
+"""What the small files of a run say, and whether they say it as a run writes it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from dapo_rl.board.curves import LAST_STEP
+from dapo_rl.board.files import UnreadableError, load_yaml, read_all
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
+from dapo_rl.recipe import put
+from dapo_rl.runs.settings import flat
+
+LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
+LONGEST_TEXT = 300
+LARGEST_COUNT = 2**53
+"""Whole numbers up to here are the same in JavaScript."""
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None."""
+    if type(value) is int and abs(value) <= LARGEST_COUNT:
+        return value
+    return value if type(value) is float and math.isfinite(value) else None
+
+
+def count(value: Any, largest: int = LAST_STEP) -> int | None:
+    """A whole number from 0 on, or None."""
+    return value if type(value) is int and 0 <= value <= largest else None
+
+
+def text(value: Any) -> str | None:
+    return value[:LONGEST_TEXT] if isinstance(value, str) else None
+
+
+def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | None]:
+    """The settings, the techniques that are on, and why those are not known: settings of another version, say."""
+    nested: dict[str, Any] = {}
+    for key, value in load_yaml(read_all(path, LARGEST_CONFIG)).items():
+        put(nested, str(key), value)
+    settings = flat(nested)
+    try:
+        config = Config.build(nested)
+    except UserError as error:
+        return settings, None, str(error).partition("; ")[0]  # without advice for who writes a recipe
+    return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
+
+
+def read_summary(path: str) -> dict[str, Any]:
+    try:
+        summary = json.loads(read_all(path, LARGEST_SUMMARY))
+    except (ValueError, RecursionError):
+        raise UnreadableError("not valid JSON") from None
+    if not isinstance(summary, dict):
+        raise UnreadableError(f"not an object but a {type(summary).__name__}")
+    return summary
+
+
+def wrong_in_summary(summary: dict[str, Any]) -> str | None:
+    """The first of the values shown here that is not what a run writes."""
+    tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
+    right = {
+        "finished": isinstance(summary.get("finished", True), bool),
+        "wall_seconds": summary.get("wall_seconds") is None or number(summary["wall_seconds"]) is not None,
+        "tokens": tokens is None
+        or (isinstance(tokens, dict) and all(count(value, LARGEST_COUNT) is not None for value in tokens.values())),
+        "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
+    }
+    wrong = [name for name, fine in right.items() if not fine]
+    return f"{wrong[0]} is not what a run writes" if wrong else None
+
+
+def _is_evaluation(entry: Any) -> bool:
+    if not isinstance(entry, dict) or count(entry.get("step", 0)) is None:
+        return False
+    return entry.get("accuracy") is None or number(entry["accuracy"]) is not None
+
+
+def read_owner(path: str) -> tuple[int, str] | None:
+    """The process that writes the run, and its machine; where the file system has no locks, nobody is named."""
+    words = read_all(path, LARGEST_LOCK).decode("utf-8", "replace").split()
+    if not words:
+        return None
+    if len(words) != 2 or not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) == 0:
+        raise UnreadableError("does not name a process")
+    return int(words[0]), words[1]

@@ -1,0 +1,133 @@
+"""Reading files that others wrote: only regular ones, only inside the run directory, and never more than expected."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import yaml
+
+from dapo_rl.errors import UserError
+from dapo_rl.recipe import check_values
+
+Identity = tuple[int, int, int, int]
+"""Inode, size and the times of change, of the content and of the rest: as long as they stay, so does what was read."""
+MOST_LEVELS, MOST_EVENTS = 40, 40_000
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class UnreadableError(Exception):
+    """A file that does not hold what it should; the text says which and why."""
+
+
+def identity(path: str) -> Identity | None:
+    """None where there is nothing."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def regular(path: str, inside: str) -> bool:
+    """Whether there is a file, under `inside` once all links are followed."""
+    return os.path.isfile(path) and is_inside(path, inside)
+
+
+def is_inside(path: str, directory: str) -> bool:
+    return os.path.realpath(path).startswith(os.path.join(directory, ""))
+
+
+def open_regular(path: str) -> BinaryIO:
+    """The file; a pipe or a device that has taken its place in the meantime is refused, not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("is not a file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_all(path: str, largest: int) -> bytes:
+    """At most `largest` bytes; a larger file is an error."""
+    with open_regular(path) as file:
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise UnreadableError(f"larger than {largest >> 10} KiB")
+    return content
+
+
+class Remembered:
+    """What was made of a file, or why that failed, until the file changes."""
+
+    def __init__(self, path: str, inside: str, make: Callable[[str], Any]) -> None:
+        self._path, self._inside, self._make = path, inside, make
+        self._known: Identity | None = None
+        self.value: Any = None
+        self.problem: str | None = None
+
+    def look(self) -> Any:
+        """The value; None where there is no file, or none that can be read: then `problem` says why."""
+        now = identity(self._path)
+        if now != self._known or (now is None and os.path.islink(self._path)):
+            self.value, self.problem = self._read(now is not None)
+            self._known = now
+        return self.value
+
+    def _read(self, there: bool) -> tuple[Any, str | None]:
+        if not regular(self._path, self._inside):
+            return None, not_a_file(self._path, self._inside) if there or os.path.islink(self._path) else None
+        try:
+            return self._make(self._path), None
+        except FileNotFoundError:
+            return None, None
+        except (UnreadableError, UserError) as error:
+            return None, str(error)
+        except OSError as error:
+            return None, error.strerror or str(error)
+        except Exception as error:  # whatever else a content of others makes of a reader, it is this file's
+            return None, f"cannot be read: {type(error).__name__}"
+
+
+def not_a_file(path: str, inside: str) -> str:
+    if os.path.islink(path) and not is_inside(path, inside):
+        return "a link that leads out of the run directory"
+    return "is not a file"
+
+
+def load_yaml(content: bytes) -> dict[str, Any]:
+    """A mapping of plain values.
+
+    The fast loader calls itself for each level, and a stack that overflows ends the process; its parser does not. So
+    the levels are counted first. A merge (`<<`) of aliases can stand for more values than fit in memory.
+    """
+    level, aliases, merges = 0, False, False
+    try:
+        for count, event in enumerate(yaml.parse(content, _Loader)):
+            level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            aliases = aliases or isinstance(event, yaml.AliasEvent)
+            merges = merges or (isinstance(event, yaml.ScalarEvent) and event.value == "<<")
+            if level > MOST_LEVELS or count > MOST_EVENTS or (aliases and merges):
+                raise UnreadableError("too many values, or too deeply nested")
+        settings = yaml.load(content, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1})" if mark else ""
+        raise UnreadableError(f"not valid YAML{where}") from None
+    except UnreadableError:
+        raise
+    except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
+        raise UnreadableError(f"not valid YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise UnreadableError(f"not a mapping but a {type(settings).__name__}")
+    try:
+        check_values(settings, "")
+    except UserError as error:
+        raise UnreadableError(str(error).removeprefix(": ")) from None
+    return settings

@@ -1,0 +1,241 @@
+"""One run directory: its settings, its summary, its log, its state, and its row in the table.
+
+Whatever lies in the directory was written by somebody else: what is not as a run writes it is left out, and the row
+says so in a line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.board.contents import (
+    LARGEST_COUNT,
+    count,
+    number,
+    read_owner,
+    read_settings,
+    read_summary,
+    text,
+    wrong_in_summary,
+)
+from dapo_rl.board.curves import MetricsLog
+from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
+from dapo_rl.runs.format import printable
+
+LONGEST_PROBLEM = 200
+ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
+WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "rollouts")
+RECENT = {
+    "reward": "reward/mean",
+    "correct": "acc/mean",
+    "length": "response_length/mean",
+    "entropy": "actor/entropy",
+}
+TOTALS = {"tokens": "sampling/tokens_generated", "seconds": "timing_s/step"}
+ACCURACY = "eval/accuracy"
+AT_A_TIME = 32 << 20
+"""Bytes of a log that one look reads for the row, so that a long one does not hold up the others."""
+
+
+class Run:
+    """One run directory, and what was read of it so far."""
+
+    def __init__(self, name: str, path: Path, real: str | None = None) -> None:
+        self.name, self.path = name, path
+        self._real = real or os.path.realpath(path)
+        self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
+        self._settings = Remembered(self._at["config.yaml"], self._real, read_settings)
+        self._summary = Remembered(self._at["summary.json"], self._real, read_summary)
+        self._lock = Remembered(self._at[".lock"], self._real, read_owner)
+        self._rollouts: tuple[int, list[int]] = (-1, [])
+        self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
+        self.cache: dict[Any, Any] = {}
+        """What others keep about files of this run; they look after what makes it out of date."""
+
+    @cached_property
+    def log(self) -> MetricsLog:
+        """All metrics. The row has a log of its own, with the few that it needs: there can be thousands of rows."""
+        return MetricsLog(lambda: self.file("metrics.jsonl"))
+
+    def close_log(self) -> None:
+        self.__dict__.pop("log", None)
+
+    def file(self, *parts: str) -> Path | None:
+        """A file of the run; none where it is missing, or a link that leads out of the directory."""
+        path = os.path.join(self.path, *parts)
+        return Path(path) if regular(path, self._real) else None
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting by its dotted key."""
+        read = self._settings.look()
+        return dict(read[0]) if read else {}
+
+    def summary(self) -> dict[str, Any]:
+        return self._summary.look() or {}
+
+    def rollout_steps(self) -> list[int]:
+        """The steps whose groups were written down."""
+        directory = self._at["rollouts"]
+        try:
+            changed = os.stat(directory).st_mtime_ns
+            if self._rollouts[0] != changed:
+                names = os.listdir(directory) if is_inside(directory, self._real) else []
+                self._rollouts = changed, sorted(step for name in names if (step := _rollout_step(name)) is not None)
+        except OSError:
+            return []
+        return self._rollouts[1]
+
+    def _has_rollouts(self) -> bool:
+        """Without listing them all."""
+        directory = self._at["rollouts"]
+        try:
+            if not is_inside(directory, self._real):
+                return False
+            with os.scandir(directory) as entries:
+                return any(_rollout_step(entry.name) is not None for entry in entries)
+        except OSError:
+            return False
+
+    def rollout(self, step: int) -> Path | None:
+        return self.file("rollouts", _rollout_name(step))
+
+    def evaluations(self, log: MetricsLog | None = None) -> dict[int, float]:
+        """Held-out accuracy by step; the log has those after a step, the summary the one before the first too."""
+        listed = self.summary().get("evaluations")
+        found: dict[int, float] = {}
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict):
+                step, accuracy = count(entry.get("step", 0)), number(entry.get("accuracy"))
+                if step is not None and accuracy is not None:
+                    found[step] = accuracy
+        steps, values = (log or self.log).column(ACCURACY)
+        return found | {int(step): float(value) for step, value in zip(steps, values, strict=True)}
+
+    @property
+    def state(self) -> str:
+        """`running`, `finished`, or `stopped`: by a signal, by an error, or with its machine."""
+        if self._is_written():
+            return "running"
+        return "finished" if self.summary().get("finished") is True else "stopped"
+
+    def _is_written(self) -> bool:
+        owner = self._lock.look()
+        if owner is None:
+            return False
+        process, host = owner
+        if host != socket.gethostname():
+            return True  # its processes cannot be seen from here
+        try:
+            os.kill(process, 0)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return True
+
+    def glance(self) -> tuple[Any, ...]:
+        """What changes when the row does; it costs a look at each of a few files, and opens none that is unchanged."""
+        return (*(identity(self._at[name]) for name in WATCHED), self._is_written(), self._lock.problem)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody writes here: then a change shows in the directory itself."""
+        return self.summary().get("finished") is True and not os.path.lexists(self._at[".lock"])
+
+    def first_row(self) -> dict[str, Any]:
+        """The row before anything is read."""
+        return _EMPTY_ROW | {
+            "name": self.name,
+            "state": "reading",
+            "started": self.started,
+            "rollouts": os.path.isdir(self._at["rollouts"]),
+        }
+
+    def row(self) -> dict[str, Any]:
+        """The run in the table."""
+        self._digest.refresh(AT_A_TIME)
+        settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
+        figures = {key: number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
+        figures |= {key: number(self._digest.total(name)) for key, name in TOTALS.items()}
+        if (seconds := number(summary.get("wall_seconds"))) is not None:
+            figures["seconds"] = seconds
+        return _EMPTY_ROW | {
+            "name": self.name,
+            "state": self.state,
+            "step": self._digest.last_step,
+            "steps": count(settings.get("train.steps")),
+            "preset": text(settings.get("preset")),
+            "model": text(settings.get("model.name")),
+            "seed": count(settings.get("seed"), LARGEST_COUNT),
+            "techniques": self._settings.value[1] if self._settings.value else None,
+            "before": evaluations.get(0),
+            "accuracy": evaluations[max(evaluations)] if evaluations else None,
+            **figures,
+            "started": self.started,
+            "rollouts": self._has_rollouts(),
+            "seen": self._digest.offset,
+            "problem": self._problem(),
+        }
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more of the log to read for the row."""
+        return self._digest.is_behind
+
+    def rest(self) -> None:
+        """Keeps no more than the row of a run that is over."""
+        self._digest.forget()
+
+    @property
+    def started(self) -> float | None:
+        try:
+            return os.lstat(self._at["config.yaml"]).st_mtime
+        except OSError:
+            return None
+
+    def _problem(self) -> str | None:
+        """What cannot be read, in a line."""
+        read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
+        no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
+        no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
+        found = {
+            "config.yaml": self._settings.problem or (read[2] if read else None),
+            "summary.json": self._summary.problem or wrong_in_summary(self._summary.value or {}),
+            "metrics.jsonl": not_a_file(metrics, self._real) if no_log else self._digest.problem,
+            ".lock": self._lock.problem,
+            "rollouts": "is not a directory of this run" if no_rollouts else None,
+        }
+        return one_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
+
+
+_EMPTY_ROW: dict[str, Any] = {
+    **dict.fromkeys(("name", "state")),
+    "step": 0,
+    **dict.fromkeys(("steps", "preset", "model", "seed", "techniques", "before", "accuracy", *RECENT, *TOTALS)),
+    **{"started": None, "rollouts": False, "seen": 0, "problem": None},
+}
+
+
+def broken_row(run: Run, error: Exception) -> dict[str, Any]:
+    """The row of a run that cannot be read at all."""
+    why = one_line(f"cannot be read: {type(error).__name__}: {error}")
+    return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
+
+
+def one_line(text: str) -> str:
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 1]}…"
+
+
+def _rollout_name(step: int) -> str:
+    return f"step-{step:06d}.parquet"
+
+
+def _rollout_step(name: str) -> int | None:
+    match = ROLLOUT.fullmatch(name)
+    return int(match[1]) if match and _rollout_name(int(match[1])) == name else None

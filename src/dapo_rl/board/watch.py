@@ -1,0 +1,184 @@
+"""One look at all runs for all pages: a thread that reads what has changed, and keeps rows and messages as JSON.
+
+Requests read no files: a list is the rows as they are, and a live page gets the messages that came after the last one
+it has. The thread ends when nobody has asked for a while, and the next request starts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dapo_rl.board.files import Identity
+from dapo_rl.board.read import Catalogue
+from dapo_rl.board.run import Run, broken_row
+
+LOOK_SECONDS = 0.5
+SHARE_OF_A_CORE, LONGEST_PAUSE = 0.2, 5.0
+"""With many runs on a slow disk, looks come less often than every `LOOK_SECONDS`."""
+PATIENCE_SECONDS, TELL_SECONDS = 0.3, 0.15
+"""How long a list waits for rows that are not read yet, and how often a long look tells what it has so far."""
+IDLE_SECONDS = 30.0
+ALL_FILES_EVERY = 40
+"""Looks after which a run that is over is looked at file by file, for somebody may have edited one in its place."""
+MESSAGES_KEPT = 32
+
+
+def dumps(content: Any) -> str:
+    """JSON that says what is not a number as null, and any text in ASCII."""
+    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _event(message: str) -> bytes:
+    return f"data: {message}\n\n".encode()
+
+
+class Watcher:
+    def __init__(self, catalogue: Catalogue, jobs: Callable[[], list[dict[str, Any]]]) -> None:
+        self._catalogue, self._jobs_of = catalogue, jobs
+        self._seen: dict[str, tuple[Run, tuple[Any, ...]]] = {}
+        self._over: dict[str, Identity | None] = {}
+        self._glance_seconds = 0.0
+        self.looks = 0
+        # Shared with the requests:
+        self._told = threading.Condition()
+        self._rows: dict[str, str] = {}
+        self._jobs = "[]"
+        self._messages: deque[tuple[int, bytes]] = deque(maxlen=MESSAGES_KEPT)
+        self._whole: tuple[int, bytes, bytes] = (-1, b"", b"")
+        self.version = 0
+        """Counts the messages; 0 before the first look has found anything to tell."""
+        self._thread: threading.Thread | None = None
+        self._is_complete = False
+        self._asked = 0.0
+        self.is_closed = False
+        """Set when the board ends: live pages take it as their end."""
+
+    def rows(self) -> bytes:
+        """All rows; where a first look takes long, some of them as `first_row`, and the rest by and by."""
+        self.ask()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with self._told:
+            self._told.wait_for(lambda: self.version > 0, IDLE_SECONDS)
+            self._told.wait_for(lambda: self._is_complete, max(0.0, deadline - time.monotonic()))
+            return self._everything()[1]
+
+    def since(self, version: int) -> tuple[int, list[bytes]]:
+        """The messages after a version, or one with everything for a page that is new or has missed too much."""
+        self.ask()
+        with self._told:
+            if version == self.version:
+                return version, []
+            missed = [text for number, text in self._messages if number > version]
+            if version == 0 or len(missed) < self.version - version:
+                missed = [self._everything()[0]]
+            return self.version, missed
+
+    def ask(self) -> None:
+        """Says that somebody wants to know."""
+        with self._told:
+            self._asked = time.monotonic()
+            if self._thread is None:
+                self._is_complete = False
+                self._thread = threading.Thread(target=self._go_on_looking, name="watch", daemon=True)
+                self._thread.start()
+
+    def _everything(self) -> tuple[bytes, bytes]:
+        """A message and a list with all rows, put together once for a version."""
+        if self._whole[0] != self.version:
+            runs = ",".join(self._rows.values())
+            whole = f'{{"whole":true,"runs":[{runs}],"gone":[],"jobs":{self._jobs}}}'
+            self._whole = self.version, _event(whole), f'{{"runs":[{runs}]}}'.encode()
+        return self._whole[1:]
+
+    def _go_on_looking(self) -> None:
+        while True:
+            is_behind = False
+            try:
+                is_behind = self.look()
+            except Exception:  # our own mistake; the next look may fare better
+                traceback.print_exc()
+            with self._told:
+                self._is_complete = True
+                self._told.notify_all()
+                if time.monotonic() - self._asked > IDLE_SECONDS:
+                    self._thread = None
+                    return
+            pause = max(LOOK_SECONDS, min(LONGEST_PAUSE, self._glance_seconds / SHARE_OF_A_CORE))
+            time.sleep(0.01 if is_behind else pause)
+
+    def look(self) -> bool:
+        """Reads what has changed and tells it; whether there is a log of which more is to be read."""
+        self.looks += 1
+        began = time.monotonic()
+        runs = self._catalogue.runs(0.0)
+        stale = [run for number, run in enumerate(runs.values()) if self._has_changed(run, number)]
+        self._glance_seconds = time.monotonic() - began
+        rows: dict[str, str] = {}
+        waiting = {run.name: run for run in sorted(stale, key=lambda run: -(run.started or 0.0))}
+        told = time.monotonic()
+        for name in list(waiting):
+            rows[name] = dumps(self._read(waiting.pop(name)))
+            if time.monotonic() - told > TELL_SECONDS:
+                unread = {n: dumps(run.first_row()) for n, run in waiting.items() if n not in self._rows}
+                self._tell(runs, rows | unread)
+                rows, told = {}, time.monotonic()
+        for name in [name for name in self._seen if name not in runs]:
+            del self._seen[name]
+            self._over.pop(name, None)
+        self._tell(runs, rows, dumps(self._jobs_of()))
+        return any(run.is_behind for run in stale)
+
+    def _has_changed(self, run: Run, number: int) -> bool:
+        known = self._seen.get(run.name)
+        if known is None or known[0] is not run:
+            self._over.pop(run.name, None)
+            return True
+        if (self.looks + number) % ALL_FILES_EVERY and run.name in self._over:
+            return self._over[run.name] != self._catalogue.directory(run)
+        return run.is_behind or known[1] != run.glance()
+
+    def _read(self, run: Run) -> dict[str, Any]:
+        """The row; what fails in one run stays in its row."""
+        directory = self._catalogue.directory(run)
+        self._over.pop(run.name, None)
+        self._seen[run.name] = run, run.glance()
+        try:
+            row = run.row()
+            if run.is_over and not run.is_behind:
+                self._over[run.name] = directory
+                run.rest()
+        except Exception as error:
+            return broken_row(run, error)
+        return row
+
+    def _tell(self, runs: Mapping[str, Run], rows: dict[str, str], jobs: str | None = None) -> None:
+        """Makes a message of what is new; the rows stay in the order of the runs."""
+        with self._told:
+            changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
+            gone = [name for name in self._rows if name not in runs]
+            new_jobs = jobs if jobs is not None and jobs != self._jobs else None
+            if not changed and not gone and new_jobs is None and self.version > 0:
+                return
+            now = self._rows | changed
+            self._rows = {name: now[name] for name in runs if name in now}
+            self._jobs = new_jobs or self._jobs
+            self.version += 1
+            tail = f',"jobs":{new_jobs}' if new_jobs is not None else ""
+            message = f'{{"whole":false,"runs":[{",".join(changed.values())}],"gone":{dumps(gone)}{tail}}}'
+            self._messages.append((self.version, _event(message)))
+            self._told.notify_all()
