@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.judge import judge
 from dapo_rl.rewards.user import UserVerifier
 from dapo_rl.types import Prompt, Sample, Verdict, Verifier
 
@@ -41,9 +42,14 @@ class CombinedVerifier:
             if hasattr(verifier, "warm_up"):
                 verifier.warm_up()
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for verifier in self.verifiers:
+            if hasattr(verifier, "check"):
+                verifier.check(prompts)
+
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         opinions = [
-            verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else verifier(prompt, samples)
+            verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else judge(verifier, prompt, samples)
             for verifier in self.verifiers
         ]
         return [self._combine(of_sample) for of_sample in zip(*opinions, strict=True)]

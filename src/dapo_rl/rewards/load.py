@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UserError, describe
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
         raise _import_error(spec, error) from error
     return module
@@ -66,7 +66,7 @@ def _load_module(name: str, spec: str) -> ModuleType:
                 f"{spec}: no module {error.name!r}, neither installed nor in {Path.cwd()}; a file is named file.py:name"
             ) from None
         raise _import_error(spec, error) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _import_error(spec, error) from error
 
 
@@ -76,6 +76,8 @@ def _make_importable(directory: Path) -> None:
         sys.path.append(str(directory))
 
 
-def _import_error(spec: str, error: BaseException) -> UserError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"{spec}: importing it failed: {text}")
+def _import_error(spec: str, error: BaseException) -> BaseException:
+    """What to raise for whatever a module raised, sys.exit() included; Ctrl-C stays what it is."""
+    if isinstance(error, KeyboardInterrupt | UserError):
+        return error
+    return UserError(f"{spec}: importing it failed: {describe(error)}")
