@@ -243,3 +243,26 @@ def test_a_megabyte_of_message_is_shortened(workers):
 def test_an_exception_that_cannot_be_shown():
     for verifier in (raising(UntellableError()), lambda solution_str: (_ for _ in ()).throw(UntellableError())):
         assert "raised UntellableError: (its message cannot be shown)" in verdicts_of(verifier)[0].detail
+
+
+@pytest.mark.parametrize("name", ["needs_answer", "per_sample", "text_only"])
+def test_an_attribute_that_cannot_be_read_is_one_line(name):
+    kind = type("Odd", (Object,), {name: property(lambda self: 1 / 0)})
+    ours = settings(workers=1)
+    for verifier in (kind(returning([])), CombinedVerifier([kind(returning([])), ExactVerifier(ours)])):
+        with pytest.raises(UserError, match=rf"^reward\.verifier: Odd\.{name} raised ZeroDivisionError"):
+            VerifierPool(verifier, ours)
+
+
+def test_a_module_whose_attributes_exit_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "computed.py").write_text("import sys\ndef __getattr__(name):\n    sys.exit(0)\n", encoding="utf-8")
+    (tmp_path / "cancelled.py").write_text("import asyncio\nraise asyncio.CancelledError\n", encoding="utf-8")
+    (tmp_path / "loud.py").write_text("raise ValueError('x' * 10**6)\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"computed\.py:score: importing it failed: SystemExit: 0"):
+        as_verifier("computed.py:score", settings())
+    with pytest.raises(UserError, match=r"cancelled\.py:score: importing it failed: CancelledError"):
+        as_verifier("cancelled.py:score", settings())
+    with pytest.raises(UserError, match="characters cut") as caught:
+        as_verifier("loud.py:score", settings())
+    assert len(str(caught.value)) < 2 * LINE_LIMIT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import judge
+from dapo_rl.rewards.judge import judge, trait
 from dapo_rl.rewards.user import UserVerifier
 from dapo_rl.types import Prompt, Sample, Verdict, Verifier
 
@@ -27,15 +27,15 @@ class CombinedVerifier:
 
     @property
     def needs_answer(self) -> bool:
-        return any(getattr(verifier, "needs_answer", False) for verifier in self.verifiers)
+        return any(trait(verifier, "needs_answer") for verifier in self.verifiers)
 
     @property
     def per_sample(self) -> bool:
-        return all(getattr(verifier, "per_sample", False) for verifier in self.verifiers)
+        return all(trait(verifier, "per_sample") for verifier in self.verifiers)
 
     @property
     def text_only(self) -> bool:
-        return all(getattr(verifier, "text_only", False) for verifier in self.verifiers)
+        return all(trait(verifier, "text_only") for verifier in self.verifiers)
 
     def warm_up(self) -> None:
         for verifier in self.verifiers:

@@ -41,6 +41,16 @@ def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: 
         return crash(name_of(verifier), error, len(samples), wrong)
 
 
+def trait(verifier: Verifier, name: str) -> bool:
+    """An attribute that a verifier may have: `needs_answer`, `per_sample` or `text_only`."""
+    try:
+        return bool(getattr(verifier, name, False))
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UserError(f"reward.verifier: {name_of(verifier)}.{name} raised {describe(error)}") from error
+
+
 def crash(name: str, error: BaseException, count: int, wrong: float) -> list[Verdict]:
     """Verdicts that say what was raised; the first one has the traceback."""
     line = f"{name} raised {describe(error)}"

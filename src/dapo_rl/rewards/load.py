@@ -27,6 +27,8 @@ def load_function(spec: str) -> Callable[..., Any]:
         close = difflib.get_close_matches(name, [n for n in vars(module) if callable(vars(module)[n])], n=1)
         hint = f"; did you mean {where}:{close[0]}?" if close else ""
         raise UserError(f"{spec}: {where} has no {name!r}{hint}") from None
+    except BaseException as error:  # a module may compute its attributes
+        raise _import_error(spec, error) from error
     if not callable(function):
         raise UserError(f"{spec}: it is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]

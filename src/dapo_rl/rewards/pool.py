@@ -10,13 +10,12 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError, describe
 from dapo_rl.rewards.fork_server import OUT_OF_SHARED_MEMORY, ForkServer, ForkServerGoneError
-from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, without_traceback
+from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, trait, without_traceback
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
@@ -42,7 +41,7 @@ class VerifierPool:
     def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
         self.verifier = verifier
         self.settings = settings
-        self.needs_answer = bool(getattr(verifier, "needs_answer", False))
+        self.needs_answer = trait(verifier, "needs_answer")
         self.workers = worker_count(settings)
         self.note = ""
         """Why there are no processes, where the settings ask for them."""
@@ -128,8 +127,8 @@ class _Processes:
         self, verifier: Verifier, settings: RewardSettings, workers: int, one_traceback: _OneTraceback
     ) -> None:
         self.settings = settings
-        self.per_sample = bool(getattr(verifier, "per_sample", False))
-        self.text_only = bool(getattr(verifier, "text_only", False))
+        self.per_sample = trait(verifier, "per_sample")
+        self.text_only = trait(verifier, "text_only")
         self.run = os.getpid()
         self.closed = False
         self.one_by_one = False
@@ -191,7 +190,7 @@ class _Processes:
 
     def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         if self.text_only:
-            samples = [replace(sample, token_ids=(), logps=()) for sample in samples]
+            samples = [Sample((), (), sample.text, sample.finish_reason, sample.versions) for sample in samples]
         if not self.one_by_one:
             verdicts = caller.call(prompt, samples)
             if not isinstance(verdicts, Verdict):

@@ -44,11 +44,14 @@ class Reply(NamedTuple):
 
 
 def encode_call(prompt: Prompt, samples: Sequence[Sample]) -> bytes:
-    return pickle.dumps((prompt, samples), pickle.HIGHEST_PROTOCOL)
+    # As plain tuples samples are pickled several times faster.
+    rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions) for s in samples]
+    return pickle.dumps((prompt, rows), pickle.HIGHEST_PROTOCOL)
 
 
 def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Sample]]:
-    return pickle.loads(data)  # type: ignore[no-any-return]
+    prompt, rows = pickle.loads(data)
+    return prompt, [Sample(*row) for row in rows]
 
 
 def encode_reply(reply: Reply) -> bytes:

@@ -20,7 +20,7 @@ import torch
 
 from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import CapReachedError, NonFiniteError, UserError, describe, shorten
+from dapo_rl.errors import TRACEBACK_LIMIT, CapReachedError, NonFiniteError, UserError, describe, shorten
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
@@ -419,7 +419,7 @@ class Sampler:
             raise UserError(
                 f"reward.verifier: failed on {len(errors)} of {judged} groups, more than reward.max_error_share "
                 f"{self._max_error_share:g} allows; the first failure: {shorten(line) or 'no detail'}",
-                more=traceback,
+                more=shorten(traceback, TRACEBACK_LIMIT),
             )
 
 
