@@ -19,8 +19,9 @@ import pytest
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import VerifierPool
+from dapo_rl.rewards import VerifierPool, processes
 from dapo_rl.rewards import fork_server as fork_server_module
+from dapo_rl.rewards import worker as worker_module
 from dapo_rl.rewards.wire import CorruptReplyError, Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, Sample, Verdict
 
@@ -446,15 +447,28 @@ def test_shared_memory_within_the_limit_is_the_verifiers_own(allocate, monkeypat
 def test_shared_memory_of_the_run_does_not_count(monkeypatch):
     monkeypatch.setattr(fork_server_module, "WATCH_S", 0.02)
     with mmap.mmap(-1, 150 << 20) as ours:
-        ours.write(b"x" * (150 << 20))
 
         def act(text):
-            total = sum(ours[n] for n in range(0, 150 << 20, 4096))  # each of its pages
+            keep(ours)
             time.sleep(0.3)
-            return float(total // 120)
+            return 5.0
 
         with by_text(act, memory_mb=100) as pool:
-            assert scores(pool, "read") == [(150 << 20) // 4096]
+            assert scores(pool, "write") == [5]
+
+
+def test_shared_memory_of_a_killed_call_is_removed():
+    def act(text):
+        segment = shared_memory.SharedMemory(name=text, create=True, size=1 << 20)
+        segment.buf[0] = 1
+        if os.fork() == 0:
+            time.sleep(1000)  # it holds a copy of everything
+        time.sleep(1000)
+
+    name = f"dapo-test-{os.getpid()}"
+    with by_text(act, timeout_s=0.5) as pool:
+        assert pool(PROMPT, samples(name))[0].status == "timeout"
+        wait_until(lambda: not os.path.exists(f"/dev/shm/{name}"))
 
 
 # Daemons.
@@ -548,3 +562,31 @@ def test_children_that_fork_on_are_all_killed(tmp_path):
         pids = [int(path.name) for path in tmp_path.iterdir()]
         assert len(pids) == 40
         wait_until(lambda: not any(map(is_alive, pids)))
+
+
+def test_dead_orphans_do_not_pile_up_and_a_childs_exit_code_is_not_taken_away(monkeypatch):
+    monkeypatch.setattr(worker_module, "REAP_CALLS", 4)
+    started = []
+
+    def act(text):
+        if text == "start":
+            started.append(subprocess.Popen(["sh", "-c", "exit 7"]))
+        if text == "orphan":
+            os.system("true &")
+        if text == "wait":
+            return float(started.pop().wait())
+        return 0.0
+
+    def zombies(parent):
+        states = [entry for entry in processes._all_processes() if entry[1:] == (b"Z", parent)]
+        return len(states)
+
+    with by_text(act) as pool:
+        assert scores(pool, "start") == [0]
+        assert scores(pool, "wait") == [7]
+        for _ in range(40):
+            assert scores(pool, "orphan") == [0]
+        assert zombies(pool.pids[1]) < 20
+        # A child that is waited for in the next call.
+        assert scores(pool, "start") == [0]
+        assert scores(pool, "wait") == [7]

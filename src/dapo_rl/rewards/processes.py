@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_PATIENCE_S = 1.0
-"""For killed processes to be gone. One that the kernel holds, or that may not be killed, is left."""
+_CLEAN_UP_S, _PATIENCE_S = 0.25, 1.0
+"""For a process to remove what others left, and for killed ones to be gone: what may not be killed is left."""
 
 
 def settle() -> None:
@@ -56,9 +56,10 @@ def has_ended(child: int) -> bool:
 
 
 def kill(pid: int) -> int:
-    """Kills a child with its process group; its wait status."""
-    with contextlib.suppress(OSError):
-        os.killpg(pid, signal.SIGKILL)
+    """Kills a child; its wait status."""
+    if not os.path.isdir("/proc/self"):  # where `kill_children` finds no others, its process group has to do
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
@@ -66,35 +67,60 @@ def kill(pid: int) -> int:
 
 def kill_children(but: Collection[int] = ()) -> None:
     """Kills all children of this process but the given ones, with their descendants, until none is left."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < _PATIENCE_S:
         family = children_by_parent()
         others = set(family.get(os.getpid(), ())) - set(but)
         if not others:
             return
         for pid in descendants(others, family):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+            if passed > _CLEAN_UP_S or not _cleans_up(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
         for pid in others:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
 
 
+def _cleans_up(pid: int) -> bool:
+    """Python's process that removes shared memory by name when those who made it have ended, and then ends itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return b"multiprocessing.resource_tracker" in command.read()
+    except OSError:
+        return False
+
+
+def reap(unclaimed: Collection[int]) -> set[int]:
+    """Reaps those dead children of which the last call said already that nobody waits for them; those there are now."""
+    dead = {pid for pid, state, parent in _all_processes() if state == b"Z" and parent == os.getpid()}
+    for pid in dead & set(unclaimed):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return dead - set(unclaimed)
+
+
 def children_by_parent() -> dict[int, list[int]]:
     """All processes, by their parent; empty where there is no /proc."""
     family: dict[int, list[int]] = {}
+    for pid, _, parent in _all_processes():
+        family.setdefault(parent, []).append(pid)
+    return family
+
+
+def _all_processes() -> Iterator[tuple[int, bytes, int]]:
+    """Each process, its state, its parent."""
     try:
         names = os.listdir("/proc")
     except OSError:
-        return family
+        return
     for name in names:
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # A program's name may hold blanks and parentheses; the parent is the second field after it.
-                parent = int(stat.read().rpartition(b")")[2].split()[1])
-                family.setdefault(parent, []).append(int(name))
-    return family
+                # A program's name may hold blanks and parentheses; state and parent come after it.
+                state, parent, *_ = stat.read().rpartition(b")")[2].split()
+                yield int(name), state, int(parent)
 
 
 def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]:

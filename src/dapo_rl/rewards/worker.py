@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from dapo_rl.errors import TRACEBACK_LIMIT, UserError, describe, shorten
 from dapo_rl.rewards.judge import crash, failures, judge, name_of
-from dapo_rl.rewards.processes import adopt_orphans, flush
+from dapo_rl.rewards.processes import adopt_orphans, flush, reap
 from dapo_rl.rewards.wire import (
     MAX_REPLY,
     CorruptReplyError,
@@ -30,6 +30,8 @@ from dapo_rl.rewards.wire import (
 from dapo_rl.types import Prompt, Sample, Verifier
 
 READY = b"!"
+REAP_CALLS = 256
+"""Calls between two looks for dead processes that the worker has adopted."""
 
 
 class Worker:
@@ -76,6 +78,7 @@ def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float) 
     _offer_to_be_killed_first()
     before = _limit_memory(memory)
     own = os.getpid()
+    unclaimed: set[int] = set()
     channel.sendall(READY)
     while True:
         try:
@@ -92,6 +95,8 @@ def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float) 
             send(channel, number, _fitting(reply, verifier, wrong))
         except OSError:  # the verifier closed the socket, or the run is gone
             os._exit(1)
+        if number % REAP_CALLS == 0:
+            unclaimed = reap(unclaimed)
 
 
 def _reply(verifier: Verifier, body: bytearray, wrong: float) -> Reply:
