@@ -437,7 +437,7 @@ def test_shared_memory_within_the_limit_is_the_verifiers_own(allocate, monkeypat
 
     def act(text):
         allocate(60 << 20)
-        time.sleep(0.3)
+        time.sleep(1)
         return 1.0
 
     with by_text(act, memory_mb=100) as pool:
@@ -450,7 +450,7 @@ def test_shared_memory_of_the_run_does_not_count(monkeypatch):
 
         def act(text):
             keep(ours)
-            time.sleep(0.3)
+            time.sleep(1)
             return 5.0
 
         with by_text(act, memory_mb=100) as pool:

@@ -247,7 +247,7 @@ class _Workers:
         self._inherited = shared_memory.mapped_files()
         self._pids: set[int] = set()
         self._ended: dict[int, int] = {}
-        self._next_watch = 0.0
+        self._next_watch = self._next_scan = 0.0
 
     def add(self, pid: int) -> int:
         if pid > 0:
@@ -265,18 +265,24 @@ class _Workers:
     def watch(self) -> float:
         """Ends workers that have died or hold too much shared memory; the seconds until the next look."""
         now = time.monotonic()
-        if self._pids and now >= self._next_watch:
-            family = processes.children_by_parent()
+        if now >= self._next_watch:
+            self._next_watch = now + WATCH_S
+            family = self._family(now) if self._pids else {}
             for pid in list(self._pids):
                 if processes.has_ended(pid):
                     self._end(pid)
                 elif shared_memory.exceeds(self._memory, processes.descendants([pid], family), self._inherited):
                     self._end(pid)
                     self._ended[pid] = OUT_OF_SHARED_MEMORY
-            took = time.monotonic() - now
-            # Of a machine with very many processes it takes longer: at most a fiftieth of a core goes into it.
-            self._next_watch = now + max(WATCH_S, 50 * took)
-        return max(self._next_watch - now, WATCH_S)
+        return max(self._next_watch - time.monotonic(), 0.001)
+
+    def _family(self, now: float) -> dict[int, list[int]]:
+        """All processes, or none: finding them may take a fiftieth of a core, and there may be thousands."""
+        if now < self._next_scan:
+            return {}
+        family = processes.children_by_parent()
+        self._next_scan = now + 50 * (time.monotonic() - now)
+        return family
 
     def _end(self, pid: int) -> None:
         self._ended[pid] = processes.kill(pid)
