@@ -8,7 +8,8 @@ import torch
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import LINE_LIMIT, TRACEBACK_LIMIT, UserError
-from dapo_rl.rewards import CombinedVerifier, ExactVerifier, UserVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards import CombinedVerifier, ExactVerifier, GymVerifier, UserVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards import gym as gym_module
 from dapo_rl.types import Prompt, Sample, Verdict
 
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums")
@@ -266,3 +267,16 @@ def test_a_module_whose_attributes_exit_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="characters cut") as caught:
         as_verifier("loud.py:score", settings())
     assert len(str(caught.value)) < 2 * LINE_LIMIT
+
+
+def test_a_gym_scorer_that_returns_nan_has_failed(monkeypatch):
+    class Scorer:
+        def score_answer(self, answer, entry):
+            return float("nan")
+
+    monkeypatch.setattr(gym_module, "_scorer", lambda name, parameters: (Scorer(), False))
+    prompt = Prompt("p", "?", (1,), "5", "reasoning_gym:sums")
+    with VerifierPool(GymVerifier(settings()), settings(workers=0)) as pool:
+        assert [(v.status, v.detail) for v in pool(prompt, GROUP)] == [
+            ("error", "Scorer.score_answer: nan is not a score")
+        ] * 2

@@ -180,6 +180,13 @@ def test_a_worker_that_dies_and_leaves_a_copy_of_its_socket_is_noticed(tmp_path)
         assert not is_alive(pid_in(tmp_path / "a"))
 
 
+def test_a_worker_that_dies_at_its_start_is_an_error_of_its_call(monkeypatch):
+    monkeypatch.setattr(fork_server_module, "work", lambda *_: os._exit(1))
+    with by_text(None) as pool:
+        (verdict,) = pool(PROMPT, samples("1"))
+        assert (verdict.status, "died at its start" in verdict.detail) == ("error", True)
+
+
 def test_workers_are_the_first_to_go_when_memory_is_short():
     with by_text(lambda text: float(open("/proc/self/oom_score_adj").read())) as pool:
         assert scores(pool, "read") == [1000]

@@ -42,13 +42,17 @@ START_S = 60.0
 MAX_DEATHS = 4
 """Fork servers that die in a row, without a good call between, before the run ends."""
 WATCH_S = 0.25
-"""Between two looks at the workers' shared memory."""
+"""Between two looks at the workers: whether they live, and how much memory they share."""
 OUT_OF_SHARED_MEMORY = -1
 """Stands for the wait status of a worker that was killed for that."""
 
 
 class ForkServerGoneError(Exception):
     """The fork server has ended, and its workers with it; `spawn` starts another."""
+
+
+class WorkerDiedError(Exception):
+    """A new worker has died before it was ready."""
 
 
 class ForkServer:
@@ -88,7 +92,7 @@ class ForkServer:
             ours.settimeout(START_S)
             if ours.recv(1) != READY:  # its start is not part of the first call's time
                 self.kill(worker)
-                raise OSError(errno.ECHILD, "a worker for the verifier died at its start")
+                raise WorkerDiedError
         except BaseException:
             ours.close()
             raise

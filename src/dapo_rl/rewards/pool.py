@@ -14,7 +14,7 @@ from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError, describe
-from dapo_rl.rewards.fork_server import OUT_OF_SHARED_MEMORY, ForkServer, ForkServerGoneError
+from dapo_rl.rewards.fork_server import OUT_OF_SHARED_MEMORY, ForkServer, ForkServerGoneError, WorkerDiedError
 from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, trait, without_traceback
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
@@ -220,13 +220,17 @@ class _Caller:
 
     def call(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
         """The verdicts, or the one verdict on all samples where the call failed."""
+        failure = ""
         for _ in range(2):
             try:
                 return self._call(self._living_worker(), prompt, samples)
             except ForkServerGoneError:  # the worker died with it, most likely through no fault of the call
                 self.worker = None
+                failure = "the process that forks the verifier's workers died during the call, twice"
+            except WorkerDiedError:
+                failure = "the verifier's process died at its start, twice (is the machine out of memory?)"
         self.fork_server.check()
-        return self._failure("error", "the process that forks the verifier's workers died during the call, twice")
+        return self._failure("error", failure)
 
     def leave(self) -> None:
         if self.worker is not None:
