@@ -277,6 +277,4 @@ def test_a_gym_scorer_that_returns_nan_has_failed(monkeypatch):
     monkeypatch.setattr(gym_module, "_scorer", lambda name, parameters: (Scorer(), False))
     prompt = Prompt("p", "?", (1,), "5", "reasoning_gym:sums")
     with VerifierPool(GymVerifier(settings()), settings(workers=0)) as pool:
-        assert [(v.status, v.detail) for v in pool(prompt, GROUP)] == [
-            ("error", "Scorer.score_answer: nan is not a score")
-        ] * 2
+        assert [(v.status, v.detail) for v in pool(prompt, GROUP)] == [("error", "Scorer returned the score nan")] * 2
