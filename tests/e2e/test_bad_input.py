@@ -636,9 +636,29 @@ def _(here):
     return here.reward("def score(prompts, completions, solution):\n    return [1.0 for _ in completions]\n")
 
 
-@case("verifiers whose parent process was killed", begins=True)
+@case("a verifier object that raises every time", begins=True, more=True)
 def _(here):
-    return here.reward("import os\n\n\ndef score(prompts, completions, **columns):\n    os.kill(os.getppid(), 9)\n")
+    return here.reward(
+        "class Judge:\n    def __call__(self, prompt, samples):\n        return [1 / 0 for _ in samples]\n\n\n"
+        "score = Judge()\n"
+    )
+
+
+@case("a verifier whose verdict has no usable score", begins=True)
+def _(here):
+    return here.reward(
+        "from dapo_rl.types import Verdict\n\n\ndef score(prompt, samples):\n"
+        "    return [Verdict(float('inf'), True, 'correct') for _ in samples]\n"
+    )
+
+
+@case("verifiers whose parent process is killed again and again", begins=True)
+def _(here):
+    words = here.reward(
+        "import os, time\n\n\ndef score(prompts, completions, **columns):\n"
+        "    os.kill(os.getppid(), 9)\n    time.sleep(60)\n"
+    )
+    return [*words, "reward.workers=1"]
 
 
 @case("a reward function that raises now and then", begins=True)
@@ -647,6 +667,15 @@ def _(here):
         "def score(prompts, completions, answer, **columns):\n    return [1.0 / (int(one) > 5) for one in answer]\n"
     )
     return [*words, "sampling.dynamic=false", "reward.max_error_share=1"]
+
+
+@case("a filter of one's own that calls sys.exit", begins=True)
+def _(here):
+    words = here.reward(
+        "import sys\n\n\ndef score(completions):\n    return [float(len(text)) for text in completions]\n\n\n"
+        "def keep(group):\n    sys.exit(0)\n"
+    )
+    return [*words, "sampling.dynamic=false", "sampling.filter=rewards.py:keep"]
 
 
 @case("a model that is never right", begins=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.judge import judge, trait
 from dapo_rl.rewards.user import UserVerifier
 from dapo_rl.types import Prompt, Sample, Verdict, Verifier
 
@@ -26,24 +27,29 @@ class CombinedVerifier:
 
     @property
     def needs_answer(self) -> bool:
-        return any(getattr(verifier, "needs_answer", False) for verifier in self.verifiers)
+        return any(trait(verifier, "needs_answer") for verifier in self.verifiers)
 
     @property
     def per_sample(self) -> bool:
-        return all(getattr(verifier, "per_sample", False) for verifier in self.verifiers)
+        return all(trait(verifier, "per_sample") for verifier in self.verifiers)
 
     @property
     def text_only(self) -> bool:
-        return all(getattr(verifier, "text_only", False) for verifier in self.verifiers)
+        return all(trait(verifier, "text_only") for verifier in self.verifiers)
 
     def warm_up(self) -> None:
         for verifier in self.verifiers:
             if hasattr(verifier, "warm_up"):
                 verifier.warm_up()
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        for verifier in self.verifiers:
+            if hasattr(verifier, "check"):
+                verifier.check(prompts)
+
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         opinions = [
-            verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else verifier(prompt, samples)
+            verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else judge(verifier, prompt, samples)
             for verifier in self.verifiers
         ]
         return [self._combine(of_sample) for of_sample in zip(*opinions, strict=True)]

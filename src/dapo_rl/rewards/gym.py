@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UserError, describe
 from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.hostile import is_inert_python
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
@@ -61,9 +62,13 @@ class GymVerifier:
         try:
             score = float(scorer.score_answer(answer, entry))
         except Exception as error:
-            detail = f"{type(scorer).__name__}.score_answer: {type(error).__name__}: {error}"
+            detail = f"{type(scorer).__name__}.score_answer: {describe(error)}"
             status: VerdictStatus = "unparseable" if _works(scorer, entry) else "error"
             return Verdict(self.settings.wrong, False, status, answer, detail)
+        if math.isnan(score):
+            return Verdict(
+                self.settings.wrong, False, "error", answer, f"{type(scorer).__name__} returned the score nan"
+            )
         if score >= min(self.settings.threshold, 1.0):
             return Verdict(self.settings.correct, True, "correct", answer)
         return Verdict(self.settings.wrong, False, "wrong", answer)
@@ -95,7 +100,7 @@ def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
         from reasoning_gym.factory import DATASETS
     except ImportError as error:
         raise UserError(
-            f"reasoning_gym:{name}: reasoning-gym cannot be imported ({error}); pip install 'dapo-rl[gym]'"
+            f"reasoning_gym:{name}: reasoning-gym cannot be imported ({describe(error)}); pip install 'dapo-rl[gym]'"
         ) from None
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=1)
@@ -104,7 +109,7 @@ def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
     try:
         dataset = reasoning_gym.create_dataset(name, **{**json.loads(parameters), "size": 1, "seed": 0})
     except Exception as error:
-        raise UserError(f"reasoning_gym:{name}: its scorer cannot be made: {type(error).__name__}: {error}") from error
+        raise UserError(f"reasoning_gym:{name}: its scorer cannot be made: {describe(error)}") from error
     return dataset, _evaluates(dataset)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UserError, describe
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -27,6 +27,8 @@ def load_function(spec: str) -> Callable[..., Any]:
         close = difflib.get_close_matches(name, [n for n in vars(module) if callable(vars(module)[n])], n=1)
         hint = f"; did you mean {where}:{close[0]}?" if close else ""
         raise UserError(f"{spec}: {where} has no {name!r}{hint}") from None
+    except BaseException as error:  # a module may compute its attributes
+        raise _import_error(spec, error) from error
     if not callable(function):
         raise UserError(f"{spec}: it is a {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
@@ -50,7 +52,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
         raise _import_error(spec, error) from error
     return module
@@ -66,7 +68,7 @@ def _load_module(name: str, spec: str) -> ModuleType:
                 f"{spec}: no module {error.name!r}, neither installed nor in {Path.cwd()}; a file is named file.py:name"
             ) from None
         raise _import_error(spec, error) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise _import_error(spec, error) from error
 
 
@@ -76,6 +78,8 @@ def _make_importable(directory: Path) -> None:
         sys.path.append(str(directory))
 
 
-def _import_error(spec: str, error: BaseException) -> UserError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return UserError(f"{spec}: importing it failed: {text}")
+def _import_error(spec: str, error: BaseException) -> BaseException:
+    """What to raise for whatever a module raised, sys.exit() included; Ctrl-C stays what it is."""
+    if isinstance(error, KeyboardInterrupt | UserError):
+        return error
+    return UserError(f"{spec}: importing it failed: {describe(error)}")

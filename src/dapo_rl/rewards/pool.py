@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -9,11 +10,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.rewards.nursery import Nursery, Worker
+from dapo_rl.errors import UserError, describe
+from dapo_rl.rewards.fork_server import OUT_OF_SHARED_MEMORY, ForkServer, ForkServerGoneError, WorkerDiedError
+from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, trait, without_traceback
+from dapo_rl.rewards.wire import CorruptReplyError, Reply
+from dapo_rl.rewards.worker import Worker
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
 
 Ticket = Future[list[Verdict]]
@@ -21,55 +25,63 @@ Ticket = Future[list[Verdict]]
 GRACE_S = 0.25
 """A verifier that keeps the limit itself, as the one for mathematics does, comes before the kill."""
 MAX_WORKERS = 8
-_TRACEBACK = "\nTraceback (most recent call last)"
 
 
 class VerifierPool:
     """A verifier whose calls run in worker processes.
 
-    A call that exceeds `reward.timeout_s` is killed, and its verdicts are of status `timeout`; one that exceeds
-    `reward.memory_mb`, or ends its process, has status `error`. What the verifier raises comes out of `result()`.
-    A group is one call. Where that fails and the verifier is `per_sample`, each sample becomes a call of its own, so
-    that it fails alone.
+    A call that exceeds `reward.timeout_s` is killed, and its verdicts are of status `timeout`. One that exceeds
+    `reward.memory_mb`, ends its process, raises, or returns no sound verdicts has status `error`. Only a `UserError`,
+    with which a verifier says that it cannot judge at all, comes out of `result()`.
+    A group is one call. Where a call is killed or its process dies and the verifier is `per_sample`, each sample
+    becomes a call of its own, so that it fails alone.
     What a function keeps between calls, it keeps in each worker apart.
     """
 
     def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
         self.verifier = verifier
         self.settings = settings
-        self.needs_answer = bool(getattr(verifier, "needs_answer", False))
+        self.needs_answer = trait(verifier, "needs_answer")
         self.workers = worker_count(settings)
         self.note = ""
         """Why there are no processes, where the settings ask for them."""
         if self.workers and not hasattr(os, "fork"):
             self.workers = 0
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
-        self._crew = _Crew(verifier, settings, self.workers) if self.workers else None
-        self._close = weakref.finalize(self, self._crew.close) if self._crew is not None else None
+        self._one_traceback = _OneTraceback()
+        self._processes = _Processes(verifier, settings, self.workers, self._one_traceback) if self.workers else None
+        self._close = weakref.finalize(self, self._processes.close) if self._processes is not None else None
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """What the verifier itself says of prompts, before a run begins."""
-        if its_own := getattr(self.verifier, "check", None):
+        its_own = getattr(self.verifier, "check", None)
+        if its_own is None:
+            return
+        try:
             its_own(prompts)
+        except (UserError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise UserError(f"reward.verifier: {name_of(self.verifier)}.check raised {describe(error)}") from error
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 
     def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
         """The verdicts to be: `result()` waits for them. A ticket that no worker has taken yet can be cancelled."""
-        if self._crew is not None:
-            return self._crew.submit(prompt, samples)
+        if self._processes is not None:
+            return self._processes.submit(prompt, samples)
         ticket = Ticket()
         try:
-            ticket.set_result(self.verifier(prompt, samples))
-        except Exception as error:
+            ticket.set_result(self._one_traceback(judge(self.verifier, prompt, samples, self.settings.wrong)))
+        except UserError as error:
             ticket.set_exception(error)
         return ticket
 
     @property
     def pids(self) -> list[int]:
         """The processes that are there now; the first one forks the others."""
-        return self._crew.pids() if self._crew is not None else []
+        return self._processes.pids() if self._processes is not None else []
 
     def close(self) -> None:
         """Ends all processes. Tickets without a result are cancelled, or raise RuntimeError."""
@@ -92,24 +104,42 @@ def worker_count(settings: RewardSettings) -> int:
     return min(max(cores - 1, 1), MAX_WORKERS)
 
 
-class _Crew:
+class _OneTraceback:
+    """Takes the traceback off all failed verdicts but the first: it would be in every rollout file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._given = False
+
+    def __call__(self, verdicts: list[Verdict]) -> list[Verdict]:
+        return [without_traceback(v) if has_traceback(v) and not self._is_first() else v for v in verdicts]
+
+    def _is_first(self) -> bool:
+        with self._lock:
+            first, self._given = not self._given, True
+        return first
+
+
+class _Processes:
     """The threads of a pool, each with its worker. It does not know the pool, which can thus be collected."""
 
-    def __init__(self, verifier: Verifier, settings: RewardSettings, workers: int) -> None:
+    def __init__(
+        self, verifier: Verifier, settings: RewardSettings, workers: int, one_traceback: _OneTraceback
+    ) -> None:
         self.settings = settings
-        self.per_sample = bool(getattr(verifier, "per_sample", False))
-        self.text_only = bool(getattr(verifier, "text_only", False))
+        self.per_sample = trait(verifier, "per_sample")
+        self.text_only = trait(verifier, "text_only")
         self.run = os.getpid()
         self.closed = False
         self.one_by_one = False
-        self.traceback_given = False
+        self.one_traceback = one_traceback
         self.lock = threading.Lock()
         self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Sample]] | None] = queue.SimpleQueue()
-        self.nursery = Nursery(verifier, settings.memory_mb)  # before there are threads
-        self.posts = [_Post(self.nursery, settings) for _ in range(workers)]
+        self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before there are threads
+        self.callers = [_Caller(self.fork_server, settings) for _ in range(workers)]
         self.threads = [
-            threading.Thread(target=self._serve, args=(post,), name=f"dapo-verifier-{index}", daemon=True)
-            for index, post in enumerate(self.posts)
+            threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
+            for index, caller in enumerate(self.callers)
         ]
         for thread in self.threads:
             thread.start()
@@ -125,7 +155,8 @@ class _Crew:
         return ticket
 
     def pids(self) -> list[int]:
-        return [self.nursery.pid, *(post.worker.pid for post in self.posts if post.worker is not None)]
+        workers = [caller.worker for caller in self.callers]
+        return [self.fork_server.pid, *(worker.pid for worker in workers if worker is not None)]
 
     def close(self) -> None:
         if os.getpid() != self.run:
@@ -141,29 +172,29 @@ class _Crew:
                 task[0].cancel()
         for _ in self.threads:
             self.tasks.put(None)
-        self.nursery.close()
+        self.fork_server.close()
         for thread in self.threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=2.0)
 
-    def _serve(self, post: _Post) -> None:
+    def _serve(self, caller: _Caller) -> None:
         while (task := self.tasks.get()) is not None:
             ticket, prompt, samples = task
             if ticket.set_running_or_notify_cancel():
                 try:
-                    ticket.set_result(self._judge(post, prompt, samples))
+                    ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples)))
                 except BaseException as error:
                     ticket.set_exception(RuntimeError("the verifier pool was closed") if self.closed else error)
             del task, ticket, prompt, samples  # nothing is held while it waits
-        post.leave()
+        caller.leave()
 
-    def _judge(self, post: _Post, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         if self.text_only:
-            samples = [replace(sample, token_ids=(), logps=()) for sample in samples]
+            samples = [Sample((), (), sample.text, sample.finish_reason, sample.versions) for sample in samples]
         if not self.one_by_one:
-            verdicts = post.call(prompt, samples)
+            verdicts = caller.call(prompt, samples)
             if not isinstance(verdicts, Verdict):
-                return self._one_traceback(verdicts)
+                return verdicts
             if not self.per_sample or len(samples) <= 1:
                 return [verdicts] * len(samples)
         verdicts = []
@@ -171,65 +202,93 @@ class _Crew:
         for sample in samples:
             verdict = known.get(sample.text) if self.text_only else None
             if verdict is None:
-                answer = post.call(prompt, [sample])
+                answer = caller.call(prompt, [sample])
                 verdict = known[sample.text] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
             self.one_by_one = True  # each within the limit, together beyond it: no use in trying the group first
-        return self._one_traceback(verdicts)
-
-    def _one_traceback(self, verdicts: list[Verdict]) -> list[Verdict]:
-        """Each worker shows the first crash of a function with its traceback; of all of these one is enough."""
-        return [self._without_traceback(v) if v.failed and _TRACEBACK in v.detail else v for v in verdicts]
-
-    def _without_traceback(self, verdict: Verdict) -> Verdict:
-        with self.lock:
-            first, self.traceback_given = not self.traceback_given, True
-        return verdict if first else replace(verdict, detail=verdict.detail[: verdict.detail.index(_TRACEBACK)])
+        return verdicts
 
 
-class _Post:
-    """One thread's place for a worker: it is forked at the first call, and anew after one was killed or has died."""
+class _Caller:
+    """One thread's worker: it is forked at the first call, and anew after one was killed or has died."""
 
-    def __init__(self, nursery: Nursery, settings: RewardSettings) -> None:
-        self.nursery = nursery
+    def __init__(self, fork_server: ForkServer, settings: RewardSettings) -> None:
+        self.fork_server = fork_server
         self.settings = settings
         self.worker: Worker | None = None
 
     def call(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
         """The verdicts, or the one verdict on all samples where the call failed."""
-        if self.worker is None:
-            self.worker = self.nursery.spawn()
-        try:
-            reply = self.worker.call(prompt, samples, self.settings.timeout_s + GRACE_S)
-        except TimeoutError:
-            self._bury()
-            return self._failure("timeout", f"killed: not decided within {self.settings.timeout_s:g} s")
-        except EOFError:
-            return self._failure("error", f"the verifier's process {_death(self._bury())}")
-        if reply.worn:
-            self._bury()
-        if reply.kind == "raised":
-            raise reply.payload
-        if reply.kind == "failed":
-            return self._failure("error", f"the verifier {reply.payload}")
-        return reply.payload  # type: ignore[no-any-return]
+        failure = ""
+        for _ in range(2):
+            try:
+                return self._call(self._living_worker(), prompt, samples)
+            except ForkServerGoneError:  # the worker died with it, most likely through no fault of the call
+                self.worker = None
+                failure = "the process that forks the verifier's workers died during the call, twice"
+            except WorkerDiedError:
+                failure = "the verifier's process died at its start, twice (is the machine out of memory?)"
+        self.fork_server.check()
+        return self._failure("error", failure)
 
     def leave(self) -> None:
         if self.worker is not None:
             self.worker.hang_up()
             self.worker = None
 
-    def _bury(self) -> int:
+    def _living_worker(self) -> Worker:
+        if self.worker is not None and self.worker.has_ended():
+            # Between two calls: the next one is not to blame.
+            with contextlib.suppress(ForkServerGoneError):
+                self._kill()
+        if self.worker is None:
+            self.worker = self.fork_server.spawn()
+        return self.worker
+
+    def _call(self, worker: Worker, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
+        try:
+            reply = worker.call(prompt, samples, self.settings.timeout_s + GRACE_S)
+        except TimeoutError:
+            with contextlib.suppress(ForkServerGoneError):
+                self._kill()
+            return self._failure("timeout", f"killed: not decided within {self.settings.timeout_s:g} s")
+        except CorruptReplyError:
+            with contextlib.suppress(ForkServerGoneError):
+                self._kill()
+            return self._failure("error", "something other than a reply came from the verifier's process; " + _HINT)
+        except EOFError:
+            return self._failure("error", f"the verifier's process {_death(self._kill())}")
+        if reply.exhausted:
+            with contextlib.suppress(ForkServerGoneError):
+                self._kill()
+        return self._read(reply)
+
+    def _read(self, reply: Reply) -> list[Verdict] | Verdict:
+        line, more = reply.error
+        if reply.kind == "fatal":
+            raise UserError(line, more)
+        if reply.kind == "failed":
+            return self._failure("error", line)
+        if reply.good:
+            self.fork_server.call_went_well()
+        return reply.verdicts
+
+    def _kill(self) -> int:
         worker, self.worker = self.worker, None
         assert worker is not None
-        return self.nursery.bury(worker)
+        return self.fork_server.kill(worker)
 
     def _failure(self, status: VerdictStatus, detail: str) -> Verdict:
-        return Verdict(self.settings.wrong, False, status, detail=detail)
+        return failures(detail, 1, self.settings.wrong, status)[0]
+
+
+_HINT = "does the verifier write to file descriptors that it did not open?"
 
 
 def _death(status: int) -> str:
+    if status == OUT_OF_SHARED_MEMORY:
+        return "was killed: it took more shared memory than reward.memory_mb allows"
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exited with code {code}"

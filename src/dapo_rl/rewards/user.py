@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UserError, describe, describe_traceback
+from dapo_rl.rewards.judge import fault_of_score, name_of
 from dapo_rl.rewards.load import load_function
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
 
@@ -24,7 +23,8 @@ SIGNATURES = (
 
 
 class UserVerifier:
-    """A user's function as a verifier. Whatever goes wrong in it becomes a verdict of status `error`.
+    """A user's function as a verifier. Whatever goes wrong in it becomes a verdict of status `error`; only a
+    `UserError` of this package comes out.
 
     TRL's functions are called once for a group, verl's once for each sample. The score is the reward as returned;
     correct is the `acc` of a dict, a boolean score itself, or a score above `reward.threshold`.
@@ -34,7 +34,7 @@ class UserVerifier:
     def __init__(self, function: Callable[..., Any], settings: RewardSettings) -> None:
         kind = signature_of(function)
         if kind is None:
-            raise UserError(f"{_name(function)}: its parameters fit no known signature; write it as {SIGNATURES}")
+            raise UserError(f"{name_of(function)}: its parameters fit no known signature; write it as {SIGNATURES}")
         self.function = function
         self.settings = settings
         self.kind: Literal["trl", "verl"] = kind
@@ -67,7 +67,7 @@ class UserVerifier:
         """The verdicts on the `count` scores that the call returns, failures where it raises."""
         try:
             return [self._verdict(score) for score in call()]
-        except KeyboardInterrupt:
+        except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:
             return [self._crash(error) for _ in range(count)]
@@ -125,24 +125,24 @@ class UserVerifier:
             score = _plain(value)
             if not isinstance(score, bool | int | float):
                 raise TypeError(f"{type(score).__name__} is not a number")
-            if not math.isfinite(score):
-                raise ValueError(f"{score} is not finite")
+            if fault := fault_of_score(score):
+                raise ValueError(fault)
             by_score = score if isinstance(score, bool) else score > self.settings.threshold
             correct = bool(by_score if accuracy is None else accuracy)
             status: VerdictStatus = "correct" if correct else "wrong"
             return Verdict(float(score), correct, status, answer if isinstance(answer, str) else None)
         except Exception as error:
-            return self._failure(f"returned a score that cannot be used: {type(error).__name__}: {error}")
+            return self._failure(f"returned a score that cannot be used: {describe(error)}")
 
     def _failure(self, what: str) -> Verdict:
-        return Verdict(self.settings.wrong, False, "error", detail=f"{_name(self.function)} {what}")
+        return Verdict(self.settings.wrong, False, "error", detail=f"{name_of(self.function)} {what}")
 
     def _crash(self, error: BaseException) -> Verdict:
         """The first crash comes with its traceback; the others would repeat it in every rollout file."""
-        detail = f"raised {type(error).__name__}: {error}"
+        detail = f"raised {describe(error)}"
         if not self._traceback_given:
             self._traceback_given = True
-            detail += "\n" + "".join(traceback.format_exception(error))
+            detail += "\n" + describe_traceback(error)
         return self._failure(detail)
 
 
@@ -176,7 +176,3 @@ def _wait_for(awaitable: Any) -> Any:
     # A loop runs in this thread already, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, result()).result()
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or type(function).__name__

@@ -20,7 +20,7 @@ import torch
 
 from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import CapReachedError, NonFiniteError, UserError
+from dapo_rl.errors import TRACEBACK_LIMIT, CapReachedError, NonFiniteError, UserError, describe, shorten
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
@@ -323,9 +323,11 @@ class Sampler:
             return True
         try:
             return bool(self._keep(group))
-        except Exception as error:
+        except (UserError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit among them: sys.exit(0) in a filter is not a finished run
             raise UserError(
-                f"sampling.filter: {type(error).__name__}: {error}, on the group of prompt {group.prompt.id}; "
+                f"sampling.filter: {describe(error)}, on the group of prompt {group.prompt.id}; "
                 "it is called with a group (prompt, samples, verdicts) and returns whether to keep it"
             ) from error
 
@@ -418,8 +420,8 @@ class Sampler:
             line, _, traceback = first.partition("\n")
             raise UserError(
                 f"reward.verifier: failed on {len(errors)} of {judged} groups, more than reward.max_error_share "
-                f"{self._max_error_share:g} allows; the first failure: {line or 'no detail'}",
-                more=traceback,
+                f"{self._max_error_share:g} allows; the first failure: {shorten(line) or 'no detail'}",
+                more=shorten(traceback, TRACEBACK_LIMIT),
             )
 
 

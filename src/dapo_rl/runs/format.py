@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from dapo_rl.errors import printable as printable
+
 FATE_WORDS = {
     "all_correct": "all right",
     "all_wrong": "all wrong",
@@ -85,11 +87,6 @@ def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """`5 all right`, for every reason why groups were dropped."""
     counts = ((word, number(metrics, f"sampling/{fate}")) for fate, word in FATE_WORDS.items())
     return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
-
-
-def printable(text: str) -> str:
-    """Without the control characters with which a text could steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def write_line(stream: TextIO, text: str) -> None:

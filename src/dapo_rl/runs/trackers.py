@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UserError, describe
 from dapo_rl.runs.files import atomic_write
 
 PROJECT = "dapo-rl"
@@ -141,10 +141,12 @@ class Trackers:
     def _try(self, name: str, what: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except Exception as error:  # the network, the disk, a login: trackers fail in ways of their own
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the network, the disk, a login that exits: trackers have ways of their own
             self._open.pop(name, None)
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            self._note(f"log.to: {name} {what} and is left out: {reason}; metrics.jsonl has everything")
+            own = " ".join(str(error).split())[:300] if isinstance(error, Exception) else ""
+            self._note(f"log.to: {name} {what} and is left out: {own or describe(error)}; metrics.jsonl has everything")
 
 
 def _identity(path: Path) -> str:

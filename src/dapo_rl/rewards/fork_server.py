@@ -1,0 +1,309 @@
+"""The processes that fork workers.
+
+A *fork server* is a process with a single thread and the verifier loaded, so that workers can be forked from it at any
+time: from the run itself, with its many threads and its GPU, they could not. Forking hands the verifier over as it is,
+closures and open files included.
+
+Fork servers are forked by a *keeper*, which the run forks once, early. The keeper runs no user code, so that it is
+still as it was when a fork server dies, and forks another.
+
+    run ── keeper ── fork server ── worker, worker, …
+
+Each of them adopts the orphans below it: what a worker started, a daemon too, is killed with the worker or after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+from dapo_rl.errors import UserError
+from dapo_rl.rewards import processes, shared_memory
+from dapo_rl.rewards.wire import read
+from dapo_rl.rewards.worker import READY, Worker, work
+from dapo_rl.types import Verifier
+
+_REQUEST = struct.Struct("<cq")
+_NEW, _KILL = b"+", b"-"
+"""To the keeper: a fork server for the socket that comes along. To a fork server: a worker for it; kill this one."""
+_REPLY = struct.Struct("<q")
+
+START_S = 60.0
+"""For a worker to start, on a machine that is busy."""
+MAX_DEATHS = 4
+"""Fork servers that die in a row, without a good call between, before the run ends."""
+WATCH_S = 0.25
+"""Between two looks at the workers: whether they live, and how much memory they share."""
+OUT_OF_SHARED_MEMORY = -1
+"""Stands for the wait status of a worker that was killed for that."""
+
+
+class ForkServerGoneError(Exception):
+    """The fork server has ended, and its workers with it; `spawn` starts another."""
+
+
+class WorkerDiedError(Exception):
+    """A new worker has died before it was ready."""
+
+
+class ForkServer:
+    """The run's end of the keeper and of the fork server that there is. Its methods may be called from any thread."""
+
+    def __init__(self, verifier: Verifier, memory_mb: int, wrong: float) -> None:
+        self._lock = threading.Lock()
+        self._keeper, theirs = socket.socketpair()
+        self._server: socket.socket | None = None
+        self._generation = 0
+        self._deaths = 0
+        self.pid = 0
+        """The fork server's."""
+        run = os.getpid()
+        processes.flush()  # else what is buffered is written twice
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, where the run has threads already
+            self.keeper_pid = os.fork()
+        if self.keeper_pid == 0:
+            with processes.ends_here():
+                self._keeper.close()
+                _keep(theirs, verifier, memory_mb << 20, wrong, run)
+        theirs.close()
+        self._start()
+
+    def spawn(self) -> Worker:
+        """A new worker, from a new fork server where the last one has ended. UserError where they keep ending."""
+        ours, theirs = socket.socketpair()
+        try:
+            with self._lock, theirs:
+                if self._server is None:
+                    self._start()
+                pid, generation = self._ask(_NEW, 0, theirs), self._generation
+            if pid < 0:
+                raise OSError(-pid, f"a worker for the verifier cannot be forked: {os.strerror(-pid)}")
+            worker = Worker(pid, generation, ours)
+            ours.settimeout(START_S)
+            if ours.recv(1) != READY:  # its start is not part of the first call's time
+                self.kill(worker)
+                raise WorkerDiedError
+        except BaseException:
+            ours.close()
+            raise
+        return worker
+
+    def kill(self, worker: Worker) -> int:
+        """Kills the worker and all that it started; its wait status, or OUT_OF_SHARED_MEMORY."""
+        worker.hang_up()
+        with self._lock:
+            if worker.generation != self._generation:
+                raise ForkServerGoneError
+            return self._ask(_KILL, worker.pid)
+
+    def call_went_well(self) -> None:
+        """Fork servers that die from here on are counted anew."""
+        self._deaths = 0
+
+    def check(self) -> None:
+        """UserError where fork servers keep dying."""
+        if self._deaths >= MAX_DEATHS:
+            raise self._error()
+
+    def close(self, patience_s: float = 3.0) -> None:
+        """Ends the keeper, which kills everything below it."""
+        with contextlib.suppress(OSError):
+            self._keeper.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + patience_s
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.keeper_pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(self.keeper_pid, signal.SIGKILL)
+                time.sleep(0.002)
+        self._keeper.close()
+
+    def _start(self) -> None:
+        self.check()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                pid = _request(self._keeper, _NEW, 0, theirs)
+        except (OSError, EOFError):
+            ours.close()
+            raise self._error() from None
+        if pid < 0:
+            ours.close()
+            raise OSError(-pid, f"the verifier's processes cannot be forked: {os.strerror(-pid)}")
+        self._server, self.pid = ours, pid
+
+    def _ask(self, request: bytes, pid: int, end: socket.socket | None = None) -> int:
+        try:
+            if self._server is None:
+                raise EOFError
+            return _request(self._server, request, pid, end)
+        except (OSError, EOFError):
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+                self._generation += 1
+                self._deaths += 1
+            raise ForkServerGoneError from None
+
+    def _error(self) -> UserError:
+        return UserError(
+            f"reward.verifier: the process that forks its workers (pid {self.pid}) has ended; "
+            "if the system killed it for want of memory, lower reward.workers or reward.memory_mb"
+        )
+
+
+def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socket | None) -> int:
+    message = _REQUEST.pack(request, pid)
+    if end is None:
+        channel.sendall(message)
+    else:
+        socket.send_fds(channel, [message], [end.fileno()])
+    return _REPLY.unpack(read(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
+
+
+def _keep(control: socket.socket, verifier: Verifier, memory: int, wrong: float, run: int) -> None:
+    """The keeper's life: fork a fork server when asked, until the run closes the socket or is gone."""
+    processes.settle()
+    processes.adopt_orphans()
+    gc.freeze()
+    control.settimeout(WATCH_S)
+    keeper, server = os.getpid(), 0
+
+    def serve(end: socket.socket) -> None:
+        processes.die_with(keeper)
+        control.close()
+        _serve(end, verifier, memory, wrong, keeper)
+
+    try:
+        while os.getppid() == run:
+            try:
+                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
+            except TimeoutError:
+                if server > 0 and processes.has_ended(server):
+                    # What its workers left behind may hold copies of their sockets, for whose end the run waits.
+                    processes.kill_children()
+                    server = 0
+                continue
+            if len(message) < _REQUEST.size:
+                break
+            processes.kill_children()
+            server = _fork(serve, ends[0])
+            control.sendall(_REPLY.pack(server))
+    except ConnectionError:
+        pass
+    finally:
+        processes.kill_children()
+
+
+def _serve(control: socket.socket, verifier: Verifier, memory: int, wrong: float, keeper: int) -> None:
+    """A fork server's life: fork workers and kill them, until the run closes the socket."""
+    processes.adopt_orphans()
+    server = os.getpid()
+    _warm_up(verifier)
+    if os.getpid() != server:  # a copy that the verifier forked and let return
+        return
+    gc.freeze()  # a collection in a worker then writes to no page that it shares
+    workers = _Workers(memory)
+
+    def start(end: socket.socket) -> None:
+        processes.die_with(server)
+        control.close()
+        # Its own group, set by both sides, since either may come first.
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        work(end, verifier, memory, wrong)
+
+    with contextlib.suppress(ConnectionError):
+        while os.getppid() == keeper:
+            control.settimeout(workers.watch())
+            try:
+                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
+            except TimeoutError:
+                continue
+            if len(message) < _REQUEST.size:
+                break
+            request, pid = _REQUEST.unpack(message)
+            reply = workers.add(_fork(start, ends[0])) if request == _NEW else workers.kill(pid)
+            control.sendall(_REPLY.pack(reply))
+
+
+def _warm_up(verifier: Verifier) -> None:
+    """Loads what takes long. What cannot be loaded is reported by the call that needs it."""
+    with contextlib.suppress(BaseException):
+        if its_own := getattr(verifier, "warm_up", None):
+            its_own()
+
+
+class _Workers:
+    """The workers of this fork server."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._inherited = shared_memory.mapped_files()
+        self._pids: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._next_watch = self._next_scan = 0.0
+
+    def add(self, pid: int) -> int:
+        if pid > 0:
+            self._pids.add(pid)
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+        return pid
+
+    def kill(self, pid: int) -> int:
+        """Kills a worker with all that it started; its wait status."""
+        if pid not in self._ended:
+            self._end(pid)
+        return self._ended.pop(pid)
+
+    def watch(self) -> float:
+        """Ends workers that have died or hold too much shared memory; the seconds until the next look."""
+        now = time.monotonic()
+        if now >= self._next_watch:
+            self._next_watch = now + WATCH_S
+            family = self._family(now) if self._pids else {}
+            for pid in list(self._pids):
+                if processes.has_ended(pid):
+                    self._end(pid)
+                elif shared_memory.exceeds(self._memory, processes.descendants([pid], family), self._inherited):
+                    self._end(pid)
+                    self._ended[pid] = OUT_OF_SHARED_MEMORY
+        return max(self._next_watch - time.monotonic(), 0.001)
+
+    def _family(self, now: float) -> dict[int, list[int]]:
+        """All processes, or none: finding them may take a fiftieth of a core, and there may be thousands."""
+        if now < self._next_scan:
+            return {}
+        family = processes.children_by_parent()
+        self._next_scan = now + 50 * (time.monotonic() - now)
+        return family
+
+    def _end(self, pid: int) -> None:
+        self._ended[pid] = processes.kill(pid)
+        self._pids.discard(pid)
+        # Orphans of a living worker are its own children still.
+        processes.kill_children(but=self._pids)
+
+
+def _fork(run: Callable[[socket.socket], None], end: int) -> int:
+    """A child that runs the function with a socket, of which this process keeps no copy; its id, or minus an errno."""
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(end)
+        return -(error.errno or errno.EAGAIN)
+    if pid == 0:
+        with processes.ends_here():
+            run(socket.socket(fileno=end))
+    os.close(end)
+    return pid

@@ -1,0 +1,155 @@
+"""What the verifier's processes have in common: how they begin, how they end, and who their descendants are."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CLEAN_UP_S, _PATIENCE_S = 0.25, 1.0
+"""For a process to remove what others left, and for killed ones to be gone: what may not be killed is left."""
+
+
+def settle() -> None:
+    """Takes off what the run had for itself: signal handlers, the terminal's input, threads."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # The run decides when to stop: Ctrl-C, a closed terminal, a scheduler's warning go to every process. A handler,
+        # unlike SIG_IGN, is not passed on to programs that a verifier starts.
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.disable()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def die_with(parent: int) -> None:
+    """The kernel kills this process when its parent ends, however that ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent has ended become children of this process: a daemon stays within reach."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def has_ended(child: int) -> bool:
+    """Whether a child is dead; its wait status stays to be read. Where the platform cannot say so, it is not."""
+    if not hasattr(os, "waitid"):
+        return False
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def kill(pid: int) -> int:
+    """Kills a child; its wait status."""
+    if not os.path.isdir("/proc/self"):  # where `kill_children` finds no others, its process group has to do
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
+
+
+def kill_children(but: Collection[int] = ()) -> None:
+    """Kills all children of this process but the given ones, with their descendants, until none is left."""
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < _PATIENCE_S:
+        family = children_by_parent()
+        others = set(family.get(os.getpid(), ())) - set(but)
+        if not others:
+            return
+        for pid in descendants(others, family):
+            if passed > _CLEAN_UP_S or not _cleans_up(pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        for pid in others:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+
+
+def _cleans_up(pid: int) -> bool:
+    """Python's process that removes shared memory by name when those who made it have ended, and then ends itself."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            return b"multiprocessing.resource_tracker" in command.read()
+    except OSError:
+        return False
+
+
+def reap(unclaimed: Collection[int]) -> set[int]:
+    """Reaps those dead children of which the last call said already that nobody waits for them; those there are now."""
+    dead = {pid for pid, state, parent in _all_processes() if state == b"Z" and parent == os.getpid()}
+    for pid in dead & set(unclaimed):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return dead - set(unclaimed)
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """All processes, by their parent; empty where there is no /proc."""
+    family: dict[int, list[int]] = {}
+    for pid, _, parent in _all_processes():
+        family.setdefault(parent, []).append(pid)
+    return family
+
+
+def _all_processes() -> Iterator[tuple[int, bytes, int]]:
+    """Each process, its state, its parent."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if name.isdecimal():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # A program's name may hold blanks and parentheses; state and parent come after it.
+                state, parent, *_ = stat.read().rpartition(b")")[2].split()
+                yield int(name), state, int(parent)
+
+
+def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]:
+    """The given processes and all below them."""
+    found = list(roots)
+    for pid in found:
+        found += family.get(pid, ())
+    return found
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+@contextlib.contextmanager
+def ends_here() -> Iterator[None]:
+    """Ends a forked process where its work ends: what the run does at exit is not done here."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        flush()
+        os._exit(1)
+    finally:
+        os._exit(0)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,0 +1,49 @@
+"""How much memory processes share with each other: RLIMIT_DATA, which limits a worker, counts private memory alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+
+class _Mapping(NamedTuple):
+    file: tuple[str, str]
+    """Its device and inode. Anonymous shared memory has them too: the kernel keeps it in a file system of its own."""
+    share: int
+    """Resident bytes, divided among the processes that map them."""
+
+
+def mapped_files() -> frozenset[tuple[str, str]]:
+    """What this process shares already."""
+    return frozenset(mapping.file for mapping in _shared_mappings("self"))
+
+
+def exceeds(limit: int, pids: Collection[int], but: Collection[tuple[str, str]]) -> bool:
+    """Whether processes hold more than `limit` bytes of shared memory together, not counting the given files."""
+    # Counted twice where two of them map it: a cheap upper bound, which mostly settles it.
+    if sum(_resident(pid) for pid in pids) <= limit:
+        return False
+    mappings = (mapping for pid in pids for mapping in _shared_mappings(pid))
+    return sum(mapping.share for mapping in mappings if mapping.file not in but) > limit
+
+
+def _resident(pid: int) -> int:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"RssShmem:"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def _shared_mappings(pid: int | str) -> Iterator[_Mapping]:
+    """Shared mappings that no block device backs; pages of a file on disk are the kernel's to drop."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as smaps:
+        file = None
+        for line in smaps:
+            words = line.split()
+            if not words[0].endswith(":"):
+                _, permissions, _, device, inode = words[:5]
+                file = (device, inode) if permissions[3] == "s" and device.startswith("00:") else None
+            elif words[0] == "Pss:" and file is not None:
+                yield _Mapping(file, int(words[1]) << 10)

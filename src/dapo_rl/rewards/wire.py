@@ -1,0 +1,108 @@
+"""What the run and a worker say to each other.
+
+A message is a header (a magic number, the call's number, a length) and a body. A call is pickled; a reply is JSON,
+since user code has its hands on the worker's end of the socket: what comes from there is data, and it is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from dapo_rl.rewards.judge import fault_of
+from dapo_rl.types import Prompt, Sample, Verdict
+
+_HEADER = struct.Struct("<4sQQ")
+_MAGIC = b"dapo"
+MAX_REPLY = 64 << 20
+"""Bytes. Sixteen verdicts take a few kilobytes, unless the verifier returns whole books as answers."""
+
+
+class CorruptReplyError(Exception):
+    """What came from the worker is no reply of its."""
+
+
+class Reply(NamedTuple):
+    """What a worker says of one call."""
+
+    kind: Literal["verdicts", "failed", "fatal"]
+    """`failed`: no word on any sample; `fatal`: a `UserError` for the caller to raise."""
+    verdicts: list[Verdict]
+    error: tuple[str, str] = ("", "")
+    """What went wrong, where there are no verdicts: a line, and what goes below it."""
+    exhausted: bool = False
+    """The worker ran out of memory and still holds much of it: take another one."""
+
+    @property
+    def good(self) -> bool:
+        return self.kind == "verdicts" and not any(verdict.failed for verdict in self.verdicts)
+
+
+def encode_call(prompt: Prompt, samples: Sequence[Sample]) -> bytes:
+    # As plain tuples samples are pickled several times faster.
+    rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions) for s in samples]
+    return pickle.dumps((prompt, rows), pickle.HIGHEST_PROTOCOL)
+
+
+def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Sample]]:
+    prompt, rows = pickle.loads(data)
+    return prompt, [Sample(*row) for row in rows]
+
+
+def encode_reply(reply: Reply) -> bytes:
+    verdicts = [(v.score, v.correct, v.status, v.answer, v.detail) for v in reply.verdicts]
+    return json.dumps((reply.kind, verdicts, reply.error, reply.exhausted), check_circular=False).encode()
+
+
+def decode_reply(data: bytearray, count: int) -> Reply:
+    """The reply to a call about `count` samples, or CorruptReplyError."""
+    try:
+        kind, rows, (line, more), exhausted = json.loads(data)
+        verdicts = [Verdict(*row) for row in rows]
+    except (ValueError, TypeError, RecursionError):
+        raise CorruptReplyError from None
+    expected = count if kind == "verdicts" else 0
+    if kind not in ("verdicts", "failed", "fatal") or len(verdicts) != expected or any(map(fault_of, verdicts)):
+        raise CorruptReplyError
+    return Reply(kind, verdicts, (str(line), str(more)), exhausted is True)
+
+
+def send(channel: socket.socket, call: int, body: bytes) -> None:
+    channel.sendall(_HEADER.pack(_MAGIC, call, len(body)) + body)
+
+
+def receive(channel: socket.socket, deadline: float | None = None, limit: int | None = None) -> tuple[int, bytearray]:
+    """A call's number and the body; EOFError, TimeoutError, or CorruptReplyError where it is no message."""
+    magic, call, length = _HEADER.unpack(read(channel, _HEADER.size, deadline))
+    if magic != _MAGIC or (limit is not None and length > limit):
+        raise CorruptReplyError
+    return call, read(channel, length, deadline)
+
+
+def read(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        if deadline is not None:
+            channel.settimeout(max(deadline - time.monotonic(), 1e-4))
+        got = channel.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return data
+
+
+def has_ended(channel: socket.socket) -> bool:
+    """Whether the other end is closed, found out without waiting."""
+    channel.settimeout(0)
+    try:
+        return channel.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
