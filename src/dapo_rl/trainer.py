@@ -13,7 +13,7 @@ from transformers.utils import logging
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
 from dapo_rl.data.sources import IN_MEMORY
-from dapo_rl.errors import UserError
+from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import (
     check_context,
     check_tokenizer,
@@ -43,6 +43,7 @@ from dapo_rl.runs.trackers import Trackers, check_installed
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
+from dapo_rl.train.finite import not_finite
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
 
@@ -237,11 +238,14 @@ class DAPOTrainer:
             raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
 
     def _save_checkpoint(self) -> Checkpoint:
+        optimizer = self._policy.state()
+        if name := not_finite(optimizer):
+            raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
         return self._checkpoints.save(
             self._progress.step,
             self.model,
             self.tokenizer,
-            self._policy.state(),
+            optimizer,
             {
                 "progress": loop.progress_state(self._progress),
                 "stream": self._stream.state(),

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,14 @@ from torch import Tensor
 
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import save_plain
+from dapo_rl.reading import read_bytes
+from dapo_rl.recipe import shown
 from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers, sync
+from dapo_rl.train.finite import not_finite
 
 MANIFEST = "manifest.json"
+MOST_BYTES = 16 << 20
+"""Of a manifest: a line for each file."""
 WEIGHTS = "weights.pt"
 """The weights once more, where the Hugging Face format does not have them name by name and bit by bit."""
 
@@ -35,9 +41,11 @@ class Checkpoint:
     def damage(self, *, contents: bool = True) -> str | None:
         """What is wrong with its files, if anything; without `contents` only their sizes are looked at."""
         try:
-            manifest = json.loads((self.path / MANIFEST).read_bytes())
+            manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
             if manifest["sha256"] != _own_checksum(manifest):
                 return f"{MANIFEST} is damaged"
+            if manifest["step"] != self.step:
+                return f"{MANIFEST} is of step {shown(manifest['step'])}"
             for name, expected in manifest["files"].items():
                 file = self.path / name
                 if not file.is_file():
@@ -48,17 +56,26 @@ class Checkpoint:
                     return f"the checksum of {name} is wrong"
         except FileNotFoundError:
             return f"{MANIFEST} is missing"
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return f"{MANIFEST} is damaged"
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
+        return self._numbers() if contents else None
+
+    def _numbers(self) -> str | None:
+        """A run that diverged is not gone on with. What cannot be read is not looked at: whoever loads it says why."""
+        with suppress(Exception):
+            if name := not_finite(self._weights()):
+                return f"its weights are not finite, in {name}"
+            if name := not_finite(self._optimizer()):
+                return f"the state of its optimizer is not finite, in {name}"
         return None
 
     def load(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Puts the weights into the model; returns the optimizer's state and everything else."""
         try:
             state = json.loads((self.path / "state.json").read_text())
-            optimizer = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
+            optimizer = self._optimizer()
             weights = self._weights()
         except Exception as error:
             raise UserError(f"{self.path}: cannot be read as a checkpoint: {error}") from error
@@ -69,6 +86,10 @@ class Checkpoint:
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
         return optimizer, state
+
+    def _optimizer(self) -> dict[str, Any]:
+        state: dict[str, Any] = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
+        return state
 
     def _weights(self) -> dict[str, Tensor]:
         if (self.path / WEIGHTS).exists():
@@ -90,7 +111,8 @@ class Checkpoints:
         """
         if not self._directory.is_dir():
             return []
-        named = [(re.fullmatch(r"step-(\d+)(\.old)?", path.name), path) for path in self._directory.iterdir()]
+        entries = list(self._directory.iterdir())
+        named = [(re.fullmatch(r"step-(\d+)(\.old)?", path.name), path) for path in entries if path.is_dir()]
         found = [(int(match[1]), match[2] is None, path) for match, path in named if match]
         return [Checkpoint(step, path) for step, _, path in sorted(found)]
 
