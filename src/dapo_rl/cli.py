@@ -85,9 +85,10 @@ def train(
     ] = False,
 ) -> None:
     recipe, overrides = _split(arguments)
+    notes: list[str] = []
     if resume:
         run = run or _newest_run()
-        config = _resumed_config(run, recipe, overrides)
+        config, notes = _resumed_config(run, recipe, overrides)
     else:
         config = Config.load(recipe or DEFAULT_RECIPE, overrides)
         if run is not None:
@@ -102,6 +103,8 @@ def train(
     name = recipe.stem if recipe else "tiny"
     trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
     stopped_by = _stop_on_signals(trainer)
+    for note in notes:
+        trainer.display.note(note)
     try:
         summary = trainer.train(resume=resume)
     except KeyboardInterrupt:
@@ -261,21 +264,26 @@ def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
 
 
 def _newest_run() -> Path:
-    runs = [path.parent for path in Path("runs").glob("*/config.yaml")]
-    if not runs:
+    """The run in runs/ that was begun or resumed last; where its config.yaml is lost, it has checkpoints."""
+    found: dict[Path, float] = {}
+    for pattern, up in (("*/config.yaml", 0), ("*/checkpoints/step-*", 1)):
+        for path in Path("runs").glob(pattern):
+            with contextlib.suppress(OSError):
+                found.setdefault(path.parents[up], path.stat().st_mtime)
+    if not found:
         raise UserError("--resume: there is no run in runs/; name one with --run")
-    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+    return max(found, key=lambda run: found[run])
 
 
-def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Config:
-    """The run's own settings, or a recipe's, with what is changed; a mistake is found before a model is loaded."""
+def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tuple[Config, list[str]]:
+    """The settings to go on with, and notes on them; a mistake is found before a model is loaded."""
     from dapo_rl.runs.directory import RunDirectory
-    from dapo_rl.runs.settings import check_same_run
+    from dapo_rl.runs.resume import config_to_resume
+    from dapo_rl.train.checkpoint import Checkpoints
 
-    before = RunDirectory.open(run).read_config()
-    config = Config.load(recipe or run / "config.yaml", overrides)
-    check_same_run(run, before, config)
-    return config
+    directory = RunDirectory.open(run)
+    kept = Checkpoints(directory.checkpoints_path, keep=1).settings()
+    return config_to_resume(run, kept, recipe, overrides)
 
 
 def _stop_at_once() -> None:

@@ -436,7 +436,11 @@ class Config(Section):
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
         """A recipe file (none: the defaults), then `key=value` overrides on top of it."""
-        settings = read_recipe(Path(recipe)) if recipe is not None else {}
+        return cls.override(read_recipe(Path(recipe)) if recipe is not None else {}, overrides)
+
+    @classmethod
+    def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:
+        """Nested settings, into which `key=value` overrides are put."""
         for override in overrides:
             key, equals, value = override.partition("=")
             if not equals or not key:

@@ -34,6 +34,7 @@ from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
+from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.files import directory_beside
@@ -254,11 +255,12 @@ class DAPOTrainer:
                 "random": random_state(),
                 "log": RunDirectory(self.run_dir).metrics_length(),
             },
+            self.config,
         )
 
     def _resume(self, directory: RunDirectory) -> None:
         """Puts everything back as the newest checkpoint has it. Nothing is written before all of it is known good."""
-        before = directory.read_config()
+        before = (self._checkpoints.settings() or ConfigFile.read(directory.config_path)).over(self.config)
         check_same_run(self.run_dir, before, self.config)
         checkpoint, damaged = self._checkpoints.newest_sound()
         for damage in damaged:

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
 from dapo_rl.runs.files import atomic_write, remove_leftovers, sync
 from dapo_rl.runs.lock import acquire
 from dapo_rl.runs.rollouts import GroupRow, write_table
@@ -27,7 +26,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config_path = self.path / "config.yaml"
+        self.config_path = self.path / NAME
         self.metrics_path = self.path / "metrics.jsonl"
         self.rollouts_path = self.path / "rollouts"
         self.checkpoints_path = self.path / "checkpoints"
@@ -59,10 +58,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """The directory of a run that was started before."""
+        """The directory of a run that was started before. Its config.yaml may be lost: checkpoints have it too."""
         run = cls(path)
-        if not run.config_path.is_file():
-            raise UserError(f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run")
+        try:
+            if run.path.exists() and not run.path.is_dir():
+                raise UserError(f"{path}: is not a directory; name another with --run")
+            if not run.config_path.exists() and not run._has_checkpoints():
+                raise UserError(
+                    f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run"
+                )
+        except OSError as error:  # a directory that may not be looked into
+            raise UserError(f"{path}: cannot be read: {error.strerror}; name another with --run") from None
         return run
 
     @contextmanager
@@ -79,11 +85,12 @@ class RunDirectory:
         return self.rollouts_path / f"step-{step:06d}.parquet"
 
     def read_config(self) -> Config:
-        return Config.load(self.config_path)
+        """What config.yaml says, all of it."""
+        return ConfigFile.read(self.config_path).whole_config()
 
     def write_config(self, config: Config) -> None:
         with _saved_so_far(self.config_path):
-            atomic_write(self.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
+            atomic_write(self.config_path, settings_text(config))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """One line of JSON, in the hands of the operating system when this returns."""
@@ -164,7 +171,10 @@ class RunDirectory:
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
-        return self.metrics_path.exists() or (self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir()))
+        return self.metrics_path.exists() or self._has_checkpoints()
+
+    def _has_checkpoints(self) -> bool:
+        return self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir())
 
     def _metric_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
         if not self.metrics_path.exists():

@@ -1,7 +1,7 @@
 """Checkpoints: written beside, fsynced, renamed, verified when they are read; the last `keep` stay.
 
-`checkpoints/step-N/` holds `model/` (Hugging Face format), `optimizer.pt`, `state.json` and `manifest.json`, which
-has the size and the SHA-256 of every other file, and its own.
+`checkpoints/step-N/` holds `model/` (Hugging Face format), `optimizer.pt`, `state.json`, the settings (`config.yaml`)
+and `manifest.json`, which has the size and the SHA-256 of every other file, and its own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import save_plain
 from dapo_rl.reading import read_bytes
 from dapo_rl.recipe import shown
+from dapo_rl.runs.config_file import NAME as SETTINGS
+from dapo_rl.runs.config_file import ConfigFile, settings_text
 from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers, sync
 from dapo_rl.train.finite import not_finite
 
@@ -70,6 +73,16 @@ class Checkpoint:
             if name := not_finite(self._optimizer()):
                 return f"the state of its optimizer is not finite, in {name}"
         return None
+
+    def settings(self) -> ConfigFile | None:
+        """The settings of the run as it wrote this; none where they are damaged, or not there in an older one."""
+        if self.damage(contents=False):
+            return None
+        try:
+            file = ConfigFile.read(self.path / SETTINGS)
+        except UserError:
+            return None
+        return file if file.is_whole else None
 
     def load(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Puts the weights into the model; returns the optimizer's state and everything else."""
@@ -138,8 +151,18 @@ class Checkpoints:
             )
         return None, []
 
+    def settings(self) -> ConfigFile | None:
+        """Those of the newest checkpoint that has them."""
+        return next((file for checkpoint in reversed(self.all()) if (file := checkpoint.settings())), None)
+
     def save(
-        self, step: int, model: Any, tokenizer: Any, optimizer: Mapping[str, Any], state: Mapping[str, Any]
+        self,
+        step: int,
+        model: Any,
+        tokenizer: Any,
+        optimizer: Mapping[str, Any],
+        state: Mapping[str, Any],
+        config: Config | None = None,
     ) -> Checkpoint:
         final = self._directory / f"step-{step}"
         try:
@@ -152,6 +175,8 @@ class Checkpoints:
                     torch.save(weights, draft / WEIGHTS)
                 torch.save(dict(optimizer), draft / "optimizer.pt")
                 (draft / "state.json").write_text(json.dumps({"step": step, **state}))
+                if config is not None:
+                    (draft / SETTINGS).write_bytes(settings_text(config))
                 _write_manifest(draft, step)
             sync(self._directory.parent)
         except Exception as error:  # on a full disk torch and safetensors raise classes of their own
