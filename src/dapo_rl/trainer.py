@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
+from dapo_rl.data.rows import one_line
 from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import (
@@ -47,6 +48,10 @@ from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
+from dapo_rl.train.state import check_state
+
+_NOT_OURS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What restoring raises for a state that has another shape than the one that was saved."""
 
 
 class DAPOTrainer:
@@ -277,20 +282,29 @@ class DAPOTrainer:
                 "reached; name more, or start a new run"
             )
         optimizer, state = checkpoint.load(self.model)
-        try:
-            self._policy.restore(optimizer)
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{checkpoint.path}: is of another optimizer: {error}") from error
-        self._stream.restore(state["stream"])
-        self._sampler.restore(state["sampler"])
-        self._engine.restore(state["engine"])
-        self._engine.load_weights(self._engine.version, self._policy.weights())
-        self._progress = loop.progress_from(state["progress"])
-        restore_random_state(state["random"])
+        self._restore(checkpoint, optimizer, state)
         if note := directory.forget_after(checkpoint.step, state["log"]):
             self.display.note(note)
         directory.write_config(self.config)
         self.display.note(f"resumed from {checkpoint.path}")
+
+    def _restore(self, checkpoint: Checkpoint, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
+        remedy = f"remove {checkpoint.path} to go on from the checkpoint before it"
+        try:
+            self._policy.restore(optimizer)
+        except _NOT_OURS as error:
+            raise UserError(f"{checkpoint.path}: is of another optimizer: {one_line(error)}; {remedy}") from error
+        try:
+            check_state(state, checkpoint.step, self.config, self.model.get_input_embeddings().weight.shape[0])
+            self._stream.restore(state["stream"])
+            self._sampler.restore(state["sampler"])
+            self._engine.restore(state["engine"])
+            self._progress = loop.progress_from(state["progress"])
+            restore_random_state(state["random"])
+        except _NOT_OURS as error:
+            where = checkpoint.path / "state.json"
+            raise UserError(f"{where}: is not the state of this run: {one_line(error)}; {remedy}") from error
+        self._engine.load_weights(self._engine.version, self._policy.weights())
 
     def _write_results(self, directory: RunDirectory, finished: bool) -> dict[str, Any]:
         progress, config = self._progress, self.config

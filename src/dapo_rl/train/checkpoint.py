@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dapo_rl.config import Config
+from dapo_rl.data.rows import one_line
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import save_plain
 from dapo_rl.reading import read_bytes
@@ -91,7 +92,7 @@ class Checkpoint:
             optimizer = self._optimizer()
             weights = self._weights()
         except Exception as error:
-            raise UserError(f"{self.path}: cannot be read as a checkpoint: {error}") from error
+            raise UserError(f"{self.path}: cannot be read as a checkpoint: {one_line(error)}") from error
         own = model.state_dict()
         if difference := _difference(own, weights):
             raise UserError(f"{self.path}: is of another model: {difference}; resume with the model of the run")
