@@ -36,7 +36,7 @@ from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
 from dapo_rl.runs.config_file import ConfigFile
-from dapo_rl.runs.directory import RunDirectory, new_run_directory
+from dapo_rl.runs.directory import RunDirectory, new_run_directory, saved_so_far
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
@@ -332,7 +332,9 @@ class DAPOTrainer:
         from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
 
         directory.write_summary(summary)
-        draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)
+        metrics = directory.read_metrics()
+        with saved_so_far(directory.report_path):
+            draw_report(metrics, accuracies, directory.report_path, title=directory.path.name)
         return summary
 
 
