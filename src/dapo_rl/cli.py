@@ -29,6 +29,9 @@ from dapo_rl.version import __version__
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
 """What `dapo train` runs without a recipe: the embedded model on its arithmetic, no network, no GPU."""
 
+NOBODY_READS = 141
+"""The exit code of a command that ends by SIGPIPE, as shells have it."""
+
 app = typer.Typer(
     help="Reinforcement learning with verifiable rewards, by DAPO.",
     no_args_is_help=True,
@@ -276,7 +279,7 @@ def _raise_again(_console: Console) -> None:
 def _system_said_no(error: OSError) -> int:
     """The exit code for what a user can mend, and for `dapo … | head`; anything else is raised again."""
     if isinstance(error, BrokenPipeError) and _nobody_reads(sys.stdout):
-        return 128 + signal.SIGPIPE
+        return NOBODY_READS
     line = explain_os_error(error)
     if line is None:
         raise error
@@ -290,7 +293,7 @@ def _nobody_reads(stream: TextIO) -> bool:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # not everywhere, and not for every stream
         return False
 
 
