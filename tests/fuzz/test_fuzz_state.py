@@ -173,6 +173,7 @@ def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
         (("progress", "step"), "1", "progress.step: input should be a valid integer"),
         (("sampler", "acceptance", "overall"), [1, 0], "sampler.acceptance does not fit the rest"),
         (("engine", "work"), [], "engine.work does not fit the rest"),
+        (("engine", "work", 0, "next_index"), 10**9, "engine.work: its next sample does not fit the rest"),
         (("random", "torch"), "00", "random: "),
         (("random", "numpy", 2), 10**9, "random.numpy.2: input should be less than or equal to 624"),
         (("stream", "front"), ["nobody"], "nobody"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dapo_rl.config import Config
@@ -180,7 +180,9 @@ class Checkpoints:
                     (draft / SETTINGS).write_bytes(settings_text(config))
                 _write_manifest(draft, step)
             sync(self._directory.parent)
-        except Exception as error:  # on a full disk torch and safetensors raise classes of their own
+        except Exception as error:
+            if not _is_of_the_disk(error):
+                raise
             reason = (isinstance(error, OSError) and error.strerror) or error
             raise UserError(
                 f"{final}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
@@ -200,6 +202,12 @@ class Checkpoints:
 
     def _looks_whole(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether a file could not be written; of torch, safetensors and tokenizers each says so in a way of its own."""
+    words = ("inline_container", "PytorchStreamWriter", "os error")
+    return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
 
 
 def _write_manifest(directory: Path, step: int) -> None:

@@ -190,7 +190,9 @@ def _contradictions(state: _Everything, step: int, config: Config, vocabulary: i
         yield "engine.work: a prompt", max(entry.request.prompt_ids) >= vocabulary
         yield "engine.work: a prompt", len(entry.request.prompt_ids) > config.data.max_prompt_tokens
         yield "engine.work: its parameters", entry.request.params.max_new_tokens != longest
+        yield "engine.work: its next sample", entry.next_index > config.sampling.group_size
     yield "engine.room", engine.room[0] > config.longest_sample + 512 or engine.room[1] > longest
+    yield "engine.work", len(engine.work) != len(sampler.flights)
     yield "engine.work", _in_flight(sampler.flights) != _at_work(engine.work, config.sampling.group_size)
 
 
