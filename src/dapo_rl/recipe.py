@@ -65,9 +65,9 @@ MOST_BYTES = 256 << 10
 """Of a recipe; every setting there is takes 3 KiB."""
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
-        text = read_bytes(path, MOST_BYTES).decode("utf-8")
+        text = read_bytes(path, most).decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise UserError(f"{path}: cannot be read as a recipe: {getattr(error, 'strerror', None) or error}") from None
     try:
-        settings = _parse(text)
+        settings = _parse(text, most)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -137,9 +137,9 @@ class _Loader(yaml.SafeLoader):
         return size
 
 
-def _parse(text: str) -> Any:
-    if len(text) > MOST_BYTES:
-        raise yaml.YAMLError(f"it has more than {MOST_BYTES >> 10} KiB")
+def _parse(text: str, most: int = MOST_BYTES) -> Any:
+    if len(text) > most:
+        raise yaml.YAMLError(f"it has more than {most >> 10} KiB")
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:

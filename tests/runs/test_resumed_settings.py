@@ -255,6 +255,19 @@ def test_what_a_version_after_this_one_adds_is_no_loss(alone, monkeypatch):
     assert resumed(alone)[0].sampling.retire == 0
 
 
+def test_an_edit_that_nothing_contradicts_is_told(alone):
+    edit(alone, "lr: 3.0e-05", "lr: 1e-4")
+    config, (note,) = resumed(alone)
+    assert config.train.lr == 1e-4
+    assert note.endswith("was edited, and there is no checkpoint to compare it with; going on with it")
+
+
+def test_the_longest_recipe_makes_a_file_that_can_be_read(alone):
+    config = Config.build(BEGUN | {"data.system_prompt": "\a\x85\n" * 70_000})
+    alone.write_config(config)
+    assert alone.read_config().resolved() == config.resolved()
+
+
 def test_a_change_of_a_source_is_noticed_without_a_checkpoint(alone):
     assert "was begun with other settings: data.train" in error_of(alone, "data.train.size=5")
 

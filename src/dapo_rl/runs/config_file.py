@@ -17,9 +17,12 @@ import yaml
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.reading import read_bytes
-from dapo_rl.recipe import MOST_BYTES, put, read_recipe
+from dapo_rl.recipe import MOST_BYTES as MOST_OF_A_RECIPE
+from dapo_rl.recipe import put, read_recipe
 
 NAME = "config.yaml"
+MOST_BYTES = 4 * MOST_OF_A_RECIPE
+"""A recipe's text takes more room once it is written with every character in quotes."""
 SEAL = b"# All settings of the run, sha256 "
 
 
@@ -39,7 +42,7 @@ class ConfigFile:
         try:
             if not path.exists():
                 raise UserError(f"{path}: is missing")
-            file = cls(path, read_recipe(path), read_bytes(path, MOST_BYTES))
+            file = cls(path, read_recipe(path, MOST_BYTES), read_bytes(path, MOST_BYTES))
         except OSError as error:
             raise UserError(f"{path}: cannot be read: {error.strerror}") from None
         if not file.settings:
@@ -51,6 +54,10 @@ class ConfigFile:
         """Whether it is what a run wrote, to the last byte."""
         text, found, checksum = self.content.rpartition(SEAL)
         return bool(found) and checksum == _checksum(text) + b"\n"
+
+    @property
+    def was_edited(self) -> bool:
+        return SEAL in self.content and not self.is_whole
 
     def config(self, overrides: Sequence[str] = ()) -> Config:
         """The settings with overrides; what is missing has its default."""

@@ -28,8 +28,11 @@ def config_to_resume(
         config = Config.load(recipe, overrides)
         before = (kept or _only(run)).over(config)
     elif kept is None:
-        config = _only(run).whole_config(overrides)
-        before = _only(run).over(config)
+        only = _only(run)
+        config = only.whole_config(overrides)
+        before = only.over(config)
+        if only.was_edited:
+            notes.append(f"{only.path}: was edited, and there is no checkpoint to compare it with; going on with it")
     else:
         file, notes = _newest(run / NAME, kept, overrides)
         config = file.config(overrides)
