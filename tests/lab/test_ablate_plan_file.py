@@ -51,6 +51,26 @@ def test_a_plan_with_a_change_is_one_or_one_line(tmp_path_factory, data):
     load(path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", "../../x"), ("name", ".."), ("directory", "/etc"), ("directory", "x"), ("compared_with", "x")],
+)
+def test_no_name_in_a_plan_leads_elsewhere(tmp_path, key, value):
+    PLANS["grid"].save(tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["arms"][1][key] = value
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert load(tmp_path / "plan.json") is None
+
+
+@pytest.mark.parametrize(("key", "value"), [("seeds", []), ("seeds", [-1]), ("arms", [])])
+def test_a_plan_has_arms_and_seeds(tmp_path, key, value):
+    PLANS["grid"].save(tmp_path / "plan.json")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(plan | {key: value}))
+    assert load(tmp_path / "plan.json") is None
+
+
 @pytest.mark.parametrize("text", ["", "null", "[" * 100_000, '{"arms": []}', "\ud800", "{"], ids=lambda text: text[:9])
 def test_what_is_no_plan_is_one_line(tmp_path, text):
     (tmp_path / "plan.json").write_bytes(text.encode("utf-8", "surrogatepass"))
