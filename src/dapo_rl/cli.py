@@ -1,22 +1,25 @@
 """The command `dapo`: parse, build, run, exit code.
 
-Exit codes: 0 done, 1 our own error, 2 the user's mistake, 3 diverged, 130 or 143 stopped by a signal, saved.
+Exit codes: 0 done, 1 our own error, 2 the user's mistake, 3 diverged, 130 or 143 stopped by a signal, saved; 141 where
+nobody reads the output any more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TextIO, get_args
 
 import typer
+from rich.console import Console
 
 from dapo_rl.config import Config, known_keys
-from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.errors import DivergedError, UserError, explain_os_error
 from dapo_rl.evals.command import EVAL_HELP
 from dapo_rl.evals.command import evaluate as eval_command
 from dapo_rl.lab.bench.command import app as bench_app
@@ -25,6 +28,9 @@ from dapo_rl.version import __version__
 
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
 """What `dapo train` runs without a recipe: the embedded model on its arithmetic, no network, no GPU."""
+
+NOBODY_READS = 141
+"""The exit code of a command that ends by SIGPIPE, as shells have it."""
 
 app = typer.Typer(
     help="Reinforcement learning with verifiable rewards, by DAPO.",
@@ -85,9 +91,10 @@ def train(
     ] = False,
 ) -> None:
     recipe, overrides = _split(arguments)
+    notes: list[str] = []
     if resume:
         run = run or _newest_run()
-        config = _resumed_config(run, recipe, overrides)
+        config, notes = _resumed_config(run, recipe, overrides)
     else:
         config = Config.load(recipe or DEFAULT_RECIPE, overrides)
         if run is not None:
@@ -102,6 +109,8 @@ def train(
     name = recipe.stem if recipe else "tiny"
     trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
     stopped_by = _stop_on_signals(trainer)
+    for note in notes:
+        trainer.display.note(note)
     try:
         summary = trainer.train(resume=resume)
     except KeyboardInterrupt:
@@ -224,31 +233,93 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 def main() -> None:
     """The entry point: every error a user can cause is one line."""
+    _open_streams()
     try:
-        code = app(standalone_mode=False)
+        code = _invoke(sys.argv[1:])
+        sys.stdout.flush()
     except (UserError, DivergedError) as error:
         _complain(str(error), getattr(error, "more", ""))
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):  # before there is anything to finish
         _complain("stopped")
         code = 128 + signal.SIGINT
-    except OSError as error:  # a full disk, a directory that may not be written
-        _complain(str(error))
-        code = 2
+    except OSError as error:
+        code = _system_said_no(error)
     except Exception as error:
         # click's own mistakes (a missing argument, an unknown option) know how to show themselves.
         if not hasattr(error, "show"):
             raise
         error.show()
         code = getattr(error, "exit_code", 2)
-    sys.exit(code if isinstance(code, int) else 0)
+    finally:
+        _let_go_of_streams()
+    sys.exit(code)
+
+
+def _invoke(words: list[str]) -> int:
+    """As typer and rich do it; but they end the process quietly for every pipe that breaks, whoever's it is."""
+    Console.on_broken_pipe = _raise_again  # type: ignore
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working directory has been removed; change to another") from None
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("dapo", words) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
+def _raise_again(_console: Console) -> None:
+    raise
+
+
+def _system_said_no(error: OSError) -> int:
+    """The exit code for what a user can mend, and for `dapo … | head`; anything else is raised again."""
+    if isinstance(error, BrokenPipeError) and _nobody_reads(sys.stdout):
+        return NOBODY_READS
+    line = explain_os_error(error)
+    if line is None:
+        raise error
+    _complain(line)
+    return 2
+
+
+def _nobody_reads(stream: TextIO) -> bool:
+    """Whether the other end of a pipe is closed. Pipes to processes of our own break too, and that is a bug."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError, AttributeError):  # not everywhere, and not for every stream
+        return False
+
+
+def _open_streams() -> None:
+    """A shell can close them (`>&-`); Python has none then."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+
+
+def _let_go_of_streams() -> None:
+    """What a stream does not take is not tried again when Python ends, with an error of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _complain(line: str, more: str = "") -> None:
     """One line, and below it what else there is; text of data files and models cannot steer the terminal."""
-    print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
-    if more:
-        print(printable(more), file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
+        if more:
+            print(printable(more), file=sys.stderr)
 
 
 def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
@@ -261,21 +332,26 @@ def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
 
 
 def _newest_run() -> Path:
-    runs = [path.parent for path in Path("runs").glob("*/config.yaml")]
-    if not runs:
+    """The run in runs/ that was begun or resumed last; where its config.yaml is lost, it has checkpoints."""
+    found: dict[Path, float] = {}
+    for pattern, up in (("*/config.yaml", 0), ("*/checkpoints/step-*", 1)):
+        for path in Path("runs").glob(pattern):
+            with contextlib.suppress(OSError):
+                found.setdefault(path.parents[up], path.stat().st_mtime)
+    if not found:
         raise UserError("--resume: there is no run in runs/; name one with --run")
-    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
+    return max(found, key=lambda run: found[run])
 
 
-def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> Config:
-    """The run's own settings, or a recipe's, with what is changed; a mistake is found before a model is loaded."""
+def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tuple[Config, list[str]]:
+    """The settings to go on with, and notes on them; a mistake is found before a model is loaded."""
     from dapo_rl.runs.directory import RunDirectory
-    from dapo_rl.runs.settings import check_same_run
+    from dapo_rl.runs.resume import config_to_resume
+    from dapo_rl.train.checkpoint import Checkpoints
 
-    before = RunDirectory.open(run).read_config()
-    config = Config.load(recipe or run / "config.yaml", overrides)
-    check_same_run(run, before, config)
-    return config
+    directory = RunDirectory.open(run)
+    kept = Checkpoints(directory.checkpoints_path, keep=1).settings()
+    return config_to_resume(run, kept, recipe, overrides)
 
 
 def _stop_at_once() -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import explain, parse_value, put, read_recipe
+from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe, shown
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
 Aggregation = Literal[
@@ -436,29 +436,33 @@ class Config(Section):
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
         """A recipe file (none: the defaults), then `key=value` overrides on top of it."""
-        settings = read_recipe(Path(recipe)) if recipe is not None else {}
+        return cls.override(read_recipe(Path(recipe)) if recipe is not None else {}, overrides)
+
+    @classmethod
+    def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:
+        """Nested settings, into which `key=value` overrides are put."""
         for override in overrides:
             key, equals, value = override.partition("=")
             if not equals or not key:
-                raise UserError(f"{override!r}: an override is written key=value, for example train.lr=1e-6")
+                raise UserError(f"{shown(override)}: an override is written key=value, for example train.lr=1e-6")
             put(settings, key.strip(), parse_value(key, value))
         return cls.build(settings)
 
     @classmethod
     def build(cls, settings: Mapping[str, Any]) -> Config:
         """Settings as a mapping, nested or with dotted keys; the preset fills in what they do not name."""
-        nested: dict[str, Any] = {}
-        for key, value in settings.items():
-            put(nested, str(key), value)
-        preset = nested.get("preset", "dapo")
-        for section, changes in PRESETS.get(str(preset), {}).items():
-            given = nested.setdefault(section, {})
-            if isinstance(given, dict):
-                nested[section] = {**changes, **given}
         try:
-            return cls.model_validate(nested)
+            sections = nested(settings)
+            preset = sections.get("preset", "dapo")
+            for section, changes in PRESETS.get(str(preset), {}).items():
+                given = sections.setdefault(section, {})
+                if isinstance(given, dict):
+                    sections[section] = {**changes, **given}
+            return cls.model_validate(sections)
         except ValidationError as error:
             raise UserError(explain(error, known_keys())) from None
+        except RecursionError:
+            raise UserError("settings: nested too deeply; a key is written section.name") from None
 
 
 def known_keys() -> dict[str, Any]:

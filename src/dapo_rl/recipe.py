@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import difflib
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from dapo_rl.errors import UserError
+from dapo_rl.reading import read_bytes
 
 NAMES_ELSEWHERE = {
     "epsilon": "algo.clip_low",
@@ -59,9 +61,13 @@ NAMES_ELSEWHERE = {
 """What verl, TRL, ms-swift and AReaL call a key, so that a mistaken name can be answered with the right one."""
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
+MOST_BYTES = 256 << 10
+"""Of a recipe; every setting there is takes 3 KiB."""
+
+
+def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, most).decode("utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
     except UnicodeDecodeError:
@@ -69,38 +75,71 @@ def read_recipe(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise UserError(f"{path}: cannot be read as a recipe: {getattr(error, 'strerror', None) or error}") from None
     try:
-        settings = _parse(text)
+        settings = _parse(text, most)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{where}: not valid YAML: {cut(problem, 300)}") from None
     check_values(settings, str(path))
     if settings is None:
         return {}
     if not isinstance(settings, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections, not a {type(settings).__name__}")
-    nested: dict[str, Any] = {}
-    for key, value in settings.items():
-        put(nested, str(key), value)
-    return nested
+    return nested(settings, f"{path}: ")
 
 
 class _Loader(yaml.SafeLoader):
-    """A key that is there twice is a mistake: the first one's settings would be lost without a word."""
+    """Refuses a key that is there twice, whose first value would be lost without a word, and what is huge."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.MappingNode, int] = {}
+        """The keys of each mapping so far, those that are merged into it included."""
+        self._merged = 0
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        assert isinstance(node, yaml.MappingNode)
         seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+        size = len(node.value)
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                size += self._merge(value, key.start_mark)
+            elif isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} is there twice", key.start_mark
+                    raise yaml.composer.ComposerError(
+                        None, None, f"the key {shown(key.value)} is there twice", key.start_mark
                     )
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        self._sizes[node] = size
+        return node
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        assert isinstance(node, yaml.ScalarNode)
+        if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:  # converting it takes time by the square
+            problem = f"a number of {len(node.value)} characters"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+        return node
+
+    def _merge(self, value: yaml.Node, mark: Any) -> int:
+        """How many keys `<<: value` adds. A few mappings that are merged again and again make more than can be kept,
+        so that they are counted before it is done."""
+        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        mappings = [source for source in sources if isinstance(source, yaml.MappingNode)]
+        if any(source not in self._sizes for source in mappings):  # it is not at its end yet
+            raise yaml.composer.ComposerError(None, None, "an anchor is merged into itself", mark)
+        size = sum(self._sizes[source] for source in mappings)
+        self._merged += size
+        if self._merged > MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"its merges make more than {MOST_VALUES} values", mark)
+        return size
 
 
-def _parse(text: str) -> Any:
+def _parse(text: str, most: int = MOST_BYTES) -> Any:
+    if len(text) > most:
+        raise yaml.YAMLError(f"it has more than {most >> 10} KiB")
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:
@@ -113,6 +152,8 @@ def _parse(text: str) -> Any:
 
 MOST_VALUES, MOST_LEVELS = 10_000, 50
 """An anchor that refers to itself, or a few that multiply, stand for more values than fit in memory."""
+LONGEST_KEY, LONGEST_NUMBER = 200, 400
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def check_values(settings: Any, where: str) -> None:
@@ -125,6 +166,8 @@ def check_values(settings: Any, where: str) -> None:
             raise UserError(f"{where}: too many values, or too deeply nested; does an anchor contain itself?")
         at = f"{where}: {key}" if key else where
         if isinstance(value, Mapping):
+            for name in value:  # before it is part of the keys below it
+                _check_length(name, at)
             waiting += [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
         elif isinstance(value, list):
             waiting += [(key, inner) for inner in value]
@@ -136,6 +179,11 @@ def check_values(settings: Any, where: str) -> None:
             raise UserError(f"{at}: text that is not valid Unicode (half of a surrogate pair)")
         elif not isinstance(value, str | int | float | None):
             raise UserError(f"{at}: a {type(value).__name__} is no value of a setting")
+
+
+def _check_length(name: Any, where: str = "") -> None:
+    if len(text := shown(name, LONGEST_KEY + 3)) > LONGEST_KEY + 2 or text == HUGE:
+        raise UserError(f"{where}{': ' if where else ''}{shown(name)}: a key of more than {LONGEST_KEY} characters")
 
 
 def _is_unicode(text: str) -> bool:
@@ -155,26 +203,62 @@ def _recipes_nearby(path: Path) -> str:
     return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
+def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
+    """Settings by section. A key may be written with dots or in its section, and is there once."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        _put(result, str(key), value, _Once(where))
+    return result
+
+
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value under a dotted key; mappings are merged."""
+    """Puts a value under a dotted key, in place of what is there; mappings are merged."""
+    _put(settings, key, value, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Once:
+    """Nothing takes the place of a value that is there already."""
+
+    where: str
+    section: str = ""
+
+    def check(self, there: bool, key: str) -> None:
+        if there:
+            raise UserError(f"{self.where}{self.section}{key}: is there twice, with dots and in its section; keep one")
+
+
+def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> None:
     *path, last = key.split(".")
     if not last or "" in path:
-        raise UserError(f"{key!r}: a key is written section.name, for example train.lr")
+        raise UserError(f"{shown(key)}: a key is written section.name, for example train.lr")
+    if len(path) > MOST_LEVELS:
+        raise UserError(f"{shown(key)}: too deeply nested; a key is written section.name, for example train.lr")
+    _check_length(key)
     level = settings
     for name in path:
         inner = level.get(name)
         if not isinstance(inner, dict):
             # A plain source (`data.train: FILE`) that gets a parameter becomes {source: FILE, parameter: …}.
+            if once:
+                once.check(inner is not None and not isinstance(inner, str), key)
             inner = {"source": inner} if isinstance(inner, str) else {}
             level[name] = inner
         level = inner
     if isinstance(value, Mapping):
         if not isinstance(level.get(last), dict):
+            if once:
+                once.check(level.get(last) is not None, key)
             level[last] = {}
+        below = once and replace(once, section=f"{once.section}{key}.")
         for inner_key, inner_value in value.items():
-            put(level[last], str(inner_key), inner_value)
-    else:
-        level[last] = value
+            _put(level[last], str(inner_key), inner_value, below)
+        return
+    if once and isinstance(value, str) and isinstance(level.get(last), dict):  # the parameter came first
+        level, last = level[last], "source"
+    if once:
+        once.check(last in level, key)
+    level[last] = value
 
 
 def parse_value(key: str, text: str) -> Any:
@@ -214,12 +298,18 @@ def _key(mistake: Any) -> str:
     return ".".join(str(part) for part in mistake["loc"] if part not in ("str", "SourceSettings"))
 
 
+HUGE = "a huge number"
+
+
 def shown(value: Any, limit: int = 80) -> str:
     """A value in a message: long ones are cut off."""
     try:
-        text = repr(value)
+        return cut(repr(value), limit)
     except ValueError:  # Python writes no number of more than 4300 digits
-        return "a huge number"
+        return HUGE
+
+
+def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 

@@ -12,8 +12,9 @@ from transformers.utils import logging
 
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
+from dapo_rl.data.rows import one_line
 from dapo_rl.data.sources import IN_MEMORY
-from dapo_rl.errors import UserError
+from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import (
     check_context,
     check_tokenizer,
@@ -34,7 +35,8 @@ from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
-from dapo_rl.runs.directory import RunDirectory, new_run_directory
+from dapo_rl.runs.config_file import ConfigFile
+from dapo_rl.runs.directory import RunDirectory, new_run_directory, saved_so_far
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
@@ -43,8 +45,13 @@ from dapo_rl.runs.trackers import Trackers, check_installed
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
+from dapo_rl.train.finite import not_finite
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
+from dapo_rl.train.state import check_state
+
+_NOT_OURS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What restoring raises for a state that has another shape than the one that was saved."""
 
 
 class DAPOTrainer:
@@ -237,11 +244,14 @@ class DAPOTrainer:
             raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
 
     def _save_checkpoint(self) -> Checkpoint:
+        optimizer = self._policy.state()
+        if name := not_finite(optimizer):
+            raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
         return self._checkpoints.save(
             self._progress.step,
             self.model,
             self.tokenizer,
-            self._policy.state(),
+            optimizer,
             {
                 "progress": loop.progress_state(self._progress),
                 "stream": self._stream.state(),
@@ -250,11 +260,12 @@ class DAPOTrainer:
                 "random": random_state(),
                 "log": RunDirectory(self.run_dir).metrics_length(),
             },
+            self.config,
         )
 
     def _resume(self, directory: RunDirectory) -> None:
         """Puts everything back as the newest checkpoint has it. Nothing is written before all of it is known good."""
-        before = directory.read_config()
+        before = (self._checkpoints.settings() or ConfigFile.read(directory.config_path)).over(self.config)
         check_same_run(self.run_dir, before, self.config)
         checkpoint, damaged = self._checkpoints.newest_sound()
         for damage in damaged:
@@ -271,20 +282,29 @@ class DAPOTrainer:
                 "reached; name more, or start a new run"
             )
         optimizer, state = checkpoint.load(self.model)
-        try:
-            self._policy.restore(optimizer)
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{checkpoint.path}: is of another optimizer: {error}") from error
-        self._stream.restore(state["stream"])
-        self._sampler.restore(state["sampler"])
-        self._engine.restore(state["engine"])
-        self._engine.load_weights(self._engine.version, self._policy.weights())
-        self._progress = loop.progress_from(state["progress"])
-        restore_random_state(state["random"])
+        self._restore(checkpoint, optimizer, state)
         if note := directory.forget_after(checkpoint.step, state["log"]):
             self.display.note(note)
         directory.write_config(self.config)
         self.display.note(f"resumed from {checkpoint.path}")
+
+    def _restore(self, checkpoint: Checkpoint, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
+        remedy = f"remove {checkpoint.path} to go on from the checkpoint before it"
+        try:
+            self._policy.restore(optimizer)
+        except _NOT_OURS as error:
+            raise UserError(f"{checkpoint.path}: is of another optimizer: {one_line(error)}; {remedy}") from error
+        try:
+            check_state(state, checkpoint.step, self.config, self.model.get_input_embeddings().weight.shape[0])
+            self._stream.restore(state["stream"])
+            self._sampler.restore(state["sampler"])
+            self._engine.restore(state["engine"])
+            self._progress = loop.progress_from(state["progress"])
+            restore_random_state(state["random"])
+        except _NOT_OURS as error:
+            where = checkpoint.path / "state.json"
+            raise UserError(f"{where}: is not the state of this run: {one_line(error)}; {remedy}") from error
+        self._engine.load_weights(self._engine.version, self._policy.weights())
 
     def _write_results(self, directory: RunDirectory, finished: bool) -> dict[str, Any]:
         progress, config = self._progress, self.config
@@ -312,7 +332,9 @@ class DAPOTrainer:
         from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
 
         directory.write_summary(summary)
-        draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)
+        metrics = directory.read_metrics()
+        with saved_so_far(directory.report_path):
+            draw_report(metrics, accuracies, directory.report_path, title=directory.path.name)
         return summary
 
 

@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support import DAPO, REPOSITORY, small_model
 
 from dapo_rl import cli, trainer
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.models.load import TINY
+from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +121,16 @@ class Place:
     def resumed(self):
         self.finished()
         return ["train", "--run", "run", "--resume", "train.steps=3"]
+
+    def edit(self, name, old, new):
+        text = (self.path / name).read_text()
+        assert text.count(old) == 1
+        self.write(name, text.replace(old, new))
+
+    def vouch_for(self, checkpoint):
+        """A manifest for the files as they are now."""
+        (checkpoint / MANIFEST).unlink()
+        _write_manifest(checkpoint, int(checkpoint.name.removeprefix("step-")))
 
     def hold(self, run):
         """Another process that writes the run directory."""
@@ -329,6 +341,11 @@ def _(here):
     return ["train", here.write("recipe.yaml", "train:\n  lr: 1e-6\nseed: 1\ntrain:\n  steps: 3\n")]
 
 
+@case("a recipe with a key in its section and with dots")
+def _(here):
+    return ["train", here.write("recipe.yaml", "train:\n  lr: 1e-6\ntrain.lr: 2e-6\n")]
+
+
 @case("a recipe that is not a mapping")
 def _(here):
     return ["train", here.write("recipe.yaml", "- train\n- lr\n")]
@@ -343,6 +360,22 @@ def _(here):
 def _(here):
     (here.path / "recipe.yaml").mkdir()
     return ["train", "recipe.yaml"]
+
+
+@case("a recipe that is a device")
+def _(_here):
+    return ["train", "/dev/zero"]
+
+
+@case("a recipe that is too large")
+def _(here):
+    return ["train", here.write("recipe.yaml", "# much\n" * 40_000)]
+
+
+@case("a recipe whose merges multiply")
+def _(here):
+    lines = [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 20)]
+    return ["train", here.write("recipe.yaml", "a0: &a0 {x: 1}\n" + "".join(lines))]
 
 
 @case("a recipe whose anchor contains itself")
@@ -728,6 +761,36 @@ def _(here):
     return ["train", "--run", "run", "--resume", "algo.clip_high=0.3"]
 
 
+@case("--resume with an edited config.yaml")
+def _(here):
+    words = here.resumed()
+    here.edit("run/config.yaml", "lr: 0.0002", "lr: 1e-5")
+    return words
+
+
+@case("--resume with an edited config.yaml that makes it another run")
+def _(here):
+    words = here.resumed()
+    here.edit("run/config.yaml", "clip_high: 0.28", "clip_high: 0.3")
+    return words
+
+
+@case("--resume without config.yaml", begins=True)
+def _(here):
+    words = here.resumed()
+    (here.path / "run" / "config.yaml").unlink()
+    return words
+
+
+@case("--resume with a config.yaml that is cut off, without checkpoints")
+def _(here):
+    words = here.resumed()
+    shutil.rmtree(here.path / "run" / "checkpoints")
+    text = (here.path / "run" / "config.yaml").read_text()
+    here.write("run/config.yaml", text[: text.index("algo:")])
+    return words
+
+
 @case("--resume with fewer steps than it has made")
 def _(here):
     here.finished()
@@ -752,6 +815,36 @@ def _(here):
 def _(here):
     words = here.resumed()
     (here.path / "run" / "checkpoints" / "step-2" / "optimizer.pt").write_bytes(b"")
+    return words
+
+
+@case("a checkpoint that is not finite, with one before it", begins=True)
+def _(here):
+    words = here.resumed()
+    path = here.path / "run" / "checkpoints" / "step-2"
+    weights = load_file(path / "model" / "model.safetensors")
+    weights["model.norm.weight"][3] = float("inf")
+    save_file(weights, path / "model" / "model.safetensors", metadata={"format": "pt"})
+    here.vouch_for(path)
+    return words
+
+
+@case("a checkpoint with a state of something else")
+def _(here):
+    words = here.resumed()
+    path = here.path / "run" / "checkpoints" / "step-2"
+    state = json.loads((path / "state.json").read_text())
+    state["progress"]["step"] = "two"
+    (path / "state.json").write_text(json.dumps(state))
+    here.vouch_for(path)
+    return words
+
+
+@case("a log with a line of something else")
+def _(here):
+    words = here.resumed()
+    log = here.path / "run" / "metrics.jsonl"
+    log.write_text(re.sub(r'"acc/mean": [0-9.]+', '"acc/mean": "good"', log.read_text()))
     return words
 
 

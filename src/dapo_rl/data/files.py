@@ -6,12 +6,13 @@ import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dapo_rl.data.rows import BadRow, Row, make_row, one_line
 from dapo_rl.errors import UserError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+LONGEST_LINE = 64 << 20
 
 
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
@@ -37,8 +38,8 @@ def _what_is_missing(path: Path) -> str:
 
 def _read_jsonl(path: Path, key: str) -> Iterator[Row | BadRow]:
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
+        with path.open("rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
                 if number == 1:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if line.strip():
@@ -47,7 +48,18 @@ def _read_jsonl(path: Path, key: str) -> Iterator[Row | BadRow]:
         raise UserError(f"{key}: {path}: cannot be read: {one_line(error)}") from None
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, of one that is too long its beginning: a file of zeros is one line."""
+    while line := file.readline(LONGEST_LINE + 1):
+        rest = line
+        while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST_LINE + 1)
+        yield line
+
+
 def _parse_line(number: int, where: str, line: bytes) -> Row | BadRow:
+    if len(line) > LONGEST_LINE:
+        return BadRow(number, where, f"a line of more than {LONGEST_LINE >> 20} MiB; a line holds one object")
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:

@@ -11,13 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.reading import read_bytes
+from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
 from dapo_rl.runs.files import atomic_write, remove_leftovers, sync
 from dapo_rl.runs.lock import acquire
+from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
+
+MOST_LOG = 4 << 30
+"""Bytes of metrics.jsonl: a million steps."""
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
 
@@ -27,7 +31,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.config_path = self.path / "config.yaml"
+        self.config_path = self.path / NAME
         self.metrics_path = self.path / "metrics.jsonl"
         self.rollouts_path = self.path / "rollouts"
         self.checkpoints_path = self.path / "checkpoints"
@@ -59,10 +63,17 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """The directory of a run that was started before."""
+        """The directory of a run that was started before. Its config.yaml may be lost: checkpoints have it too."""
         run = cls(path)
-        if not run.config_path.is_file():
-            raise UserError(f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run")
+        try:
+            if run.path.exists() and not run.path.is_dir():
+                raise UserError(f"{path}: is not a directory; name another with --run")
+            if not run.config_path.exists() and not run._has_checkpoints():
+                raise UserError(
+                    f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run"
+                )
+        except OSError as error:  # a directory that may not be looked into
+            raise UserError(f"{path}: cannot be read: {error.strerror}; name another with --run") from None
         return run
 
     @contextmanager
@@ -79,25 +90,26 @@ class RunDirectory:
         return self.rollouts_path / f"step-{step:06d}.parquet"
 
     def read_config(self) -> Config:
-        return Config.load(self.config_path)
+        """What config.yaml says, all of it."""
+        return ConfigFile.read(self.config_path).whole_config()
 
     def write_config(self, config: Config) -> None:
-        with _saved_so_far(self.config_path):
-            atomic_write(self.config_path, yaml.safe_dump(config.resolved(), sort_keys=False, allow_unicode=True))
+        with saved_so_far(self.config_path):
+            atomic_write(self.config_path, settings_text(config))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """One line of JSON, in the hands of the operating system when this returns."""
         line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
-        with _saved_so_far(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
+        with saved_so_far(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def metrics_length(self) -> dict[str, int]:
         """The lines and bytes of the run log, which are on the disk when this returns."""
-        if not self.metrics_path.exists():
-            return {"lines": 0, "bytes": 0}
-        sync(self.metrics_path)
-        sync(self.path)
-        content = self.metrics_path.read_bytes()
+        content = self._log()
+        if content:
+            with saved_so_far(self.metrics_path):
+                sync(self.metrics_path)
+                sync(self.path)
         return {"lines": content.count(b"\n"), "bytes": len(content)}
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -110,7 +122,8 @@ class RunDirectory:
         `length` is what the log had at that step. Returns what the user should know, where it has less now.
         """
         for directory in (self.path, self.rollouts_path):
-            remove_leftovers(directory)
+            with saved_so_far(directory):
+                remove_leftovers(directory)
         self.truncate_metrics(last_step)
         left = self.metrics_length()
         if length is None or left == dict(length):
@@ -133,21 +146,25 @@ class RunDirectory:
         """Leaves lines and rollouts up to `last_step`."""
         kept = [line for line, record in self._metric_lines() if record["step"] <= last_step]
         content = b"".join(line + b"\n" for line in kept)
-        if self.metrics_path.exists() and self.metrics_path.read_bytes() != content:
-            with _saved_so_far(self.metrics_path):
+        if self._log() != content:
+            with saved_so_far(self.metrics_path):
                 atomic_write(self.metrics_path, content)
         for file in self.rollouts_path.glob("step-*.parquet"):
             step = file.stem.removeprefix("step-")
             if step.isdecimal() and int(step) > last_step:
-                file.unlink()
+                with saved_so_far(file):
+                    file.unlink()
 
     def write_rollouts(self, step: int, rows: Sequence[GroupRow]) -> None:
-        with _saved_so_far(self.rollout(step)):
+        with saved_so_far(self.rollout(step)):
             self.rollouts_path.mkdir(exist_ok=True)
             write_table(self.rollout(step), step, rows)
 
+    def read_summary(self) -> dict[str, Any]:
+        return read_summary(self.summary_path)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        with _saved_so_far(self.summary_path):
+        with saved_so_far(self.summary_path):
             atomic_write(self.summary_path, json.dumps(_json_value(summary), indent=2, allow_nan=False) + "\n")
 
     @contextmanager
@@ -164,21 +181,33 @@ class RunDirectory:
             raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
-        return self.metrics_path.exists() or (self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir()))
+        return self.metrics_path.exists() or self._has_checkpoints()
+
+    def _has_checkpoints(self) -> bool:
+        return self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir())
 
     def _metric_lines(self) -> Iterator[tuple[bytes, dict[str, Any]]]:
-        if not self.metrics_path.exists():
-            return
-        lines = self.metrics_path.read_bytes().rstrip(b"\n").split(b"\n")
+        lines = self._log().rstrip(b"\n").split(b"\n")
         for number, line in enumerate(lines, start=1):
             try:
-                record = json.loads(line)
-                record["step"] = int(record["step"])
-            except (ValueError, TypeError, KeyError):
-                if number == len(lines):  # what a crash left of a line, or an empty file
+                record = parse_metrics(line)
+            except ValueError as error:
+                torn = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+                if torn and number == len(lines):  # what a crash left of a line, or an empty file
                     return
-                raise UserError(f"{self.metrics_path}:{number}: not a line of metrics; delete the line") from None
+                why = "it is not JSON" if torn else str(error)
+                raise UserError(
+                    f"{self.metrics_path}:{number}: not a line of metrics: {why}; delete the line"
+                ) from None
             yield line, record
+
+    def _log(self) -> bytes:
+        try:
+            return read_bytes(self.metrics_path, MOST_LOG)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"{self.metrics_path}: cannot be read: {error.strerror}; move it away") from None
 
 
 def new_run_directory(name: str = "dapo") -> Path:
@@ -191,7 +220,7 @@ def new_run_directory(name: str = "dapo") -> Path:
 
 
 @contextmanager
-def _saved_so_far(path: Path) -> Iterator[None]:
+def saved_so_far(path: Path) -> Iterator[None]:
     """A file that cannot be written, on a full disk for example: the run stops."""
     try:
         yield

@@ -61,7 +61,10 @@ def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Under its own name it is whole or gone, whatever interrupts the removal."""
+    """Under its own name it is whole or gone, whatever interrupts the removal. What a link leads to stays."""
+    if path.is_symlink():
+        path.unlink()
+        return
     gone = path.with_name(f".{path.name.lstrip('.')}.gone")
     if gone.exists():
         shutil.rmtree(gone)

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dapo_rl.runs.files import beside
+from dapo_rl.runs.records import LARGEST
 
 Values = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
@@ -232,4 +233,4 @@ def _percent(share: float, position: float) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and bool(np.isfinite(value))
+    return isinstance(value, int | float) and abs(value) <= LARGEST  # which NaN is not

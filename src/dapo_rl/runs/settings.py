@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.recipe import cut
 
 FREE_TO_CHANGE = (
     *("train.steps", "train.lr", "train.lr_schedule", "train.min_lr_share", "train.warmup_steps"),
@@ -28,12 +30,16 @@ def check_same_run(run: Path, before: Config, after: Config) -> None:
     changed = [
         key
         for key in dict.fromkeys([*old, *new])
-        if old.get(key, missing) != new.get(key, missing) and not _is_free(key)
+        if old.get(key, missing) != new.get(key, missing) and not is_free(key)
     ]
     if changed:
-        listed = ", ".join(f"{key} {old.get(key)} → {new.get(key)}" for key in changed[:5])
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-        raise UserError(f"{run}: was begun with other settings: {listed}{more}; start a new run for them")
+        raise UserError(f"{run}: was begun with other settings: {listed(changed, old, new)}; start a new run for them")
+
+
+def listed(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any], most: int = 5) -> str:
+    """`key old → new` for the first of the keys, and how many more there are."""
+    first = ", ".join(f"{key} {cut(str(old.get(key)), 80)} → {cut(str(new.get(key)), 80)}" for key in keys[:most])
+    return first + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -47,7 +53,7 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return result
 
 
-def _is_free(key: str) -> bool:
+def is_free(key: str) -> bool:
     return any(
         key == free or (key.startswith(free) if free.endswith(".") else key.startswith(f"{free}."))
         for free in FREE_TO_CHANGE

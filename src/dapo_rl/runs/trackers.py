@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dapo_rl.errors import UserError, describe
+from dapo_rl.reading import read_bytes
 from dapo_rl.runs.files import atomic_write
 
 PROJECT = "dapo-rl"
@@ -151,8 +152,8 @@ class Trackers:
 
 def _identity(path: Path) -> str:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["run"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(read_bytes(path, 4096))["run"])[:80]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         identity = uuid.uuid4().hex[:8]
         atomic_write(path, json.dumps({"run": identity}) + "\n")
         return identity

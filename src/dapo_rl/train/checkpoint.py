@@ -1,7 +1,7 @@
 """Checkpoints: written beside, fsynced, renamed, verified when they are read; the last `keep` stay.
 
-`checkpoints/step-N/` holds `model/` (Hugging Face format), `optimizer.pt`, `state.json` and `manifest.json`, which
-has the size and the SHA-256 of every other file, and its own.
+`checkpoints/step-N/` holds `model/` (Hugging Face format), `optimizer.pt`, `state.json`, the settings (`config.yaml`)
+and `manifest.json`, which has the size and the SHA-256 of every other file, and its own.
 """
 
 from __future__ import annotations
@@ -10,19 +10,29 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dapo_rl.config import Config
+from dapo_rl.data.rows import one_line
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import save_plain
+from dapo_rl.reading import read_bytes
+from dapo_rl.recipe import shown
+from dapo_rl.runs.config_file import NAME as SETTINGS
+from dapo_rl.runs.config_file import ConfigFile, settings_text
 from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers, sync
+from dapo_rl.train.finite import not_finite
 
 MANIFEST = "manifest.json"
+MOST_BYTES = 16 << 20
+"""Of a manifest: a line for each file."""
 WEIGHTS = "weights.pt"
 """The weights once more, where the Hugging Face format does not have them name by name and bit by bit."""
 
@@ -35,9 +45,11 @@ class Checkpoint:
     def damage(self, *, contents: bool = True) -> str | None:
         """What is wrong with its files, if anything; without `contents` only their sizes are looked at."""
         try:
-            manifest = json.loads((self.path / MANIFEST).read_bytes())
+            manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
             if manifest["sha256"] != _own_checksum(manifest):
                 return f"{MANIFEST} is damaged"
+            if manifest["step"] != self.step:
+                return f"{MANIFEST} is of step {shown(manifest['step'])}"
             for name, expected in manifest["files"].items():
                 file = self.path / name
                 if not file.is_file():
@@ -48,20 +60,39 @@ class Checkpoint:
                     return f"the checksum of {name} is wrong"
         except FileNotFoundError:
             return f"{MANIFEST} is missing"
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return f"{MANIFEST} is damaged"
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
+        return self._numbers() if contents else None
+
+    def _numbers(self) -> str | None:
+        """A run that diverged is not gone on with. What cannot be read is not looked at: whoever loads it says why."""
+        with suppress(Exception):
+            if name := not_finite(self._weights()):
+                return f"its weights are not finite, in {name}"
+            if name := not_finite(self._optimizer()):
+                return f"the state of its optimizer is not finite, in {name}"
         return None
+
+    def settings(self) -> ConfigFile | None:
+        """The settings of the run as it wrote this; none where they are damaged, or not there in an older one."""
+        if self.damage(contents=False):
+            return None
+        try:
+            file = ConfigFile.read(self.path / SETTINGS)
+        except UserError:
+            return None
+        return file if file.is_whole else None
 
     def load(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Puts the weights into the model; returns the optimizer's state and everything else."""
         try:
             state = json.loads((self.path / "state.json").read_text())
-            optimizer = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
+            optimizer = self._optimizer()
             weights = self._weights()
         except Exception as error:
-            raise UserError(f"{self.path}: cannot be read as a checkpoint: {error}") from error
+            raise UserError(f"{self.path}: cannot be read as a checkpoint: {one_line(error)}") from error
         own = model.state_dict()
         if difference := _difference(own, weights):
             raise UserError(f"{self.path}: is of another model: {difference}; resume with the model of the run")
@@ -69,6 +100,10 @@ class Checkpoint:
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
         return optimizer, state
+
+    def _optimizer(self) -> dict[str, Any]:
+        state: dict[str, Any] = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
+        return state
 
     def _weights(self) -> dict[str, Tensor]:
         if (self.path / WEIGHTS).exists():
@@ -90,7 +125,8 @@ class Checkpoints:
         """
         if not self._directory.is_dir():
             return []
-        named = [(re.fullmatch(r"step-(\d+)(\.old)?", path.name), path) for path in self._directory.iterdir()]
+        entries = list(self._directory.iterdir())
+        named = [(re.fullmatch(r"step-(\d+)(\.old)?", path.name), path) for path in entries if path.is_dir()]
         found = [(int(match[1]), match[2] is None, path) for match, path in named if match]
         return [Checkpoint(step, path) for step, _, path in sorted(found)]
 
@@ -116,8 +152,18 @@ class Checkpoints:
             )
         return None, []
 
+    def settings(self) -> ConfigFile | None:
+        """Those of the newest checkpoint that has them."""
+        return next((file for checkpoint in reversed(self.all()) if (file := checkpoint.settings())), None)
+
     def save(
-        self, step: int, model: Any, tokenizer: Any, optimizer: Mapping[str, Any], state: Mapping[str, Any]
+        self,
+        step: int,
+        model: Any,
+        tokenizer: Any,
+        optimizer: Mapping[str, Any],
+        state: Mapping[str, Any],
+        config: Config | None = None,
     ) -> Checkpoint:
         final = self._directory / f"step-{step}"
         try:
@@ -130,9 +176,13 @@ class Checkpoints:
                     torch.save(weights, draft / WEIGHTS)
                 torch.save(dict(optimizer), draft / "optimizer.pt")
                 (draft / "state.json").write_text(json.dumps({"step": step, **state}))
+                if config is not None:
+                    (draft / SETTINGS).write_bytes(settings_text(config))
                 _write_manifest(draft, step)
             sync(self._directory.parent)
-        except Exception as error:  # on a full disk torch and safetensors raise classes of their own
+        except Exception as error:
+            if not _is_of_the_disk(error):
+                raise
             reason = (isinstance(error, OSError) and error.strerror) or error
             raise UserError(
                 f"{final}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
@@ -152,6 +202,12 @@ class Checkpoints:
 
     def _looks_whole(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Whether a file could not be written; of torch, safetensors and tokenizers each says so in a way of its own."""
+    words = ("inline_container", "PytorchStreamWriter", "os error")
+    return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
 
 
 def _write_manifest(directory: Path, step: int) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import make_batch, split_mini_batches
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
+from dapo_rl.train.finite import not_finite
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.train.schedule import learning_rate
@@ -78,11 +80,8 @@ def train(run: Run) -> None:
         run.track(0, metrics)
         run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
-        try:
+        with _or_diverged(run, step):
             fill, batch, tokens, metrics = _step(run, step)
-        except NonFiniteError as error:
-            latest = run.checkpoints.latest()
-            raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
         progress.step = step
         progress.ledger.add(fill, batch)
         last = step == config.train.steps
@@ -95,13 +94,23 @@ def train(run: Run) -> None:
         if config.log.rollouts:
             run.directory.write_rollouts(step, _rows(fill, batch, tokens, run.sampler.carried if last else ()))
         if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
-            run.save()
+            with _or_diverged(run, step):
+                run.save()
         for note in (fill.note, _verifier_failures(fill), *run.policy.take_notes()):
             if note:
                 run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)
         if stopping:
             return
+
+
+@contextmanager
+def _or_diverged(run: Run, step: int) -> Iterator[None]:
+    try:
+        yield
+    except NonFiniteError as error:
+        latest = run.checkpoints.latest()
+        raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
 
 
 def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None], dict[str, float]]:
@@ -122,7 +131,10 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None],
         for mini_batch in split_mini_batches(batch, config.train.mini_batches):
             updates.append(run.policy.update(mini_batch, lr))
             tokens += run.policy.take_tokens()
-    run.engine.load_weights(step, run.policy.weights())
+    weights = run.policy.weights()
+    if name := not_finite(weights):
+        raise NonFiniteError(f"the update made weights that are not finite, in {name}")
+    run.engine.load_weights(step, weights)
 
     ended = time.perf_counter()
     metrics = step_metrics(fill, batch, [update for update in updates if update], config, version) | {

@@ -130,8 +130,13 @@ class HFPolicy:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
+        for parameter, moments in self._optimizer.state.items():
+            if any(isinstance(m, Tensor) and m.dim() and m.shape != parameter.shape for m in moments.values()):
+                raise ValueError("its moments have other shapes than the weights")
         # A budget that memory forced stays: another split sums in another order. A setting may lower it further.
         if (lowered := state.get("lowered_budget")) is not None:
+            if not isinstance(lowered, int) or lowered < 1:
+                raise ValueError(f"lowered_budget is {lowered!r}")
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
     def _backward(

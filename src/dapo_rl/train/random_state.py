@@ -27,15 +27,18 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """A GPU that was not there when the state was taken keeps its own."""
+    """A GPU that was not there when the state was taken keeps its own. Another state than ours is a ValueError."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    torch.set_rng_state(_tensor(state["torch"]))
-    if torch.cuda.is_available():
-        for device, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(_tensor(text), device)
+    try:
+        torch.set_rng_state(_tensor(state["torch"]))
+        if torch.cuda.is_available():
+            for device, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(_tensor(text), device)
+    except RuntimeError as error:
+        raise ValueError(f"random: {error}") from None
 
 
 def _text(state: torch.Tensor) -> str:

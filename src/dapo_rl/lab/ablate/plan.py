@@ -11,9 +11,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import BASELINE, BASELINE_PAPER, TECHNIQUES
+from dapo_rl.reading import read_bytes
 from dapo_rl.recipe import parse_value, shown
 from dapo_rl.runs.files import atomic_write
 from dapo_rl.runs.settings import flat
@@ -23,6 +26,8 @@ PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
 """Of Table 1: techniques added one by one, and each left out of all of them."""
 
 MOST_ARMS = 256
+MOST_BYTES = 16 << 20
+"""Of a plan: some KiB for each arm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +79,29 @@ class Plan:
     @classmethod
     def load(cls, path: Path) -> Plan:
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            arms = tuple(Arm(**arm) for arm in saved["arms"])
-            return cls(saved["name"], saved["recipe"], tuple(saved["overrides"]), arms, tuple(saved["seeds"]))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            plan = TypeAdapter(cls).validate_json(read_bytes(path, MOST_BYTES))
+            plan._check()
+            # In the terms of this version, which may have settings that the one that wrote it had not.
+            arms = [replace(arm, settings=Config.build(arm.settings).resolved()) for arm in plan.arms]
+            return replace(plan, arms=tuple(arms))
+        except (OSError, ValueError, UserError) as error:
+            why = f" ({error})" if isinstance(error, UserError) else ""
             raise UserError(
-                f"{path}: cannot be read as an ablation's plan; name another directory with --out"
+                f"{path}: cannot be read as an ablation's plan{why}; name another directory with --out"
             ) from None
+
+    def _check(self) -> None:
+        """A ValueError for what no plan of ours is. Names are those of directories."""
+        names = [arm.name for arm in self.arms]
+        if not names or not self.seeds or len(set(names)) < len(names):
+            raise ValueError("it has no arms or seeds, or an arm twice")
+        if not all(0 <= seed < 2**63 for seed in self.seeds):
+            raise ValueError("a seed that is none")
+        for place, arm in enumerate(self.arms):
+            if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", arm.name) or arm.directory not in names[: place + 1]:
+                raise ValueError("an arm without a directory")
+            if arm.compared_with is not None and arm.compared_with not in names[:place]:
+                raise ValueError("an arm that is compared with none")
 
 
 def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> Plan:

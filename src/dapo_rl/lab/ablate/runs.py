@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,9 +14,11 @@ import yaml
 
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import Arm, Plan, differences
+from dapo_rl.reading import check_is_file
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.files import atomic_write
 from dapo_rl.runs.format import number, printable
+from dapo_rl.runs.records import parse_metrics
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 
@@ -63,11 +64,7 @@ class ArmRun:
 
     def summary(self) -> dict[str, Any]:
         """Empty where the run has none yet."""
-        try:
-            summary = json.loads(self.directory.summary_path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return summary if isinstance(summary, dict) else {}
+        return self.directory.read_summary()
 
     def start(self, threads: int) -> None:
         self.recipe_path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,19 +119,20 @@ class ArmRun:
     def _follow(self) -> None:
         """Reads what the run log has since last time; a resumed run may have cut it back."""
         try:
+            check_is_file(self.directory.metrics_path)
             with self.directory.metrics_path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._read:
                     self._read = 0
                 file.seek(self._read)
                 lines = file.read()
-        except FileNotFoundError:
+        except OSError:  # there is none yet; the run itself says what is wrong with one that cannot be read
             return
         whole = lines[: lines.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.splitlines():
-            with suppress(ValueError, KeyError, TypeError):
-                metrics = json.loads(line)
-                self.step = int(metrics["step"])
+            with suppress(ValueError):
+                metrics = parse_metrics(line)
+                self.step = metrics["step"]
                 accuracy = number(metrics, "eval/accuracy")
                 if accuracy == accuracy:
                     self.accuracy = accuracy

@@ -1,0 +1,39 @@
+"""Files that others wrote, read up to a limit: a path may lead to a device without end or a pipe without a writer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_CHUNK = 1 << 20
+_HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
+"""Where a shell's `<(command)` and standard input are: pipes that have a writer."""
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a file. One of more than `most` bytes is an OSError, and so is what is not a file."""
+    check_is_file(path)
+    parts: list[bytes] = []
+    size = 0
+    with path.open("rb") as file:
+        while part := file.read(min(_CHUNK, most + 1 - size)):
+            parts.append(part)
+            size += len(part)
+    if size > most:
+        raise OSError(errno.EFBIG, f"it has more than {_written(most)}", str(path))
+    return b"".join(parts)
+
+
+def check_is_file(path: Path) -> None:
+    """An OSError where a path leads to something else; opening a pipe alone may take forever."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and str(path).startswith(_HANDED_OVER)):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+
+
+def _written(size: int) -> str:
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

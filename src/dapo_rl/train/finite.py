@@ -1,0 +1,41 @@
+"""Whether tensors hold nothing but numbers, in one pass over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def not_finite(values: Any) -> str | None:
+    """The name of the first tensor that holds an infinity or what is not a number; `values` may be nested."""
+    named = [(name, tensor) for name, tensor in _tensors(values, "") if tensor.is_floating_point() and tensor.numel()]
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, tensor in named:
+        by_device.setdefault(tensor.device, []).append((name, tensor))
+    for entries in by_device.values():
+        # The largest of each: a sum of numbers that are finite may not be. A GPU is waited for once.
+        largest = torch._foreach_norm([tensor for _, tensor in entries], float("inf"))
+        finite = torch.stack([value.double() for value in largest]).isfinite().tolist()
+        for (name, _), is_finite in zip(entries, finite, strict=True):
+            if not is_finite:
+                return name
+    return None
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        if hasattr(value, "__tensor_flatten__"):  # the moments of an 8-bit optimizer are made of several
+            parts, _ = value.__tensor_flatten__()
+            for part in parts:
+                yield from _tensors(getattr(value, part), f"{name}.{part}")
+        else:
+            yield name, value.detach()
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        for key, inner in enumerate(value):
+            yield from _tensors(inner, f"{name}.{key}" if name else str(key))

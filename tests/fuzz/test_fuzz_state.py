@@ -1,0 +1,188 @@
+"""A state.json of any content, with a manifest that vouches for it: the run goes on, or one line says what is wrong."""
+
+import copy
+import io
+import json
+import random
+import shutil
+from contextlib import redirect_stdout
+
+import pytest
+from fuzzing import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from support import SMALL
+
+from dapo_rl import Config, DAPOTrainer
+from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
+from dapo_rl.train.state import check_state
+
+pytestmark = pytest.mark.slow
+
+QUICK = [*SMALL[:3], "data.train.size=200", "data.eval=null", "eval.every=null", "train.epochs_per_step=1"]
+WRONG = [
+    None,
+    True,
+    -1,
+    0,
+    10**9,
+    10**30,
+    1.5,
+    -1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "0",
+    "\ud800",
+    [],
+    [[]],
+    {},
+]
+
+
+def config(*overrides):
+    return Config.load(DEFAULT_RECIPE, [*QUICK, *overrides])
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run of one step, with a state that has samples in flight, and the trainer's vocabulary."""
+    path = tmp_path_factory.mktemp("state") / "run"
+    trainer = DAPOTrainer(config=config("train.steps=1"), run_dir=path)
+    with redirect_stdout(io.StringIO()):
+        trainer.train()
+    state = json.loads((path / "checkpoints" / "step-1" / "state.json").read_text())
+    assert state["engine"]["work"], "something to go on with"
+    return path, state, trainer.model.get_input_embeddings().weight.shape[0]
+
+
+def places(value, path=()):
+    """Every value in a state, of long lists the ends."""
+    yield path
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from places(inner, (*path, key))
+    elif isinstance(value, list):
+        for key in sorted({0, len(value) - 1}) if value else ():
+            yield from places(value[key], (*path, key))
+
+
+def changed(state, path, value, remove=False):
+    if not path:
+        return value
+    state = copy.deepcopy(state)
+    level = state
+    for key in path[:-1]:
+        level = level[key]
+    if remove:
+        del level[path[-1]]
+    else:
+        level[path[-1]] = value
+    return state
+
+
+def resume(begun, copy_at, state):
+    """Two more steps from a state; the line that says what is wrong, if something is."""
+    shutil.rmtree(copy_at, ignore_errors=True)
+    shutil.copytree(begun, copy_at)
+    checkpoint = copy_at / "checkpoints" / "step-1"
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    (checkpoint / MANIFEST).unlink()
+    _write_manifest(checkpoint, 1)
+    output = io.StringIO()
+    try:
+        with redirect_stdout(output):
+            DAPOTrainer(config=config("train.steps=2"), run_dir=copy_at).train(resume=True)
+    except (UserError, DivergedError) as error:
+        line = str(error)
+    else:
+        return None
+    assert "\n" not in line
+    assert len(line) < 1000
+    return line
+
+
+def refusal(state, vocabulary, config=config()):  # noqa: B008 - the same for all of them
+    try:
+        check_state(state, 1, config, vocabulary)
+    except ValueError as error:
+        line = str(error)
+    else:
+        return None
+    assert "\n" not in line
+    assert len(line) < 400
+    return line
+
+
+def test_the_state_of_a_run_is_sound(begun):
+    _, state, vocabulary = begun
+    assert refusal(state, vocabulary) is None
+
+
+def test_every_value_that_is_lost_or_wrong_is_sound_or_one_line(begun):
+    """Of each value in turn; what is let pass is resumed from in the test below."""
+    _, state, vocabulary = begun
+    refused = 0
+    for path in places(state):
+        for value in WRONG:
+            refused += refusal(changed(state, path, value), vocabulary) is not None
+    assert refused > 1000
+
+
+@fuzz(400)
+@given(data=st.data())
+def test_any_state_is_sound_or_one_line(begun, data):
+    _, state, vocabulary = begun
+    anything = st.recursive(
+        st.sampled_from(WRONG) | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    )
+    path = data.draw(st.sampled_from(list(places(state))))
+    refusal(changed(state, path, data.draw(anything)), vocabulary)
+
+
+def let_pass(state, vocabulary):
+    """The changes that have the right shape and contradict nothing."""
+    for path in places(state):
+        for value in [*WRONG, "remove"]:
+            change = changed(state, path, value, remove=value == "remove")
+            if change != state and refusal(change, vocabulary) is None:
+                yield path, value, change
+
+
+def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
+    path, state, vocabulary = begun
+    passed = list(let_pass(state, vocabulary))
+    count = len(passed) if fuzz(1).max_examples > 1 else 3  # FUZZ=2 goes through all of them
+    for where, value, change in random.Random(1).sample(passed, min(count, len(passed))):
+        try:
+            resume(path, tmp_path / "run", change)
+        except Exception as error:
+            raise AssertionError(f"{where} = {value!r}") from error
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ((), [], "input should be a valid dictionary"),
+        (("progress",), [], "progress: input should be a valid dictionary"),
+        (("progress", "step"), "1", "progress.step: input should be a valid integer"),
+        (("sampler", "acceptance", "overall"), [1, 0], "sampler.acceptance does not fit the rest"),
+        (("engine", "work"), [], "engine.work does not fit the rest"),
+        (("engine", "work", 0, "next_index"), 10**9, "engine.work: its next sample does not fit the rest"),
+        (("random", "torch"), "00", "random: "),
+        (("random", "numpy", 2), 10**9, "random.numpy.2: input should be less than or equal to 624"),
+        (("stream", "front"), ["nobody"], "nobody"),
+        (("step",), 7, "step does not fit the rest"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_it(begun, tmp_path, path, value, said):
+    line = resume(begun[0], tmp_path / "run", changed(begun[1], path, value))
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-1"
+    assert line.startswith(f"{checkpoint / 'state.json'}: is not the state of this run: ")
+    assert said in line
+    assert line.endswith(f"; remove {checkpoint} to go on from the checkpoint before it")

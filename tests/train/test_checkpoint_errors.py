@@ -1,0 +1,38 @@
+"""A checkpoint that cannot be written: one line for a disk, a traceback for a bug of ours."""
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from support import small_model, tokenizer
+
+from dapo_rl.errors import UserError
+from dapo_rl.train.checkpoint import Checkpoints
+
+
+def save(path, state):
+    Checkpoints(path / "c", 1).save(1, small_model(), tokenizer(), {}, state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"),
+        SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
+        Exception("File too large (os error 27)"),  # tokenizers
+    ],
+    ids=repr,
+)
+def test_a_disk_that_takes_no_more_is_one_line(tmp_path, monkeypatch, error):
+    def fail(*_arguments):
+        raise error
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(UserError, match=r"step-1: the checkpoint cannot be written: .*; earlier ones are untouched"):
+        save(tmp_path, {})
+
+
+def test_a_state_that_cannot_be_written_is_a_bug_of_ours(tmp_path):
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        save(tmp_path, {"tensor": torch.ones(3)})
+    assert list((tmp_path / "c").iterdir()) == []
