@@ -2,8 +2,9 @@
 
 A server process imports everything once and forks itself for each command. The command is then a real child process of
 the one that started it, with its own process id, streams, directory, environment, limits and signals; what it leaves
-out is the start of Python and the imports. Tests of those, and of the installed script, use subprocess itself, and so
-does any other program that is started here. `dapo` commands that start others (ablate, bench, board) have a server too.
+out is the start of Python and the imports, and with them what libraries read from the environment at that time. Tests
+of those, and of the installed script, use subprocess itself, and so does any other program that is started here.
+`dapo` commands that start others (ablate, bench, board) have a server of their own.
 
 Forking is safe because the server has a single thread, and checks that before each fork.
 """
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 DAPO = Path(sys.executable).with_name("dapo")
+MAIN_MODULES = ("dapo_rl.cli", "dapo_rl.lab.bench.worker")
 STARTS_OTHERS = ("ablate", "bench", "board")
 PRELOADED = (
     "dapo_rl.cli",
@@ -52,6 +54,7 @@ ONE_THREAD = {
 }
 _LENGTH = struct.Struct("<Q")
 _PID = struct.Struct("<q")
+_READY = b"!"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -69,19 +72,18 @@ class Command:
 
 def _parse(args: Any, cwd: str) -> tuple[str, list[str], list[str]] | None:
     """Module, argv and path of a command that the server can run."""
-    words = [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []
-    if words[:1] == [str(DAPO)]:
-        return "dapo_rl.cli", words, [str(DAPO.parent)]
-    if words[:1] == [sys.executable]:
-        safe = words[1:2] == ["-P"]
-        flag, module, *others = [*words[1 + safe :], "", ""]
-        if flag == "-m" and module in PRELOADED:
-            return module, [module, *others[:-2]], [] if safe else [cwd]
+    match [os.fspath(word) for word in args] if isinstance(args, (list, tuple)) else []:
+        case [program, *_] as words if program == str(DAPO):
+            return "dapo_rl.cli", words, [str(DAPO.parent)]
+        case [sys.executable, "-m", module, *words] if module in MAIN_MODULES:
+            return module, [module, *words], [cwd]
+        case [sys.executable, "-P", "-m", module, *words] if module in MAIN_MODULES:
+            return module, [module, *words], []
     return None
 
 
 class Popen(subprocess.Popen):
-    """As subprocess.Popen; what `preexec_fn` is given must be picklable."""
+    """As subprocess.Popen; `preexec_fn` must be picklable."""
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others) -> None:  # type: ignore[no-untyped-def]
         where = os.path.abspath(cwd or os.curdir)
@@ -89,8 +91,7 @@ class Popen(subprocess.Popen):
         if known is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others)
             return
-        _, _, _, *pipes = others[:9]
-        new_session = others[14]
+        pipes, new_session = others[3:9], others[14]
         streams = [number if end == -1 else end for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
         command = Command(*known, where, dict(os.environ if env is None else env), new_session, preexec_fn)
         self.pid = _server().start(command, streams)
@@ -98,7 +99,7 @@ class Popen(subprocess.Popen):
         self._close_pipe_fds(*pipes)
 
 
-def run(args: list[Any], *, timeout: float, check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(args: list[Any], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
     """As subprocess.run with its output captured as text."""
     with Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
         try:
@@ -106,17 +107,15 @@ def run(args: list[Any], *, timeout: float, check: bool = False, **options: Any)
         except BaseException:
             process.kill()
             raise
-    done = subprocess.CompletedProcess(args, process.returncode, out, err)
-    if check:
-        done.check_returncode()
-    return done
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
 class Server:
     """The end of the one who starts commands."""
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel, self._lock = channel, threading.Lock()
+    def __init__(self, channel: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._channel, self._process, self._lock = channel, process, threading.Lock()
+        _read(channel, len(_READY))
 
     def start(self, command: Command, streams: list[int]) -> int:
         message = pickle.dumps(command)
@@ -136,10 +135,10 @@ def _server() -> Server:
         words = [sys.executable, __file__, str(theirs.fileno())]
         environment = os.environ | ONE_THREAD
         with theirs:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 words, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
             )
-        _started.append((os.getpid(), Server(ours)))
+        _started.append((os.getpid(), Server(ours, process)))
     return _started[-1][1]
 
 
@@ -169,6 +168,7 @@ def _read(channel: socket.socket, count: int) -> bytes:
 
 def serve(channel: socket.socket) -> Command:
     """Forks a process for each command, in which it returns; in the server itself it never does."""
+    channel.sendall(_READY)
     while True:
         header, streams, _, _ = socket.recv_fds(channel, _LENGTH.size, 3)
         if not header:
