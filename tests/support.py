@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import forked
 import torch
+from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.models.tokenizer import build_tokenizer
 from dapo_rl.rollout.engine import Completion, Request
 from dapo_rl.types import Prompt, Sample, Verdict
 
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
-DAPO = Path(sys.executable).with_name("dapo")
 SMALL = [
     "sampling.prompts_per_step=4",
     "sampling.group_size=4",
@@ -29,9 +31,9 @@ SMALL = [
 """Settings that make a run of the embedded default small enough for a test."""
 
 
-def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command, as a user runs it."""
-    return subprocess.run([DAPO, *words], cwd=cwd, capture_output=True, text=True, timeout=timeout, **options)
+def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> CompletedProcess[str]:
+    """The command in a process of its own."""
+    return forked.run([DAPO, *words], cwd=cwd, timeout=timeout, **options)
 
 
 @cache

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import random
 import subprocess
@@ -27,7 +26,10 @@ from typing import Protocol
 
 import pyarrow.parquet as pq
 
-DAPO = Path(sys.executable).with_name("dapo")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import forked
+from forked import DAPO
+
 AIMS = ("checkpoint", "renamed", "logged", "sampling", "update", "any time")
 
 
@@ -51,49 +53,15 @@ Launcher = Callable[[list[str], Path], Process]
 """Runs `dapo` with some words, its output in a file."""
 
 
-def command(threads: str | None) -> Launcher:
-    """The command itself."""
+def command(popen: type[subprocess.Popen[bytes]] = subprocess.Popen, threads: str | None = "1") -> Launcher:
+    """The command itself, or forked from a process that has imported everything, which makes many starts cheap."""
     environment = os.environ | ({"OMP_NUM_THREADS": threads} if threads else {})
 
     def launch(words: list[str], output: Path) -> Process:
         with output.open("wb") as file:
-            return subprocess.Popen([DAPO, *words], env=environment, stdout=file, stderr=subprocess.STDOUT)
+            return popen([DAPO, *words], env=environment, stdout=file, stderr=subprocess.STDOUT)
 
     return launch
-
-
-class Forked:
-    """The command in a process that is forked from one which has imported everything: many starts cost little."""
-
-    def __init__(self, words: list[str], output: Path) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["dapo_rl.cli", "dapo_rl.trainer", "dapo_rl.runs.plots"])
-        self._process = context.Process(target=_forked, args=(words, str(output)))
-        self._process.start()
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self) -> int:
-        self._process.join()
-        assert self._process.exitcode is not None
-        return self._process.exitcode
-
-
-def _forked(words: list[str], output: str) -> None:
-    import torch
-
-    from dapo_rl.cli import main
-
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    torch.set_num_threads(1)
-    sys.argv = ["dapo", *words]
-    main()
 
 
 class Run:
@@ -252,7 +220,7 @@ def chaos(
     say: Callable[[str], None] = print,
 ) -> tuple[list[Kill], list[str]]:
     """Both runs; the kills that came, and what differs in the end."""
-    launch = launch or command(threads="1")
+    launch = launch or command()
     undisturbed, killed = (Run(directory / name, settings, launch) for name in ("undisturbed", "killed"))
     say(f"undisturbed: {whole_run(undisturbed):.0f} s, {len(undisturbed.lines())} steps")
     dice, done, finished = random.Random(seed), [], False
@@ -273,14 +241,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", default="1", help="OMP_NUM_THREADS of both runs; 0 leaves it alone")
-    parser.add_argument("--fork", action="store_true", help="fork the runs, with one thread each: faster starts")
+    parser.add_argument("--fork", action="store_true", help="fork the runs from one process: faster starts")
     parser.add_argument("--keep", type=Path, help="where to leave both runs; by default they are removed")
     parser.add_argument("settings", nargs="*", help="key=value for `dapo train`")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         directory = words.keep or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
-        launch = Forked if words.fork else command(None if words.threads == "0" else words.threads)
+        popen = forked.Popen if words.fork else subprocess.Popen
+        launch = command(popen, None if words.threads == "0" else words.threads)
         kills, found = chaos(directory, words.kills, words.settings, words.seed, launch)
     if found:
         raise SystemExit(f"chaos: {len(kills)} kills, and these differ: {', '.join(found)}")

@@ -2,10 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
+from functools import partial
 
+import forked
 import pytest
 from support import DAPO, REPOSITORY, SMALL, dapo
 from transformers import AutoTokenizer
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 def started(*words, cwd):
     """A run in the background that has finished its first step."""
-    process = subprocess.Popen(
+    process = forked.Popen(
         [DAPO, *words],
         cwd=cwd,
         stdout=subprocess.PIPE,
@@ -102,7 +105,8 @@ def test_help_is_worth_reading(tmp_path):
     text = dapo("train", "--help", cwd=tmp_path).stdout
     for words in ("dapo train recipe.yaml", "algo.clip_high = 0.28", "Clip-Higher", "--resume", "sampling.on_cap"):
         assert words in text
-    assert dapo("--version", cwd=tmp_path).stdout.startswith("dapo-rl ")
+    installed = subprocess.run([DAPO, "--version"], capture_output=True, text=True, check=True)
+    assert installed.stdout.startswith("dapo-rl ")
 
 
 def test_check_reports_and_speaks_json(tmp_path):
@@ -151,8 +155,8 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 def test_a_disk_that_takes_no_checkpoint_is_one_line_and_the_last_one_stays(tmp_path, kilobytes):
     """A limit on file sizes fails in the middle of a write, as a full disk does."""
     assert dapo("train", *SMALL, "train.steps=1", "--run", "run", cwd=tmp_path).returncode == 0
-    limited = f"ulimit -f {kilobytes}; exec '{DAPO}' train --run run --resume train.steps=2"
-    result = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (kilobytes << 10, kilobytes << 10))
+    result = dapo("train", "--run", "run", "--resume", "train.steps=2", cwd=tmp_path, preexec_fn=limit)
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
     assert "step-2: the checkpoint cannot be written" in line

@@ -2,10 +2,10 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from support import DAPO, REPOSITORY
@@ -24,7 +24,7 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if l
 
 
 def run(words, cwd):
-    result = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=400)
+    result = forked.run(words, cwd=cwd, timeout=400)
     assert result.returncode == 0, f"{shlex.join(map(str, words))}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
 
 

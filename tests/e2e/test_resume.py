@@ -2,13 +2,16 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import chaos
+import forked
 import pytest
 import support
 import torch
@@ -61,7 +64,7 @@ def flip_a_bit(path):
 def test_a_run_killed_again_and_again_is_the_run_that_was_not(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     settings = [*SMALL, "train.steps=6", "checkpoint.every=1", "eval.prompts=8", "eval.every=3"]
-    kills, found = chaos.chaos(tmp_path, 5, settings, seed=1, launch=chaos.Forked)
+    kills, found = chaos.chaos(tmp_path, 5, settings, seed=1, launch=chaos.command(forked.Popen))
     assert found == []
     assert len(kills) >= 4, kills
     assert "writing .step-1.part" in kills[0].found
@@ -142,7 +145,7 @@ def test_another_model_or_other_data_is_one_line(tmp_path):
 
 
 def started(*words, cwd, until="step "):
-    process = subprocess.Popen(
+    process = forked.Popen(
         [DAPO, *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
@@ -228,8 +231,8 @@ def test_stopping_at_once_in_the_middle_of_saving_loses_nothing(tmp_path, monkey
 def test_a_full_disk_is_one_line_wherever_it_is_met(copy, kilobytes):
     """A limit on the size of files fails in the middle of a write, as a full disk does."""
     before = contents(copy / "checkpoints")
-    limited = f"ulimit -f {kilobytes}; exec '{DAPO}' train --run '{copy}' --resume train.steps=4"
-    result = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, timeout=300, cwd=copy.parent)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (kilobytes << 10, kilobytes << 10))
+    result = dapo("train", "--run", copy, "--resume", "train.steps=4", cwd=copy.parent, preexec_fn=limit)
     assert "cannot be written" in one_line(result)
     after = contents(copy / "checkpoints")
     assert {path: after.get(path) for path in before} == before

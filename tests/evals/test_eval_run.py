@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import forked
 import pyarrow.parquet as pq
 import pytest
 from support import DAPO, REPOSITORY, SHARED_DATA, small_model, tokenizer
@@ -143,7 +144,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     out = tmp_path / "killed"
     slow = [DAPO, *words, "--out", out, "sampling.max_batch=16"]
-    process = subprocess.Popen(slow, env=environment, stderr=subprocess.DEVNULL)
+    process = forked.Popen(slow, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 200
     while not list(out.glob("*/parts/*.parquet")):
         assert process.poll() is None
@@ -154,7 +155,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
     parts = {path: path.read_bytes() for path in out.glob("*/parts/*.parquet")}
     assert 1 <= len(parts) < 4
 
-    again = subprocess.run([DAPO, *words, "--out", out], env=environment, capture_output=True, text=True)
+    again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=200)
     assert again.returncode == 0, again.stderr
     assert f"going on: {8 * len(parts)} of 32 problems are there" in again.stderr
     whole = tmp_path / "whole"

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import time
 
+import forked
 import pytest
-from support import DAPO
+from support import DAPO, dapo
 
 pytestmark = pytest.mark.slow
 
@@ -23,14 +24,7 @@ ARMS = ["algo.clip_high-0.2", "algo.clip_high-0.28"]
 
 
 def ablate(*words, cwd):
-    return subprocess.run(
-        [DAPO, "ablate", *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={"OMP_NUM_THREADS": "1", **os.environ},
-    )
+    return dapo("ablate", *words, cwd=cwd, timeout=600, env={"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def mistake(*words, cwd):
@@ -82,7 +76,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
 
 def test_an_ablation_that_was_stopped_goes_on(tmp_path):
     words = ["train.steps=10", *SMALL, "checkpoint.every=10", "--vary", "algo.clip_high=0.2,0.28"]
-    process = subprocess.Popen(
+    process = forked.Popen(
         [DAPO, "ablate", *words, "--seeds", "1", "--out", "a"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -120,6 +114,7 @@ def test_an_ablation_that_was_stopped_goes_on(tmp_path):
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
+    """With processes that start from nothing, by which the threads of each are set."""
     (tmp_path / "judge.py").write_text(
         "import os, pathlib\n"
         "def judge(prompts, completions, **columns):\n"
