@@ -42,6 +42,7 @@ PRELOADED = (
     "dapo_rl.lab.bench.show",
     "dapo_rl.lab.bench.worker",
     "matplotlib.backends.backend_agg",
+    "mpmath",
     "pandas",
     "pyarrow.compute",
     "pyarrow.pandas_compat",
@@ -249,9 +250,6 @@ def main() -> NoReturn:
     channel = socket.socket(fileno=int(sys.argv[1]))
     for name in PRELOADED:
         importlib.import_module(name)
-    from dapo_rl.rewards.symbolic import load_symbolic
-
-    load_symbolic()
     gc.freeze()  # a collection in a command then copies no page of these
     _run(serve(channel))
 
