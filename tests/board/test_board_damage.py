@@ -62,7 +62,9 @@ def endless_link(path):
 
 
 def half(path):
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    """In YAML at the end of a line, where it cannot be told from a whole file."""
+    before = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(before[: before.rindex(b"\n") + 1] if path.suffix == ".yaml" else before)
 
 
 INSTEAD = {

@@ -100,7 +100,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["answer", "reward_model.ground_truth"])
-@pytest.mark.parametrize(("value", "text"), ANSWERS, ids=[f"{type(v).__name__} {v!r}"[:40] for v, _ in ANSWERS])
+@pytest.mark.parametrize(("value", "text"), ANSWERS, ids=[f"{type(v).__name__}-{text}"[:40] for v, text in ANSWERS])
 def test_the_ground_truth_as_text(plain_tokenizer, value, text, nested):
     row = {"reward_model": {"ground_truth": value}} if nested else {"answer": value}
     assert one({"prompt": "p", **row}, plain_tokenizer).answer == text

@@ -81,7 +81,7 @@ def test_a_pool_judges_as_its_verifier_does():
     with VerifierPool(verifier, settings()) as pool:
         verdicts = pool(PROMPT, group)
         assert verdicts == verifier(PROMPT, group)
-    assert [v.status for v in verdicts] == ["correct", "wrong", "unparseable", "correct", "correct"]
+    assert [v.status for v in verdicts] == ["correct", "wrong", "unparseable", "wrong", "correct"]
 
 
 def test_verdicts_come_in_order_from_many_tickets():
