@@ -28,6 +28,7 @@ class ControlGroup:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._events = (f"{path}/memory.events", f"{path}/memory.oom_control")  # made once: they are read at each call
 
     def limit(self, size: int) -> None:
         """OSError where there is no such limit."""
@@ -47,7 +48,7 @@ class ControlGroup:
 
     def was_exceeded(self) -> bool:
         """Whether the kernel has killed a process for the group's limit. For the machine's it does not count."""
-        events = _read(self.path / "memory.events") or _read(self.path / "memory.oom_control")
+        events = _read(self._events[0]) or _read(self._events[1])
         counts = dict(line.split() for line in events.splitlines())
         if not int(counts.get("oom_kill", 0)):
             return False
@@ -185,11 +186,17 @@ def _directories(path: Path) -> list[Path]:
         return []
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
+        file = os.open(path, os.O_RDONLY)
     except OSError:
         return ""
+    try:
+        return b"".join(iter(lambda: os.read(file, 1 << 16), b"")).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
 
 
 def _write(path: Path, text: str) -> None:
