@@ -1,5 +1,6 @@
 """Control groups: the limit on memory holds for all processes of a worker together, and no group is left behind."""
 
+import mmap
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from test_reward_processes import (
     in_children,
     in_dev_shm,
     is_alive,
+    keep,
     named,
     pid_in,
     samples,
@@ -153,6 +155,18 @@ def test_what_was_loaded_before_the_fork_does_not_count():
 
     with by_text(act, memory_mb=100) as pool:
         assert scores(pool, "copy") == [80]
+
+
+@real
+def test_shared_memory_of_the_run_does_not_count_where_a_worker_writes_first(small):
+    with mmap.mmap(-1, 200 * MIB) as ours:
+
+        def act(text):
+            keep(ours)
+            return 5.0
+
+        with by_text(act, memory_mb=100) as pool:
+            assert scores(pool, "write") == [5]
 
 
 @real
