@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import gc
 import os
 import signal
@@ -27,7 +28,8 @@ import warnings
 from collections.abc import Callable
 
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import processes, shared_memory
+from dapo_rl.rewards import control_group, processes, shared_memory
+from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
 from dapo_rl.rewards.wire import read
 from dapo_rl.rewards.worker import READY, Worker, work
 from dapo_rl.types import Verifier
@@ -43,8 +45,10 @@ MAX_DEATHS = 4
 """Fork servers that die in a row, without a good call between, before the run ends."""
 WATCH_S = 0.25
 """Between two looks at the workers: whether they live, and how much memory they share."""
-OUT_OF_SHARED_MEMORY = -1
-"""Stands for the wait status of a worker that was killed for that."""
+OUT_OF_SHARED_MEMORY, OUT_OF_MEMORY = -1, -2
+"""Stand for the wait status of a worker that was killed for that: by its fork server, or by the kernel."""
+SLACK = 32 << 20
+"""What a control group may take beyond its limit, for page tables and the like."""
 
 
 class ForkServerGoneError(Exception):
@@ -67,6 +71,7 @@ class ForkServer:
         self.pid = 0
         """The fork server's."""
         run = os.getpid()
+        self._groups = control_group.find()
         processes.flush()  # else what is buffered is written twice
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, where the run has threads already
@@ -74,7 +79,7 @@ class ForkServer:
         if self.keeper_pid == 0:
             with processes.ends_here():
                 self._keeper.close()
-                _keep(theirs, verifier, memory_mb << 20, wrong, run)
+                _keep(theirs, verifier, memory_mb << 20, wrong, run, self._groups)
         theirs.close()
         self._start()
 
@@ -99,7 +104,7 @@ class ForkServer:
         return worker
 
     def kill(self, worker: Worker) -> int:
-        """Kills the worker and all that it started; its wait status, or OUT_OF_SHARED_MEMORY."""
+        """Kills the worker and all that it started; its wait status, or what stands for it."""
         worker.hang_up()
         with self._lock:
             if worker.generation != self._generation:
@@ -125,6 +130,7 @@ class ForkServer:
                 if time.monotonic() > deadline:
                     os.kill(self.keeper_pid, signal.SIGKILL)
                 time.sleep(0.002)
+        self._groups.remove(self.keeper_pid)  # where the keeper was killed itself
         self._keeper.close()
 
     def _start(self) -> None:
@@ -170,18 +176,25 @@ def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socke
     return _REPLY.unpack(read(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
 
 
-def _keep(control: socket.socket, verifier: Verifier, memory: int, wrong: float, run: int) -> None:
+def _keep(
+    control: socket.socket, verifier: Verifier, memory: int, wrong: float, run: int, groups: ControlGroups
+) -> None:
     """The keeper's life: fork a fork server when asked, until the run closes the socket or is gone."""
     processes.settle()
     processes.adopt_orphans()
     gc.freeze()
     control.settimeout(WATCH_S)
     keeper, server = os.getpid(), 0
+    groups.remove_abandoned()
+
+    def clean_up() -> None:
+        processes.kill_children()
+        groups.remove(keeper)
 
     def serve(end: socket.socket) -> None:
         processes.die_with(keeper)
         control.close()
-        _serve(end, verifier, memory, wrong, keeper)
+        _serve(end, verifier, memory, wrong, keeper, groups)
 
     try:
         while os.getppid() == run:
@@ -190,21 +203,23 @@ def _keep(control: socket.socket, verifier: Verifier, memory: int, wrong: float,
             except TimeoutError:
                 if server > 0 and processes.has_ended(server):
                     # What its workers left behind may hold copies of their sockets, for whose end the run waits.
-                    processes.kill_children()
+                    clean_up()
                     server = 0
                 continue
             if len(message) < _REQUEST.size:
                 break
-            processes.kill_children()
+            clean_up()
             server = _fork(serve, ends[0])
             control.sendall(_REPLY.pack(server))
     except ConnectionError:
         pass
     finally:
-        processes.kill_children()
+        clean_up()
 
 
-def _serve(control: socket.socket, verifier: Verifier, memory: int, wrong: float, keeper: int) -> None:
+def _serve(
+    control: socket.socket, verifier: Verifier, memory: int, wrong: float, keeper: int, groups: ControlGroups
+) -> None:
     """A fork server's life: fork workers and kill them, until the run closes the socket."""
     processes.adopt_orphans()
     server = os.getpid()
@@ -214,13 +229,19 @@ def _serve(control: socket.socket, verifier: Verifier, memory: int, wrong: float
     gc.freeze()  # a collection in a worker then writes to no page that it shares
     workers = _Workers(memory)
 
-    def start(end: socket.socket) -> None:
+    def new(end: int) -> int:
+        group = groups.new(keeper, workers.group_limit)
+        return workers.add(_fork(functools.partial(start, group), end), group)
+
+    def start(group: ControlGroup | None, end: socket.socket) -> None:
         processes.die_with(server)
+        if group is not None:
+            group.enter()
         control.close()
         # Its own group, set by both sides, since either may come first.
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        work(end, verifier, memory, wrong)
+        work(end, verifier, memory, wrong, group)
 
     with contextlib.suppress(ConnectionError):
         while os.getppid() == keeper:
@@ -232,7 +253,7 @@ def _serve(control: socket.socket, verifier: Verifier, memory: int, wrong: float
             if len(message) < _REQUEST.size:
                 break
             request, pid = _REQUEST.unpack(message)
-            reply = workers.add(_fork(start, ends[0])) if request == _NEW else workers.kill(pid)
+            reply = new(ends[0]) if request == _NEW else workers.kill(pid)
             control.sendall(_REPLY.pack(reply))
 
 
@@ -249,31 +270,35 @@ class _Workers:
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._inherited = shared_memory.mapped_files()
-        self._pids: set[int] = set()
+        self.group_limit = memory + SLACK + processes.private_bytes() + sum(self._inherited.values())
+        """In bytes. A worker that first writes to a page of what was there at the fork is charged for it."""
+        self._groups: dict[int, ControlGroup | None] = {}
         self._ended: dict[int, int] = {}
         self._next_watch = self._next_scan = 0.0
 
-    def add(self, pid: int) -> int:
+    def add(self, pid: int, group: ControlGroup | None) -> int:
         if pid > 0:
-            self._pids.add(pid)
+            self._groups[pid] = group
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
+        elif group is not None:
+            group.remove()
         return pid
 
     def kill(self, pid: int) -> int:
-        """Kills a worker with all that it started; its wait status."""
+        """Kills a worker with all that it started; its wait status, or what stands for it."""
         if pid not in self._ended:
             self._end(pid)
         return self._ended.pop(pid)
 
     def watch(self) -> float:
-        """Ends workers that have died or hold too much shared memory; the seconds until the next look."""
+        """Ends workers that have died or hold too much memory; the seconds until the next look."""
         now = time.monotonic()
         if now >= self._next_watch:
             self._next_watch = now + WATCH_S
-            family = self._family(now) if self._pids else {}
-            for pid in list(self._pids):
-                if processes.has_ended(pid):
+            family = self._family(now) if self._groups else {}
+            for pid, group in list(self._groups.items()):
+                if processes.has_ended(pid) or (group is not None and group.was_exceeded()):
                     self._end(pid)
                 elif shared_memory.exceeds(self._memory, processes.descendants([pid], family), self._inherited):
                     self._end(pid)
@@ -289,10 +314,15 @@ class _Workers:
         return family
 
     def _end(self, pid: int) -> None:
-        self._ended[pid] = processes.kill(pid)
-        self._pids.discard(pid)
+        status = processes.kill(pid)
+        group = self._groups.pop(pid)
         # Orphans of a living worker are its own children still.
-        processes.kill_children(but=self._pids)
+        processes.kill_children(but=self._groups)
+        if group is not None:
+            if group.was_exceeded():
+                status = OUT_OF_MEMORY
+            group.remove()
+        self._ended[pid] = status
 
 
 def _fork(run: Callable[[socket.socket], None], end: int) -> int:

@@ -14,7 +14,13 @@ from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError, describe
-from dapo_rl.rewards.fork_server import OUT_OF_SHARED_MEMORY, ForkServer, ForkServerGoneError, WorkerDiedError
+from dapo_rl.rewards.fork_server import (
+    OUT_OF_MEMORY,
+    OUT_OF_SHARED_MEMORY,
+    ForkServer,
+    ForkServerGoneError,
+    WorkerDiedError,
+)
 from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, trait, without_traceback
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
@@ -289,6 +295,8 @@ _HINT = "does the verifier write to file descriptors that it did not open?"
 def _death(status: int) -> str:
     if status == OUT_OF_SHARED_MEMORY:
         return "was killed: it took more shared memory than reward.memory_mb allows"
+    if status == OUT_OF_MEMORY:
+        return "was killed: it took more memory than reward.memory_mb allows, together with what it started"
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exited with code {code}"

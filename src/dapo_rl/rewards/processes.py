@@ -131,6 +131,13 @@ def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]
     return found
 
 
+def private_bytes() -> int:
+    """The private memory of this process: what a forked one copies, at most."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        return sum(int(line.split()[1]) << 10 for line in status if line.startswith((b"RssAnon:", b"VmSwap:")))
+    return 0
+
+
 def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

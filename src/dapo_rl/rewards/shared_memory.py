@@ -10,13 +10,17 @@ from typing import NamedTuple
 class _Mapping(NamedTuple):
     file: tuple[str, str]
     """Its device and inode. Anonymous shared memory has them too: the kernel keeps it in a file system of its own."""
+    size: int
     share: int
     """Resident bytes, divided among the processes that map them."""
 
 
-def mapped_files() -> frozenset[tuple[str, str]]:
-    """What this process shares already."""
-    return frozenset(mapping.file for mapping in _shared_mappings("self"))
+def mapped_files() -> dict[tuple[str, str], int]:
+    """What this process shares already, and how many bytes of it are mapped."""
+    sizes: dict[tuple[str, str], int] = {}
+    for mapping in _shared_mappings("self"):
+        sizes[mapping.file] = sizes.get(mapping.file, 0) + mapping.size
+    return sizes
 
 
 def exceeds(limit: int, pids: Collection[int], but: Collection[tuple[str, str]]) -> bool:
@@ -39,11 +43,13 @@ def _resident(pid: int) -> int:
 def _shared_mappings(pid: int | str) -> Iterator[_Mapping]:
     """Shared mappings that no block device backs; pages of a file on disk are the kernel's to drop."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as smaps:
-        file = None
+        file, size = None, 0
         for line in smaps:
             words = line.split()
             if not words[0].endswith(":"):
                 _, permissions, _, device, inode = words[:5]
                 file = (device, inode) if permissions[3] == "s" and device.startswith("00:") else None
+            elif words[0] == "Size:":
+                size = int(words[1]) << 10
             elif words[0] == "Pss:" and file is not None:
-                yield _Mapping(file, int(words[1]) << 10)
+                yield _Mapping(file, size, int(words[1]) << 10)

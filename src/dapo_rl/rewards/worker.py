@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Sequence
 
 from dapo_rl.errors import TRACEBACK_LIMIT, UserError, describe, shorten
+from dapo_rl.rewards.control_group import ControlGroup
 from dapo_rl.rewards.judge import crash, failures, judge, name_of
 from dapo_rl.rewards.processes import adopt_orphans, flush, reap
 from dapo_rl.rewards.wire import (
@@ -72,7 +73,7 @@ class Worker:
         self._channel.close()
 
 
-def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float) -> None:
+def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float, group: ControlGroup | None) -> None:
     """A worker's life: a reply for each call, until the run closes the socket."""
     adopt_orphans()
     _offer_to_be_killed_first()
@@ -89,6 +90,8 @@ def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float) 
         flush()
         if os.getpid() != own:  # a copy that the verifier forked and let return: the worker itself replies
             os._exit(0)
+        if group is not None and group.was_exceeded():  # by a child, whose death the verifier may take for an answer
+            os._exit(1)
         if _data_bytes() - before > memory // 8 and not reply.good:
             reply = reply._replace(exhausted=True)
         try:

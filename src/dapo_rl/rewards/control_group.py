@@ -1,0 +1,207 @@
+"""A memory control group for each worker: the kernel limits what all its processes take together.
+
+The groups are children of the run's own group, so that its limits hold for them too. Both versions of control groups
+will do. Where none can be made, for want of a right, of a mount, or of Linux, the workers have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+PATIENCE_S = 1.0
+"""For killed processes to leave a group. What may not be killed is left, and its group with it."""
+_NEAR = 4 << 20
+"""A group that is refused memory is within a huge page of its limit."""
+_NAME = re.compile(r"dapo-verifier-(\d{1,9})-\d+")
+"""The keeper's process id, and a number."""
+
+
+class ControlGroup:
+    """A worker's group."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events = (f"{path}/memory.events", f"{path}/memory.oom_control")  # made once: they are read at each call
+
+    def limit(self, size: int) -> None:
+        """OSError where there is no such limit."""
+        is_v1 = os.path.exists(self.path / "memory.limit_in_bytes")
+        _write(self.path / ("memory.limit_in_bytes" if is_v1 else "memory.max"), str(size))
+        # Without swap, and killed rather than halted. Not every kernel has these.
+        first = {"memory.memsw.limit_in_bytes": str(size), "memory.oom_control": "0"}
+        second = {"memory.swap.max": "0", "memory.oom.group": "1"}
+        for name, value in (first if is_v1 else second).items():
+            with contextlib.suppress(OSError):
+                _write(self.path / name, value)
+
+    def enter(self) -> None:
+        """Moves this process into the group, and so all that it will start."""
+        with contextlib.suppress(OSError):
+            _write(self.path / "cgroup.procs", "0")
+
+    def was_exceeded(self) -> bool:
+        """Whether the kernel has killed a process for the group's limit. For the machine's it does not count."""
+        events = _read(self._events[0]) or _read(self._events[1])
+        counts = dict(line.split() for line in events.splitlines())
+        if not int(counts.get("oom_kill", 0)):
+            return False
+        if "oom" in counts:
+            return int(counts["oom"]) > 0
+        # Version 1 does not count how often its limit was in the way: not every kernel keeps `memory.failcnt`.
+        most = (_read(self.path / f"memory.{name}max_usage_in_bytes") for name in ("", "memsw."))
+        return max(int(size or 0) for size in most) > int(_read(self.path / "memory.limit_in_bytes") or 0) - _NEAR
+
+    def pids(self) -> list[int]:
+        """Those in the group; 0 is a process that this one cannot see, in another namespace."""
+        return list(map(int, _read(self.path / "cgroup.procs").split()))
+
+    def remove(self) -> None:
+        """Kills everything in the group and removes it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._is_removed() and time.monotonic() < deadline:
+            try:
+                _write(self.path / "cgroup.kill", "1")
+            except OSError:
+                for pid in filter(None, self.pids()):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+            for child in _directories(self.path):  # which the verifier made
+                ControlGroup(child).remove()
+            time.sleep(0.001)
+
+    def _is_removed(self) -> bool:
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
+        return not os.path.exists(self.path)
+
+
+class ControlGroups:
+    """The groups below a directory, none where that is None. Their names say which keeper they belong to."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+
+    def new(self, keeper: int, size: int) -> ControlGroup | None:
+        """A group with a limit in bytes, or None where there can be none."""
+        if self.directory is None:
+            return None
+        for number in itertools.count():
+            group = ControlGroup(self.directory / f"dapo-verifier-{keeper}-{number}")
+            try:
+                os.mkdir(group.path)
+                group.limit(size)
+            except FileExistsError:
+                continue
+            except OSError:
+                group.remove()
+                return None
+            return group
+        raise AssertionError
+
+    def remove(self, keeper: int) -> None:
+        """Removes the keeper's groups, with all that is in them."""
+        for owner, group in self._all():
+            if owner == keeper:
+                group.remove()
+
+    def remove_abandoned(self) -> None:
+        """Removes the groups of keepers that were killed."""
+        for keeper, group in self._all():
+            # Where a group has processes of another namespace, its keeper may live there.
+            if (keeper == os.getpid() or not _is_alive(keeper)) and 0 not in group.pids():
+                group.remove()
+
+    def _all(self) -> Iterator[tuple[int, ControlGroup]]:
+        for path in _directories(self.directory) if self.directory is not None else ():
+            if name := _NAME.fullmatch(path.name):
+                yield int(name[1]), ControlGroup(path)
+
+
+def find(proc: Path = Path("/proc/self")) -> ControlGroups:
+    """The groups below this process's own one."""
+    with contextlib.suppress(ValueError):  # a system that only resembles Linux
+        return ControlGroups(_own_group(_read(proc / "cgroup"), _read(proc / "mountinfo")))
+    return ControlGroups(None)
+
+
+def _own_group(groups: str, mounts: str) -> Path | None:
+    own = {}
+    for line in groups.splitlines():
+        number, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            own["cgroup"] = path
+        elif number == "0":
+            own["cgroup2"] = path
+    kind = "cgroup" if "cgroup" in own else "cgroup2"
+    directory = _mounted(mounts, kind, own[kind]) if kind in own else None
+    if directory is not None and kind == "cgroup2" and not _enable(directory):
+        return None
+    return directory
+
+
+def _mounted(mounts: str, kind: str, own: str) -> Path | None:
+    """Where a group's directory is."""
+    for line in mounts.splitlines():
+        left, _, right = line.partition(" - ")
+        root, point = (re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), word) for word in left.split()[3:5])
+        file_system, _, options = right.split(" ", 2)
+        if file_system == kind and (kind == "cgroup2" or "memory" in options.split(",")):
+            path = PurePosixPath(own)
+            if path.is_relative_to(root) and ".." not in path.parts:
+                return Path(point) / path.relative_to(root)
+    return None
+
+
+def _enable(directory: Path) -> bool:
+    """Whether version 2 counts memory below this group. Only the root may have both processes and counted children."""
+    if "memory" in _read(directory / "cgroup.subtree_control").split():
+        return True
+    with contextlib.suppress(OSError):
+        _write(directory / "cgroup.subtree_control", "+memory")
+        return True
+    return False
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _read(path: Path | str) -> str:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        return b"".join(iter(lambda: os.read(file, 1 << 16), b"")).decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    finally:
+        os.close(file)
+
+
+def _write(path: Path, text: str) -> None:
+    file = os.open(path, os.O_WRONLY)  # which makes none
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
