@@ -124,8 +124,8 @@ class RewardSettings(Section):
     """The reward of a correct response (built-in verifiers)."""
     wrong: float = -1.0
     """The reward of any other response."""
-    threshold: float = 0.5
-    """A user function's score above this counts as correct; a gym scorer's score from this on."""
+    threshold: float | None = None
+    """A user function's score above this is correct (by default 0.5), a gym scorer's from this on (full marks)."""
     timeout_s: float = Field(5.0, gt=0)
     """A call of the verifier that takes longer is killed, and counted as timed out, not as wrong."""
     memory_mb: int = Field(2048, ge=64)

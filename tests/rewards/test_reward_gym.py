@@ -73,12 +73,20 @@ def test_a_solution_other_than_the_stored_one_counts():
     assert [v.status for v in judge(prompt, "Answer: 3 + (5*4)", "Answer: 3 + 5 + 4")] == ["correct", "wrong"]
 
 
+@pytest.mark.parametrize("other", ["{} 7", "{}, 104", "{} or", "7 {}", "{}{}"])
+def test_the_right_answer_among_others_is_not_paid(other):
+    prompt = Prompt("c", "?", (1,), "-103", "reasoning_gym:chain_sum")
+    both = other.format("-103", "-103")
+    assert [v.status for v in judge(prompt, "Answer: -103", f"Answer: {both}", both)] == ["correct", "wrong", "wrong"]
+
+
 def test_the_threshold_decides_on_partial_scores(monkeypatch):
     prompt = entry_prompt("chain_sum")
     scorer, _ = _scorer("chain_sum", "{}")
     scores = {"a": 0.49, "b": 0.5, "c": 1.0}
     monkeypatch.setattr(scorer, "score_answer", lambda answer, entry: scores[answer])
-    assert [v.correct for v in judge(prompt, "a", "b", "c")] == [False, True, True]
+    assert [v.correct for v in judge(prompt, "a", "b", "c")] == [False, False, True]
+    assert [v.correct for v in judge(prompt, "a", "b", "c", threshold=0.5)] == [False, True, True]
     assert [v.correct for v in judge(prompt, "a", "b", "c", threshold=1.5)] == [False, False, True]
 
 

@@ -17,12 +17,15 @@ from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.hostile import is_inert_python
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
 
+FULL_MARKS = 1.0
 SOURCE_PREFIX = "reasoning_gym:"
 _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 
 
 class GymVerifier:
-    """Asks the data set that made the prompt; correct from `reward.threshold` on.
+    """Asks the data set that made the prompt; correct with full marks, or from `reward.threshold` on.
+
+    Scorers give part of the marks to an answer that names the right one among others.
 
     The answer is the last `Answer:` line, else what stands in `<answer>…</answer>`, else the whole response.
     """
@@ -69,7 +72,7 @@ class GymVerifier:
             return Verdict(
                 self.settings.wrong, False, "error", answer, f"{type(scorer).__name__} returned the score nan"
             )
-        if score >= min(self.settings.threshold, 1.0):
+        if score >= min(FULL_MARKS if self.settings.threshold is None else self.settings.threshold, FULL_MARKS):
             return Verdict(self.settings.correct, True, "correct", answer)
         return Verdict(self.settings.wrong, False, "wrong", answer)
 

@@ -16,6 +16,7 @@ from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
 
 __all__ = ["UserVerifier", "load_function", "signature_of"]
 
+DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
     "f(prompts, completions, **columns) -> list[float] (TRL) or "
     "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float or dict (verl)"
@@ -127,7 +128,8 @@ class UserVerifier:
                 raise TypeError(f"{type(score).__name__} is not a number")
             if fault := fault_of_score(score):
                 raise ValueError(fault)
-            by_score = score if isinstance(score, bool) else score > self.settings.threshold
+            threshold = DEFAULT_THRESHOLD if self.settings.threshold is None else self.settings.threshold
+            by_score = score if isinstance(score, bool) else score > threshold
             correct = bool(by_score if accuracy is None else accuracy)
             status: VerdictStatus = "correct" if correct else "wrong"
             return Verdict(float(score), correct, status, answer if isinstance(answer, str) else None)

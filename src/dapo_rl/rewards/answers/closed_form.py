@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dapo_rl.rewards.answers.exact import exact
 from dapo_rl.rewards.answers.expressions import Node
-from dapo_rl.rewards.answers.values import exact, names_in
+from dapo_rl.rewards.answers.values import names_in
 
 _CLOSED = frozenset(("product", "quotient", "root", "pi"))
 """What an irrational number's closed form is written with; anything else must be in the truth too."""

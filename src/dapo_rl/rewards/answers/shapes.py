@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo_rl.rewards.answers.closed_form import is_worked_out, same_operations
+from dapo_rl.rewards.answers.exact import exact
 from dapo_rl.rewards.answers.expressions import Node
-from dapo_rl.rewards.answers.values import equal, exact, is_multiple, names_in
+from dapo_rl.rewards.answers.values import equal, is_multiple, names_in
 
 MAX_UNORDERED = 20
 """Longer lists are compared in their order."""
