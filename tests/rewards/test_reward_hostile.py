@@ -87,6 +87,10 @@ def test_what_a_model_wrote_is_never_run(tmp_path):
         "x" * 301,
         "(\\sqrt{2}+1)^{10000}",
         "(a+b+c+d+e+f+g)^{30}",
+        "+".join(["\\sqrt[3]{1999!}"] * 18),
+        "/".join(["(x^{9999})!"] * 20),
+        ",".join(f"x+{n}!" for n in range(50)),
+        "~ " * 450,
     ],
 )
 def test_a_bomb_is_wrong_at_once(bomb, truth):

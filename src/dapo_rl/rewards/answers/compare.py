@@ -29,7 +29,7 @@ def answers_equal(given: str, truth: str) -> bool:
     element by element. Each is read whole or not at all. A percentage stands for its number with or without the sign:
     50% is 50, and is 0.5. Where the truth is a number, an answer that still has to be worked out is wrong.
     """
-    if len(given) > MAX_ANSWER_CHARS:
+    if max(len(given), len(truth)) > MAX_ANSWER_CHARS:
         return False
     ours, theirs = read(given), read(truth)
     if not ours.text or not theirs.text:  # nothing but markup is left

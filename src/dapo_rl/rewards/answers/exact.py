@@ -12,6 +12,8 @@ from dapo_rl.rewards.answers.expressions import Node
 MAX_BITS = 40_000
 """Of any number that is computed: 12,000 decimal digits."""
 MAX_FACTORIAL = 2_000
+MAX_ROOT_BITS = 2_000
+"""Of a number whose root is taken exactly; that of a larger one is not."""
 
 
 class NotComputedError(ArithmeticError):
@@ -85,6 +87,8 @@ def _negated(value: Fraction | None) -> Fraction | None:
 def _whole_root(number: int, degree: int) -> int | None:
     if degree == 1 or number < 2:
         return number
+    if number.bit_length() > MAX_ROOT_BITS:
+        return None
     if degree == 2:
         root = math.isqrt(number)
         return root if root * root == number else None
