@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from dapo_rl.base.reading import read_bytes
 from dapo_rl.errors import UserError
-from dapo_rl.reading import read_bytes
 
 NAMES_ELSEWHERE = {
     "epsilon": "algo.clip_low",

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.quote import printable
 from dapo_rl.board.contents import (
     LARGEST_COUNT,
     count,
@@ -25,7 +26,6 @@ from dapo_rl.board.contents import (
 )
 from dapo_rl.board.curves import MetricsLog
 from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
-from dapo_rl.runs.format import printable
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")

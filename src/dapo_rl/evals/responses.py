@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo_rl.runs.files import beside, remove_leftovers
+from dapo_rl.base.files import beside, remove_leftovers
 from dapo_rl.types import Prompt, Sample, Verdict
 
 SAMPLES_PER_PART = 128

@@ -20,8 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dapo_rl.base.files import directory_beside
 from dapo_rl.errors import UserError
-from dapo_rl.runs.files import directory_beside
 
 BLOCK = 1 << 20
 GGUF_NAME = "model.gguf"

@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from dapo_rl.base.load import load_function
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.load import load_function
 from dapo_rl.rewards.math_rule import MathVerifier
 from dapo_rl.rewards.user import SIGNATURES, UserVerifier, signature_of
 from dapo_rl.types import Verifier

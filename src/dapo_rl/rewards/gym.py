@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from dapo_rl.base.quote import describe
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError, describe
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.hostile import is_inert_python
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus

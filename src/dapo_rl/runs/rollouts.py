@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo_rl.runs.files import beside
+from dapo_rl.base.files import beside
 from dapo_rl.types import Fate, Group, ScoredSample, TrainedTokens
 
 

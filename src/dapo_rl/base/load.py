@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dapo_rl.errors import UserError, describe
+from dapo_rl.base.quote import describe
+from dapo_rl.errors import UserError
 
 
 def load_function(spec: str) -> Callable[..., Any]:
