@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
 from dapo_rl.errors import UserError
 
 NAMES_ELSEWHERE = {
@@ -69,7 +69,7 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
         text = read_bytes(path, most).decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
+        raise UserError(f"{path}: no such recipe{did_you_mean(nearest_path(path, _is_recipe))}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot be read as a recipe: it is not UTF-8 text") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -194,13 +194,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _recipes_nearby(path: Path) -> str:
-    try:
-        names = [p.name for p in path.parent.glob("*.yaml")]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+def _is_recipe(path: Path) -> bool:
+    return path.name.endswith(".yaml")
 
 
 def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
@@ -281,8 +276,8 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
     elif first["type"] == "value_error":
         line = str(first["ctx"]["error"])
     elif first["type"] == "literal_error":
-        close = difflib.get_close_matches(str(first["input"]), first["ctx"]["expected"].replace("'", "").split(), n=1)
-        hint = f"; did you mean {close[0].strip(',')}?" if close else ""
+        close = nearest(str(first["input"]), first["ctx"]["expected"].replace("'", "").split())
+        hint = did_you_mean(close and close.strip(","))
         line = f"{key}: {shown(first['input'])} is not one of {first['ctx']['expected']}{hint}"
     elif key not in keys and any(known.startswith(f"{key}.") for known in keys):
         line = f"{key}: is a section, not a value{_example(key, first['input'], keys)}"
@@ -323,9 +318,6 @@ def suggestion(key: str, keys: Collection[str]) -> str:
     last = key.split(".")[-1]
     if last in NAMES_ELSEWHERE:
         return f"; here it is {NAMES_ELSEWHERE[last]}"
-    same_name = [k for k in keys if k.split(".")[-1] == last]
-    close = same_name or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not close:
-        by_last = difflib.get_close_matches(last, [k.split(".")[-1] for k in keys], n=1)
-        close = [k for k in keys if by_last and k.split(".")[-1] == by_last[0]]
-    return f"; did you mean {close[0]}?" if close else "; `dapo train --help` lists them all"
+    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # of two keys with one last name, the first
+    close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
+    return did_you_mean(close, "`dapo train --help` lists them all")
