@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from dapo_rl.base.quote import HUGE, one_line, shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
+from dapo_rl.base.unicode import is_unicode
 from dapo_rl.errors import UserError
 
 NAMES_ELSEWHERE = {
@@ -79,8 +81,8 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"{where}: not valid YAML: {cut(problem, 300)}") from None
+        problem = one_line(getattr(error, "problem", None) or error)
+        raise UserError(f"{where}: not valid YAML: {problem}") from None
     check_values(settings, str(path))
     if settings is None:
         return {}
@@ -147,7 +149,7 @@ def _parse(text: str, most: int = MOST_BYTES) -> Any:
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
-        raise yaml.YAMLError(" ".join(str(error).split()) or type(error).__name__) from None
+        raise yaml.YAMLError(one_line(error)) from None
 
 
 MOST_VALUES, MOST_LEVELS = 10_000, 50
@@ -175,7 +177,7 @@ def check_values(settings: Any, where: str) -> None:
             raise UserError(f"{at}: {value} is read as a date; write it in quotes")
         elif isinstance(value, int) and value.bit_length() > 63:
             raise UserError(f"{at}: a whole number beyond {2**63 - 1} is too large")
-        elif isinstance(value, str) and not _is_unicode(value):
+        elif isinstance(value, str) and not is_unicode(value):
             raise UserError(f"{at}: text that is not valid Unicode (half of a surrogate pair)")
         elif not isinstance(value, str | int | float | None):
             raise UserError(f"{at}: a {type(value).__name__} is no value of a setting")
@@ -184,14 +186,6 @@ def check_values(settings: Any, where: str) -> None:
 def _check_length(name: Any, where: str = "") -> None:
     if len(text := shown(name, LONGEST_KEY + 3)) > LONGEST_KEY + 2 or text == HUGE:
         raise UserError(f"{where}{': ' if where else ''}{shown(name)}: a key of more than {LONGEST_KEY} characters")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_recipe(path: Path) -> bool:
@@ -291,21 +285,6 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
 
 def _key(mistake: Any) -> str:
     return ".".join(str(part) for part in mistake["loc"] if part not in ("str", "SourceSettings"))
-
-
-HUGE = "a huge number"
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """A value in a message: long ones are cut off."""
-    try:
-        return cut(repr(value), limit)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return HUGE
-
-
-def cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _example(section: str, value: Any, keys: Collection[str]) -> str:

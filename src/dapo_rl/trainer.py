@@ -12,9 +12,9 @@ from transformers.utils import logging
 
 from dapo_rl.base.files import directory_beside
 from dapo_rl.base.load import load_function
+from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
-from dapo_rl.data.rows import one_line
 from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import (

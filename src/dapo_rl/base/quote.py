@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 LINE_LIMIT, TRACEBACK_LIMIT = 500, 5000
 """Characters of a quoted message, and of a quoted traceback."""
+HUGE = "a huge number"
+
+
+def cut(text: str, limit: int) -> str:
+    """The head of a text longer than `limit`, for the middle of a line."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def shown(value: Any, limit: int = 80) -> str:
+    """A value in a message: long ones are cut off."""
+    try:
+        return cut(repr(value), limit)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return HUGE
+
+
+def one_line(said: BaseException | str, limit: int = 300) -> str:
+    """A library's message, fit for the end of a line of ours."""
+    return cut(" ".join(str(said).split()) or type(said).__name__, limit)
 
 
 def shorten(text: str, limit: int = LINE_LIMIT) -> str:

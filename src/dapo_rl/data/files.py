@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest_path
-from dapo_rl.data.rows import BadRow, Row, make_row, one_line
+from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")

@@ -11,9 +11,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.data.parameters import check_names, whole
-from dapo_rl.data.rows import BadRow, Row, make_row, one_line
+from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
 PREFIX = "reasoning_gym:"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import nearest
 from dapo_rl.config import SourceSettings
 from dapo_rl.data import arithmetic
@@ -15,7 +16,7 @@ from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
 from dapo_rl.data.parameters import check_names
-from dapo_rl.data.rows import BadRow, Row, Rows, make_row, one_line
+from dapo_rl.data.rows import BadRow, Row, Rows, make_row
 from dapo_rl.errors import UserError
 
 IN_MEMORY = "in memory"
