@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.errors import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten
+from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten
 
 
 def test_a_short_text_stays():

@@ -7,7 +7,9 @@ from support import REPOSITORY
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 LAYERS = [
-    {"errors", "version", "reading", "types", "recipe", "config"},
+    {"errors"},
+    {"base"},
+    {"version", "types", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -19,16 +21,11 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
-    ("types", "errors"),
-    ("recipe", "errors"),
-    ("recipe", "reading"),
-    ("config", "errors"),
     ("config", "recipe"),
     ("models", "algo"),
-    ("models", "runs"),
 }
 """What may be imported from a neighbour on the same layer."""
-WITHOUT_TORCH = {"errors", "version", "reading", "types", "recipe", "config", "data", "rewards", "runs", "board"}
+WITHOUT_TORCH = {"errors", "base", "version", "types", "recipe", "config", "data", "rewards", "runs", "board"}
 
 
 def part_of(path):

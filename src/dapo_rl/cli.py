@@ -18,12 +18,13 @@ from typing import Annotated, Any, TextIO, get_args
 import typer
 from rich.console import Console
 
+from dapo_rl.base.os_errors import explain_os_error
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
-from dapo_rl.errors import DivergedError, UserError, explain_os_error
+from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP
 from dapo_rl.evals.command import evaluate as eval_command
 from dapo_rl.lab.bench.command import app as bench_app
-from dapo_rl.runs.format import printable
 from dapo_rl.version import __version__
 
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"

@@ -13,8 +13,9 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe, shown
+from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
 Aggregation = Literal[

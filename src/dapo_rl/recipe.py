@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +11,11 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from dapo_rl.base.quote import HUGE, one_line, shown
+from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
+from dapo_rl.base.unicode import is_unicode
 from dapo_rl.errors import UserError
-from dapo_rl.reading import read_bytes
 
 NAMES_ELSEWHERE = {
     "epsilon": "algo.clip_low",
@@ -69,7 +71,7 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
         text = read_bytes(path, most).decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe{_recipes_nearby(path)}") from None
+        raise UserError(f"{path}: no such recipe{did_you_mean(nearest_path(path, _is_recipe))}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot be read as a recipe: it is not UTF-8 text") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -79,8 +81,8 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise UserError(f"{where}: not valid YAML: {cut(problem, 300)}") from None
+        problem = one_line(getattr(error, "problem", None) or error)
+        raise UserError(f"{where}: not valid YAML: {problem}") from None
     check_values(settings, str(path))
     if settings is None:
         return {}
@@ -147,7 +149,7 @@ def _parse(text: str, most: int = MOST_BYTES) -> Any:
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
-        raise yaml.YAMLError(" ".join(str(error).split()) or type(error).__name__) from None
+        raise yaml.YAMLError(one_line(error)) from None
 
 
 MOST_VALUES, MOST_LEVELS = 10_000, 50
@@ -175,7 +177,7 @@ def check_values(settings: Any, where: str) -> None:
             raise UserError(f"{at}: {value} is read as a date; write it in quotes")
         elif isinstance(value, int) and value.bit_length() > 63:
             raise UserError(f"{at}: a whole number beyond {2**63 - 1} is too large")
-        elif isinstance(value, str) and not _is_unicode(value):
+        elif isinstance(value, str) and not is_unicode(value):
             raise UserError(f"{at}: text that is not valid Unicode (half of a surrogate pair)")
         elif not isinstance(value, str | int | float | None):
             raise UserError(f"{at}: a {type(value).__name__} is no value of a setting")
@@ -186,21 +188,8 @@ def _check_length(name: Any, where: str = "") -> None:
         raise UserError(f"{where}{': ' if where else ''}{shown(name)}: a key of more than {LONGEST_KEY} characters")
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _recipes_nearby(path: Path) -> str:
-    try:
-        names = [p.name for p in path.parent.glob("*.yaml")]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+def _is_recipe(path: Path) -> bool:
+    return path.name.endswith(".yaml")
 
 
 def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
@@ -281,8 +270,8 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
     elif first["type"] == "value_error":
         line = str(first["ctx"]["error"])
     elif first["type"] == "literal_error":
-        close = difflib.get_close_matches(str(first["input"]), first["ctx"]["expected"].replace("'", "").split(), n=1)
-        hint = f"; did you mean {close[0].strip(',')}?" if close else ""
+        close = nearest(str(first["input"]), first["ctx"]["expected"].replace("'", "").split())
+        hint = did_you_mean(close and close.strip(","))
         line = f"{key}: {shown(first['input'])} is not one of {first['ctx']['expected']}{hint}"
     elif key not in keys and any(known.startswith(f"{key}.") for known in keys):
         line = f"{key}: is a section, not a value{_example(key, first['input'], keys)}"
@@ -298,21 +287,6 @@ def _key(mistake: Any) -> str:
     return ".".join(str(part) for part in mistake["loc"] if part not in ("str", "SourceSettings"))
 
 
-HUGE = "a huge number"
-
-
-def shown(value: Any, limit: int = 80) -> str:
-    """A value in a message: long ones are cut off."""
-    try:
-        return cut(repr(value), limit)
-    except ValueError:  # Python writes no number of more than 4300 digits
-        return HUGE
-
-
-def cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
-
-
 def _example(section: str, value: Any, keys: Collection[str]) -> str:
     first_key = next(key for key in keys if key.startswith(f"{section}."))
     return f"; for example {first_key}={value}" if isinstance(value, str | int | float) else ""
@@ -323,9 +297,6 @@ def suggestion(key: str, keys: Collection[str]) -> str:
     last = key.split(".")[-1]
     if last in NAMES_ELSEWHERE:
         return f"; here it is {NAMES_ELSEWHERE[last]}"
-    same_name = [k for k in keys if k.split(".")[-1] == last]
-    close = same_name or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
-    if not close:
-        by_last = difflib.get_close_matches(last, [k.split(".")[-1] for k in keys], n=1)
-        close = [k for k in keys if by_last and k.split(".")[-1] == by_last[0]]
-    return f"; did you mean {close[0]}?" if close else "; `dapo train --help` lists them all"
+    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # of two keys with one last name, the first
+    close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
+    return did_you_mean(close, "`dapo train --help` lists them all")

@@ -10,9 +10,11 @@ from typing import Any
 
 from transformers.utils import logging
 
+from dapo_rl.base.files import directory_beside
+from dapo_rl.base.load import load_function
+from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
-from dapo_rl.data.rows import one_line
 from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import (
@@ -31,14 +33,12 @@ from dapo_rl.models.load import (
 from dapo_rl.models.lora import add_lora, has_lora, save_adapter
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.user import load_function
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
 from dapo_rl.rollout.sampler import GroupFilter, Sampler
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import RunDirectory, new_run_directory, saved_so_far
 from dapo_rl.runs.display import Display
-from dapo_rl.runs.files import directory_beside
 from dapo_rl.runs.live import make_display
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers, check_installed

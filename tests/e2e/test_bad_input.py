@@ -134,7 +134,7 @@ class Place:
 
     def hold(self, run):
         """Another process that writes the run directory."""
-        code = "import sys; from pathlib import Path; from dapo_rl.runs.lock import acquire; "
+        code = "import sys; from pathlib import Path; from dapo_rl.base.lock import acquire; "
         code += "acquire(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
         process = subprocess.Popen(
             [sys.executable, "-c", code, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

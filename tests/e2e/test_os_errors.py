@@ -11,7 +11,7 @@ import pytest
 from support import DAPO
 
 from dapo_rl import cli
-from dapo_rl.errors import explain_os_error
+from dapo_rl.base.os_errors import explain_os_error
 
 pytestmark = pytest.mark.slow
 

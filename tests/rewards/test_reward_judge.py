@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import LINE_LIMIT, TRACEBACK_LIMIT, UserError
+from dapo_rl.errors import UserError
 from dapo_rl.rewards import CombinedVerifier, ExactVerifier, GymVerifier, UserVerifier, VerifierPool, as_verifier
 from dapo_rl.rewards import gym as gym_module
 from dapo_rl.types import Prompt, Sample, Verdict

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
+from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import LINE_LIMIT, TRACEBACK_LIMIT, UserError
+from dapo_rl.errors import UserError
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict

@@ -8,10 +8,11 @@ import sys
 import pytest
 from rich.console import Console
 
+from dapo_rl.base.format import count, duration, sparkline
 from dapo_rl.config import Config
 from dapo_rl.runs.display import Pace, PlainDisplay, step_line
-from dapo_rl.runs.format import closing_rows, count, dropped, duration, sparkline
 from dapo_rl.runs.live import LiveDisplay, make_display
+from dapo_rl.runs.words import closing_rows, dropped
 
 METRICS = {
     "reward/mean": -0.12,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers
+from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers
 
 
 def content(directory):

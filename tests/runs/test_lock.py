@@ -9,15 +9,15 @@ import time
 
 import pytest
 
+from dapo_rl.base import lock
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.runs import lock
 from dapo_rl.runs.directory import RunDirectory
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from dapo_rl.runs.lock import acquire
+from dapo_rl.base.lock import acquire
 release = acquire(Path(sys.argv[1]))
 if sys.argv[2] == "fork" and os.fork() == 0:
     time.sleep(60)

@@ -10,8 +10,8 @@ import torch
 from support import small_model, tokenizer
 from transformers import AutoModelForCausalLM
 
+from dapo_rl.base import files
 from dapo_rl.errors import UserError
-from dapo_rl.runs import files
 from dapo_rl.train.checkpoint import MANIFEST, WEIGHTS, Checkpoints
 from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.quote import cut, printable
 from dapo_rl.board.contents import (
     LARGEST_COUNT,
     count,
@@ -25,7 +26,6 @@ from dapo_rl.board.contents import (
 )
 from dapo_rl.board.curves import MetricsLog
 from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
-from dapo_rl.runs.format import printable
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
@@ -228,8 +228,7 @@ def broken_row(run: Run, error: Exception) -> dict[str, Any]:
 
 
 def one_line(text: str) -> str:
-    text = printable(" ".join(text.split()))
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 1]}…"
+    return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
 
 
 def _rollout_name(step: int) -> str:

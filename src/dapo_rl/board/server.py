@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
+from dapo_rl.base.quote import printable
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
 from dapo_rl.board.guard import Guard, token_matches
@@ -27,7 +28,6 @@ from dapo_rl.board.read import Catalogue, NoSuchRunError
 from dapo_rl.board.run import Run
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
-from dapo_rl.runs.format import printable
 
 STATIC = Path(__file__).parent / "static"
 LIVE_SECONDS = 0.2

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.config import DataSettings
-from dapo_rl.data.rows import BadRowError, one_line
+from dapo_rl.data.rows import BadRowError
 from dapo_rl.errors import UserError
 
 Messages = tuple[Mapping[str, str], ...]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dapo_rl.data.rows import BadRow, Row, make_row, one_line
+from dapo_rl.base.quote import one_line
+from dapo_rl.base.suggest import did_you_mean, nearest_path
+from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -27,13 +28,11 @@ def _what_is_missing(path: Path) -> str:
         return "not a file"
     if not path.parent.is_dir():
         return f"no such file; there is no directory {path.parent}"
-    try:
-        names = sorted(p.name for p in path.parent.iterdir() if p.is_file())
-    except OSError:
-        names = []
-    usable = [name for name in names if name.lower().endswith(SUFFIXES)]
-    close = difflib.get_close_matches(path.name, usable, n=1, cutoff=0.4)
-    return f"no such file; did you mean {path.parent / close[0]}?" if close else "no such file"
+    return f"no such file{did_you_mean(nearest_path(path, _is_readable, cutoff=0.4))}"
+
+
+def _is_readable(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
 def _read_jsonl(path: Path, key: str) -> Iterator[Row | BadRow]:

@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dapo_rl.data.parameters import check_names, nearest, whole
-from dapo_rl.data.rows import BadRow, Row, make_row, one_line
+from dapo_rl.base.quote import one_line
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.data.parameters import check_names, whole
+from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
 PREFIX = "reasoning_gym:"
@@ -25,7 +27,8 @@ def read_gym(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
     except ImportError:
         raise UserError(f"{key}: {PREFIX}{name} needs reasoning-gym: pip install 'dapo-rl[gym]'") from None
     if name not in DATASETS:
-        raise UserError(f"{key}: reasoning_gym has no task {name!r}{nearest(name, DATASETS, prefix=PREFIX)}")
+        close = nearest(name, DATASETS)
+        raise UserError(f"{key}: reasoning_gym has no task {name!r}{did_you_mean(close and PREFIX + close)}")
     check_names(parameters, [f.name for f in dataclasses.fields(DATASETS[name][1])], key, f"{PREFIX}{name}")
     size = whole(parameters, "size", 1000, key, least=1)
     seed = whole(parameters, "seed", 0, key)

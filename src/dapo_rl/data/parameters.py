@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
-
-
-def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 def check_names(parameters: Mapping[str, Any], known: Iterable[str], key: str, source: str) -> None:
     known = list(known)
     for name in parameters:
         if name not in known:
-            hint = nearest(name, known) or (f"; it has {', '.join(known)}" if known else "; it has none")
+            hint = did_you_mean(nearest(name, known), f"it has {', '.join(known) or 'none'}")
             raise UserError(f"{key}.{name}: {source} has no such parameter{hint}")
 
 

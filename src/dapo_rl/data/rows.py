@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.base.unicode import is_unicode
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -91,18 +93,8 @@ def _from_numpy(value: Any) -> Any:
     return value.tolist()
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
-    """A library's message, fit for the end of a line of ours."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
 def _text(value: str) -> str:
-    if not value.isascii():
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            # JSON's \ud800 gives such a string; neither a tokenizer nor a parquet file takes it.
-            raise BadRowError("it has text that is not valid Unicode (half of a surrogate pair)") from None
+    if not is_unicode(value):  # JSON's \ud800 gives such a string; neither a tokenizer nor a parquet file takes it
+        raise BadRowError("it has text that is not valid Unicode (half of a surrogate pair)")
     # Data sets repeat their rows (avg@32 files, DAPO-Math-17K a hundred times over): equal texts are kept once.
     return sys.intern(str(value))

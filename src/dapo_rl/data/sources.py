@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.quote import one_line
+from dapo_rl.base.suggest import nearest
 from dapo_rl.config import SourceSettings
 from dapo_rl.data import arithmetic
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
 from dapo_rl.data.parameters import check_names
-from dapo_rl.data.rows import BadRow, Row, Rows, make_row, one_line
+from dapo_rl.data.rows import BadRow, Row, Rows, make_row
 from dapo_rl.errors import UserError
 
 IN_MEMORY = "in memory"
@@ -58,7 +59,7 @@ def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
         return read_file(Path(name), key)
     if _looks_like_a_file(name):
         raise UserError(f"{key}: {name}: no format that is read here; give one of {', '.join(SUFFIXES)}")
-    if not name or difflib.get_close_matches(name, [arithmetic.NAME, GYM], n=1, cutoff=0.8):
+    if not name or nearest(name, [arithmetic.NAME, GYM], cutoff=0.8):
         # Asking the hub for a misspelt name takes half a minute without a network.
         raise UserError(f"{key}: no source {name!r}; did you mean arithmetic or reasoning_gym:NAME?")
     return _in_memory(_from_hub(name, parameters, key), f"{name}:", key)

@@ -8,7 +8,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from dapo_rl.data.rows import BadRowError, one_line
+from dapo_rl.base.quote import one_line
+from dapo_rl.data.rows import BadRowError
 
 LONGEST_NUMBER = 400
 """Digits before or behind the point; a float has fewer."""

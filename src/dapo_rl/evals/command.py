@@ -86,9 +86,9 @@ def evaluate(
     except KeyboardInterrupt:
         typer.echo("dapo: stopped; the same command goes on where it was", err=True)
         raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT)) from None
+    from dapo_rl.base.format import short_path
     from dapo_rl.evals.plot import draw  # matplotlib takes a second to import
     from dapo_rl.evals.table import show
-    from dapo_rl.runs.format import short_path
 
     draw(report, directory / "evaluation.png")
     if as_json:

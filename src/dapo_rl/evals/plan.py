@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, known_keys
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.rows import Rows
@@ -119,9 +119,8 @@ def _protocol(name: str | None) -> dict[str, Any]:
     if name is None:
         return {}
     if name not in PROTOCOLS:
-        close = difflib.get_close_matches(name, PROTOCOLS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(PROTOCOLS)}"
-        raise UserError(f"--protocol: there is no {name!r}; {hint}")
+        hint = did_you_mean(nearest(name, PROTOCOLS), f"there are {', '.join(PROTOCOLS)}")
+        raise UserError(f"--protocol: there is no {name!r}{hint}")
     return PROTOCOLS[name]
 
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from dapo_rl.base.files import beside
+from dapo_rl.base.quote import printable
 from dapo_rl.evals.table import Report, shown_metrics
-from dapo_rl.runs.files import beside
-from dapo_rl.runs.format import printable
 
 # Okabe and Ito's palette, which stays apart for colour-blind eyes.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

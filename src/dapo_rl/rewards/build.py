@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from dapo_rl.base.load import load_function
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.load import load_function
 from dapo_rl.rewards.math_rule import MathVerifier
 from dapo_rl.rewards.user import SIGNATURES, UserVerifier, signature_of
 from dapo_rl.types import Verifier
@@ -33,9 +33,8 @@ def build_verifier(settings: RewardSettings) -> Verifier:
         return VERIFIERS[name](settings)
     if ":" in name:
         return _from_callable(load_function(name), settings)
-    close = difflib.get_close_matches(name, VERIFIERS, n=1)
-    hint = f"did you mean {close[0]}?" if close else "a function is named module:name or file.py:name"
-    raise UserError(f"reward.verifier: {name!r} is not one of {', '.join(VERIFIERS)}; {hint}")
+    hint = did_you_mean(nearest(name, VERIFIERS), "a function is named module:name or file.py:name")
+    raise UserError(f"reward.verifier: {name!r} is not one of {', '.join(VERIFIERS)}{hint}")
 
 
 def as_verifier(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 import math
@@ -11,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from dapo_rl.base.quote import describe
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError, describe
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.hostile import is_inert_python
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
@@ -106,9 +107,8 @@ def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
             f"reasoning_gym:{name}: reasoning-gym cannot be imported ({describe(error)}); pip install 'dapo-rl[gym]'"
         ) from None
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see reasoning_gym.factory.DATASETS for the names"
-        raise UserError(f"reasoning_gym:{name}: no such data set; {hint}")
+        hint = did_you_mean(nearest(name, DATASETS), "see reasoning_gym.factory.DATASETS for the names")
+        raise UserError(f"reasoning_gym:{name}: no such data set{hint}")
     try:
         dataset = reasoning_gym.create_dataset(name, **{**json.loads(parameters), "size": 1, "seed": 0})
     except Exception as error:

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from dapo_rl.errors import LINE_LIMIT, TRACEBACK_LIMIT, UserError, describe, describe_traceback, printable, shorten
+from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten
+from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
+from dapo_rl.base.quote import describe
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError, describe
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.fork_server import (
     OUT_OF_MEMORY,
     OUT_OF_SHARED_MEMORY,

@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError, describe, describe_traceback
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.judge import fault_of_score, name_of
-from dapo_rl.rewards.load import load_function
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
-
-__all__ = ["UserVerifier", "load_function", "signature_of"]
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (

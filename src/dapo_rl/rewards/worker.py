@@ -12,7 +12,8 @@ import time
 import zlib
 from collections.abc import Sequence
 
-from dapo_rl.errors import TRACEBACK_LIMIT, UserError, describe, shorten
+from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, shorten
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.control_group import ControlGroup
 from dapo_rl.rewards.judge import crash, failures, judge, name_of
 from dapo_rl.rewards.processes import adopt_orphans, flush, reap

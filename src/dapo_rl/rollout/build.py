@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import torch
 
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.engine import Engine
@@ -40,6 +40,5 @@ def build_engine(
         from dapo_rl.rollout.vllm import VLLMEngine
 
         return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None)
-    close = difflib.get_close_matches(name, ENGINES, n=1)
-    hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(ENGINES)}"
+    hint = did_you_mean(nearest(name, ENGINES), f"there are {', '.join(ENGINES)}")
     raise UserError(f"engine: there is no engine {name!r}{hint}")

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 import torch
 
 from dapo_rl.algo import dynamic_sampling_filter
+from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, shorten
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import TRACEBACK_LIMIT, CapReachedError, NonFiniteError, UserError, describe, shorten
+from dapo_rl.errors import CapReachedError, NonFiniteError, UserError
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams

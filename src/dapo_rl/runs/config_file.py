@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
+from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
-from dapo_rl.reading import read_bytes
 from dapo_rl.recipe import MOST_BYTES as MOST_OF_A_RECIPE
 from dapo_rl.recipe import put, read_recipe
 

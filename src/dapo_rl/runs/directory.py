@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.files import atomic_write, remove_leftovers, sync
+from dapo_rl.base.lock import acquire
+from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.reading import read_bytes
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
-from dapo_rl.runs.files import atomic_write, remove_leftovers, sync
-from dapo_rl.runs.lock import acquire
 from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from dapo_rl.base.format import count, duration, fixed, length, percent, write_line
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.runs.format import closing_rows, count, duration, fixed, length, number, percent, printable, write_line
+from dapo_rl.runs.words import closing_rows, number
 
 Metrics = Mapping[str, float | None]
 

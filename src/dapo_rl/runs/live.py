@@ -17,20 +17,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import count, duration, fixed, length, percent, sparkline
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline
-from dapo_rl.runs.format import (
-    closing_rows,
-    count,
-    dropped,
-    duration,
-    fixed,
-    length,
-    number,
-    percent,
-    printable,
-    sparkline,
-)
+from dapo_rl.runs.words import closing_rows, dropped, number
 
 TREND_STEPS = 30
 

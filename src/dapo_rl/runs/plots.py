@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from dapo_rl.runs.files import beside
+from dapo_rl.base.files import beside
 from dapo_rl.runs.records import LARGEST
 
 Values = NDArray[np.float64]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dapo_rl.reading import read_bytes
+from dapo_rl.base.reading import read_bytes
 
 LARGEST_STEP, LARGEST = 2**53, 1e100
 """Beyond what a run writes; sums and axes of larger numbers overflow."""

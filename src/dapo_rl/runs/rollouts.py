@@ -10,7 +10,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dapo_rl.runs.files import beside
+from dapo_rl.base.files import beside
+from dapo_rl.base.unicode import as_unicode
 from dapo_rl.types import Fate, Group, ScoredSample, TrainedTokens
 
 
@@ -72,17 +73,17 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "step": step,
             "draw": group.draw,
             "sample": index,
-            "prompt_id": _utf8(group.prompt.id),
-            "data_source": _utf8(group.prompt.data_source),
-            "prompt": _utf8(group.prompt.text),
-            "response": _utf8(sample.text),
+            "prompt_id": as_unicode(group.prompt.id),
+            "data_source": as_unicode(group.prompt.data_source),
+            "prompt": as_unicode(group.prompt.text),
+            "response": as_unicode(sample.text),
             "token_ids": sample.token_ids,
             "logps": sample.logps,
             "finish_reason": sample.finish_reason,
             "version_first": sample.versions[0],
             "version_last": sample.versions[1],
-            "answer": _utf8(verdict.answer),
-            "truth": _utf8(group.prompt.answer),
+            "answer": as_unicode(verdict.answer),
+            "truth": as_unicode(group.prompt.answer),
             "score": verdict.score,
             "correct": verdict.correct,
             "status": verdict.status,
@@ -93,8 +94,3 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "train_logps": tokens.logps if tokens else None,
             "entropies": tokens.entropies if tokens else None,
         }
-
-
-def _utf8(text: str | None) -> str | None:
-    """JSON data can hold lone surrogates, which Parquet cannot."""
-    return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

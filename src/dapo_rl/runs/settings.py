@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.quote import cut
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import cut
 
 FREE_TO_CHANGE = (
     *("train.steps", "train.lr", "train.lr_schedule", "train.min_lr_share", "train.warmup_steps"),

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dapo_rl.errors import UserError, describe
-from dapo_rl.reading import read_bytes
-from dapo_rl.runs.files import atomic_write
+from dapo_rl.base.files import atomic_write
+from dapo_rl.base.quote import describe
+from dapo_rl.base.reading import read_bytes
+from dapo_rl.errors import UserError
 
 PROJECT = "dapo-rl"
 IDENTITY = "trackers.json"

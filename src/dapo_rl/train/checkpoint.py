@@ -19,15 +19,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
+from dapo_rl.base.quote import one_line, shown
+from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
-from dapo_rl.data.rows import one_line
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import save_plain
-from dapo_rl.reading import read_bytes
-from dapo_rl.recipe import shown
 from dapo_rl.runs.config_file import NAME as SETTINGS
 from dapo_rl.runs.config_file import ConfigFile, settings_text
-from dapo_rl.runs.files import directory_beside, remove_directory, remove_leftovers, sync
 from dapo_rl.train.finite import not_finite
 
 MANIFEST = "manifest.json"

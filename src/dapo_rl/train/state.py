@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from dapo_rl.base.quote import cut
 from dapo_rl.config import Config
-from dapo_rl.recipe import cut
 
 LARGEST = 2**53
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]

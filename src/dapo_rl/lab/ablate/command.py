@@ -9,6 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dapo_rl.base.files import atomic_write
+from dapo_rl.base.format import short_path
+from dapo_rl.base.lock import acquire
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import PARTS, Plan, check_same_plan, grid, table_one
 from dapo_rl.lab.ablate.report import markdown, render, to_json
@@ -17,9 +20,6 @@ from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.lab.ablate.schedule import run_all
 from dapo_rl.lab.ablate.show import watcher
 from dapo_rl.runs.directory import new_run_directory
-from dapo_rl.runs.files import atomic_write
-from dapo_rl.runs.format import short_path
-from dapo_rl.runs.lock import acquire
 
 SEEDS = 3
 

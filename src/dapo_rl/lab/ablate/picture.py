@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from dapo_rl.base.files import beside
 from dapo_rl.lab.ablate.interval import INTERVAL
 from dapo_rl.lab.ablate.plan import Plan
 from dapo_rl.lab.ablate.results import ArmResult, Curve
-from dapo_rl.runs.files import beside
 from dapo_rl.runs.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, SMOOTH_BEYOND, VERMILION, smooth
 
 TITLES = {

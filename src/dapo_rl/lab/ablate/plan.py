@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from dapo_rl.base.files import atomic_write
+from dapo_rl.base.quote import shown
+from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import BASELINE, BASELINE_PAPER, TECHNIQUES
-from dapo_rl.reading import read_bytes
-from dapo_rl.recipe import parse_value, shown
-from dapo_rl.runs.files import atomic_write
+from dapo_rl.recipe import parse_value
 from dapo_rl.runs.settings import flat
 
 Part = Literal["ladder", "leave-one-out", "vary"]

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import duration, fixed
+from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.interval import INTERVAL, Estimate
 from dapo_rl.lab.ablate.plan import Plan
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
-from dapo_rl.runs.format import duration, fixed, printable
 
 Write = Callable[[float], str]
 

@@ -10,7 +10,7 @@ from typing import Any
 from dapo_rl.lab.ablate.interval import Estimate, estimate
 from dapo_rl.lab.ablate.plan import Arm, Plan
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.format import number
+from dapo_rl.runs.words import number
 
 LAST_SHARE = 0.25
 """What counts as the end of a run: one evaluation or step is noisy, so the mean over these of its steps is taken."""

@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import yaml
 
+from dapo_rl.base.files import atomic_write
+from dapo_rl.base.quote import printable
+from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import Arm, Plan, differences
-from dapo_rl.reading import check_is_file
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.files import atomic_write
-from dapo_rl.runs.format import number, printable
 from dapo_rl.runs.records import parse_metrics
+from dapo_rl.runs.words import number
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 

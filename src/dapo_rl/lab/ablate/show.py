@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import duration, percent, write_line
+from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.plan import Plan
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.format import duration, percent, printable, write_line
 
 
 class Watcher(Protocol):

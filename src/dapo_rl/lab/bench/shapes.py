@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model, pick_device
@@ -107,8 +107,7 @@ def check_model(name: str) -> None:
     """A misspelt shape would be looked for in the hub."""
     if name in SHAPES or name == "tiny" or "/" in name or Path(name).expanduser().exists():
         return
-    close = difflib.get_close_matches(name, [*SHAPES, "tiny"], n=1)
-    hint = f"; did you mean {close[0]}?" if close else f"; shapes are {', '.join([*SHAPES, 'tiny'])}"
+    hint = did_you_mean(nearest(name, [*SHAPES, "tiny"]), f"shapes are {', '.join([*SHAPES, 'tiny'])}")
     raise UserError(f"--model: {name} is neither a shape, nor a directory, nor a hub name (owner/name){hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dapo_rl.errors import UserError, describe
+from dapo_rl.base.quote import describe
+from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
+from dapo_rl.errors import UserError
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -24,8 +25,8 @@ def load_function(spec: str) -> Callable[..., Any]:
     try:
         function = getattr(module, name)
     except AttributeError:
-        close = difflib.get_close_matches(name, [n for n in vars(module) if callable(vars(module)[n])], n=1)
-        hint = f"; did you mean {where}:{close[0]}?" if close else ""
+        close = nearest(name, [n for n in vars(module) if callable(vars(module)[n])])
+        hint = did_you_mean(close and f"{where}:{close}")
         raise UserError(f"{spec}: {where} has no {name!r}{hint}") from None
     except BaseException as error:  # a module may compute its attributes
         raise _import_error(spec, error) from error
@@ -36,8 +37,7 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def _load_file(path: Path, spec: str) -> ModuleType:
     if not path.is_file():
-        close = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.py")], n=1)
-        hint = f"; did you mean {path.with_name(close[0])}?" if close else ""
+        hint = did_you_mean(nearest_path(path, lambda neighbour: neighbour.name.endswith(".py")))
         raise UserError(f"{spec}: no such file: {path} (from {Path.cwd()}){hint}")
     path = path.resolve()
     # Two functions of one file share one module; a file that has changed is read again.

@@ -1,0 +1,59 @@
+"""What the metrics and the summary of a run say, in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dapo_rl.base.format import count, duration, percent, short_path
+
+FATE_WORDS = {
+    "all_correct": "all right",
+    "all_wrong": "all wrong",
+    "no_spread": "no spread",
+    "filtered": "own filter",
+    "verifier_error": "verifier error",
+    "surplus": "surplus",
+    "stale": "stale",
+}
+"""Why a group was not trained on, in words."""
+
+
+def number(metrics: Mapping[str, Any], name: str) -> float:
+    """A metric, or NaN where it is missing."""
+    value = metrics.get(name)
+    return math.nan if value is None else float(value)
+
+
+def dropped(metrics: Mapping[str, Any]) -> list[str]:
+    """`5 all right`, for every reason why groups were dropped."""
+    counts = ((word, number(metrics, f"sampling/{fate}")) for fate, word in FATE_WORDS.items())
+    return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
+
+
+def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The end of a run in a few lines: a name and a text each."""
+    before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
+    rows = []
+    if before is not None and after is not None:
+        change = f"{100 * (after - before):+.1f} points"
+        rows.append(("held-out accuracy", f"{percent(before, 1)} -> {percent(after, 1)}  ({change})"))
+    elif before is not None:
+        rows.append(("held-out accuracy", f"{percent(before, 1)} before training"))
+    elif after is not None:
+        rows.append(("held-out accuracy", f"{percent(after, 1)} after training"))
+    else:
+        rows.append(("held-out accuracy", "not measured: no data.eval"))
+    rows.append(("steps", str(summary.get("steps", "-"))))
+    rows.append(("wall time", duration(number(summary, "wall_seconds"))))
+    tokens = dict(summary.get("tokens") or {})
+    total = tokens.pop("total", sum(tokens.values()))
+    rows.append(("tokens generated", count(total)))
+    for fate, value in sorted(tokens.items(), key=lambda item: -item[1]):
+        if value:
+            name = "trained on" if fate == "trained" else FATE_WORDS.get(fate, fate.replace("_", " "))
+            share = percent(value / total if total else math.nan)
+            rows.append((f"  {name}", f"{count(value)}  ({share})"))
+    rows.extend((name, short_path(path)) for name, path in (summary.get("paths") or {}).items())
+    return rows
