@@ -53,7 +53,9 @@ def _is_scientific(node: Node) -> bool:
     """`1.2 \\cdot 10^{5}`, `10^{5}`"""
     if node.kind == "product":
         return len(node.parts) == 2 and node.parts[0].kind == "number" and _is_scientific(node.parts[1])
-    return node.kind == "power" and exact(node.parts[0]) == 10 and is_numeral(node.parts[1])
+    if node.kind != "power" or node.parts[0].kind != "number" or exact(node.parts[0]) != 10:
+        return False
+    return node.parts[1].kind == "number" or _is_signed(node.parts[1])
 
 
 def _is_signed(node: Node) -> bool:
