@@ -7,7 +7,7 @@ from support import REPOSITORY
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 LAYERS = [
-    {"errors", "version", "reading", "types", "recipe", "config"},
+    {"errors", "version", "reading", "types", "choices", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -22,13 +22,17 @@ SIDEWAYS = {
     ("types", "errors"),
     ("recipe", "errors"),
     ("recipe", "reading"),
+    ("config", "choices"),
     ("config", "errors"),
     ("config", "recipe"),
     ("models", "algo"),
     ("models", "runs"),
 }
 """What may be imported from a neighbour on the same layer."""
-WITHOUT_TORCH = {"errors", "version", "reading", "types", "recipe", "config", "data", "rewards", "runs", "board"}
+WITHOUT_TORCH = {
+    *("errors", "version", "reading", "types", "choices", "recipe", "config"),
+    *("data", "rewards", "runs", "board"),
+}
 
 
 def part_of(path):

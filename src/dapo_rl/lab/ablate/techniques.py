@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.choices import AGGREGATIONS
 from dapo_rl.config import Config
 from dapo_rl.runs.settings import flat
 
@@ -64,7 +65,7 @@ TECHNIQUES = (
         "Token-level Loss",
         on={"algo.aggregation": "token-mean"},
         off={"algo.aggregation": "seq-mean-token-mean"},
-        is_on=lambda config: config.algo.aggregation in ("token-mean", "token-mean-per-group"),
+        is_on=lambda config: AGGREGATIONS[config.algo.aggregation].token_level,
         paper=42,
     ),
     Technique(
