@@ -7,7 +7,7 @@ from support import REPOSITORY
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 LAYERS = [
-    {"errors", "version", "reading", "types", "choices", "recipe", "config"},
+    {"errors", "version", "reading", "types", "choices", "palette", "fates", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -20,6 +20,7 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
     ("types", "errors"),
+    ("fates", "palette"),
     ("recipe", "errors"),
     ("recipe", "reading"),
     ("config", "choices"),
@@ -30,7 +31,7 @@ SIDEWAYS = {
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
-    *("errors", "version", "reading", "types", "choices", "recipe", "config"),
+    *("errors", "version", "reading", "types", "choices", "palette", "fates", "recipe", "config"),
     *("data", "rewards", "runs", "board"),
 }
 
