@@ -2,10 +2,12 @@
 
 import re
 
+import pytest
 from support import REPOSITORY
 
-from dapo_rl.config import known_keys
+from dapo_rl.config import Config, known_keys
 from dapo_rl.lab.ablate.techniques import BASELINE_PAPER, TECHNIQUES, SameAs
+from dapo_rl.lab.check import conformance
 
 
 def words(settings):
@@ -31,3 +33,13 @@ def test_the_switches_of_the_readme():
     assert set(keys) == {technique.name.lower() for technique in TECHNIQUES}
     for technique in TECHNIQUES:
         assert set(technique.on) <= keys[technique.name.lower()] <= set(known_keys())
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+@pytest.mark.parametrize("on", [True, False])
+def test_the_check_sees_what_the_switch_does(technique, on):
+    base = Config()
+    config = Config.build(technique.settings(base, on))
+    assert technique.is_on(config) == on
+    (row,) = (row for row in conformance(config).rows if row.component.lower() == technique.name.lower())
+    assert row.same == (on != (technique.name == "Overlong Filtering"))  # which the paper's best run does without

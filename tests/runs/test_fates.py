@@ -1,6 +1,7 @@
 """The fates of groups and tokens are in one table; whatever names one has it from there."""
 
 import re
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -8,6 +9,7 @@ from support import REPOSITORY
 
 from dapo_rl.fates import FATES, Fate, Waiting, tokens_label
 from dapo_rl.runs.format import dropped
+from dapo_rl.train.ledger import Ledger
 
 STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
 GROUPS = [*get_args(Fate), *get_args(Waiting)]
@@ -43,6 +45,15 @@ def test_the_document_of_the_ledger_has_every_column():
     table = (REPOSITORY / "docs" / "sampling.md").read_text().split("## The ledger")[1]
     named = {key for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
     assert named == set(FATES) - {"kept", "dropped", "waiting"}  # trained, and the page's words for a run that goes on
+
+
+def test_the_ledger_has_no_other_columns():
+    ledger, one = Ledger(), SimpleNamespace(tokens=1)
+    dropped_groups = [(one, fate) for fate in get_args(Fate) if fate != "kept"]
+    fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
+    samples = [[SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]]
+    ledger.add(fill, SimpleNamespace(samples=samples))
+    assert set(ledger.columns()) == set(FATES) - {"kept", "dropped", "waiting"} | {"total"}
 
 
 @pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)

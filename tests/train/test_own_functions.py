@@ -45,12 +45,16 @@ def inputs():
 # The loss.
 
 
+@pytest.mark.parametrize("settings", [{}, {"kl_coef": 0.1, "reference": small_model(1)}, {"dtype": torch.bfloat16}])
 @pytest.mark.parametrize("token_budget", [1, 20, 10**6])
-def test_the_loss_of_dapo_from_a_file_gives_the_same_gradient(tmp_path, token_budget):
+def test_the_loss_of_dapo_from_a_file_gives_the_same_gradient(tmp_path, token_budget, settings):
     spec = own(tmp_path, "from dapo_rl.algo.loss import policy_token_losses as f")
-    model = small_model()
-    samples = samples_for(model, masked=(2,))
-    ours, theirs = (gradient(make_policy(small_model(), token_budget, loss=loss), samples) for loss in ("dapo", spec))
+    samples = samples_for(small_model(), masked=(2,))
+    train = {"lr": 1e-3, "gradient_checkpointing": True}
+    ours, theirs = (
+        gradient(make_policy(small_model(), token_budget, train, loss=loss, **settings), samples)
+        for loss in ("dapo", spec)
+    )
     assert torch.equal(ours, theirs)
 
 
