@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"version", "types", "recipe", "config"},
+    {"version", "types", "choices", "palette", "fates", "recipe", "config"},
     {"algo", "data", "rewards", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -21,11 +21,16 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
+    ("fates", "palette"),
+    ("config", "choices"),
     ("config", "recipe"),
     ("models", "algo"),
 }
 """What may be imported from a neighbour on the same layer."""
-WITHOUT_TORCH = {"errors", "base", "version", "types", "recipe", "config", "data", "rewards", "runs", "board"}
+WITHOUT_TORCH = {
+    *("errors", "base", "version", "types", "choices", "palette", "fates", "recipe", "config"),
+    *("data", "rewards", "runs", "board"),
+}
 
 
 def part_of(path):

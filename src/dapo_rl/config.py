@@ -14,19 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.choices import ADVANTAGES, LOSSES, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
-Aggregation = Literal[
-    "token-mean",
-    "token-mean-per-group",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "micro-batch-token-mean",
-]
-Normalize = Literal["group", "batch", "none", "leave-one-out"]
-KLKind = Literal["k1", "k2", "k3"]
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "dapo": {},  # the defaults below
@@ -181,6 +174,8 @@ class SamplingSettings(Section):
 
 
 class AlgoSettings(Section):
+    loss: str = "dapo"
+    """The loss of a token: `dapo` (Eq. 8), or a function of your own, `module:name` or `file.py:name`."""
     clip_low: float = 0.2
     """The ratio's lower bound is 1 − this."""
     clip_high: float = 0.28
@@ -191,6 +186,8 @@ class AlgoSettings(Section):
     """Token-level loss: how token losses become one number."""
     norm_length: int | None = Field(None, ge=1)
     """The constant of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
+    advantage: str = "group"
+    """`group`: a sample beside its group, by the three settings below; or a function of your own, without them."""
     normalize: Normalize = "group"
     """Advantages: by the group's mean and std, the batch's std, the mean only, or the mean of the others."""
     ddof: Literal[0, 1] = 1
@@ -356,12 +353,16 @@ class Config(Section):
 
     def _conflicts(self) -> Iterable[tuple[str, str, str]]:
         sampling, algo, overlong = self.sampling, self.algo, self.overlong
+        for key, name, known in (("algo.loss", algo.loss, LOSSES), ("algo.advantage", algo.advantage, ADVANTAGES)):
+            if name not in known and not is_function(name):
+                hint = did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
+                yield key, f"{shown(name)} is not one of {', '.join(known)}", hint.removeprefix("; ")
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
             if not 0 <= bound < 1:
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
         if algo.clip_ratio_c is not None and algo.clip_ratio_c <= 1:
             yield "algo.clip_ratio_c", f"{algo.clip_ratio_c:g} is not above 1", "verl uses 3.0; null turns it off"
-        if sampling.group_size == 1:
+        if sampling.group_size == 1 and (sampling.dynamic or not is_function(algo.advantage)):
             what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
             yield "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"
         if self.reward.correct <= self.reward.wrong:

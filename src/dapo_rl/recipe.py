@@ -28,6 +28,8 @@ NAMES_ELSEWHERE = {
     "kl_loss_coef": "algo.kl_coef",
     "loss_type": "algo.aggregation",
     "loss_agg_mode": "algo.aggregation",
+    "loss_mode": "algo.loss",
+    "adv_estimator": "algo.advantage",
     "filter_groups": "sampling.dynamic",
     "dynamic_sample": "sampling.dynamic",
     "max_num_gen_batches": "sampling.cap",

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers.utils import logging
 
+from dapo_rl.algo.registry import TokenLosses
 from dapo_rl.base.files import directory_beside
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import one_line
@@ -46,6 +47,7 @@ from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.finite import not_finite
+from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
 from dapo_rl.train.state import check_state
@@ -95,6 +97,7 @@ class DAPOTrainer:
         )
         if self._verifier.note:
             self._notes.append(self._verifier.note)
+        losses, self._advantages = build_losses(config.algo), build_advantages(config.algo)
         self.model, self.tokenizer = _model_and_tokenizer(model, processing_class, config)
         if converted := to_float32(self.model):
             self._notes.append(converted)
@@ -138,7 +141,7 @@ class DAPOTrainer:
             keep=_group_filter(config.sampling.filter),
             on_progress=lambda done, total: self.display.phase("sampling", done, total),
         )
-        self._policy = build_policy(self.model, self.tokenizer, config, longest)
+        self._policy = build_policy(self.model, self.tokenizer, config, longest, losses)
         if self._policy.note:
             self._notes.append(self._policy.note)
         self._description = describe(self.model, dtype)
@@ -165,6 +168,7 @@ class DAPOTrainer:
             engine=self._engine,
             sampler=self._sampler,
             policy=self._policy,
+            advantages=self._advantages,
             evaluate=self._evaluate,
             save=self._save_checkpoint,
             checkpoints=self._checkpoints,
@@ -338,7 +342,9 @@ class DAPOTrainer:
         return summary
 
 
-def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -> HFPolicy:
+def build_policy(
+    model: Any, tokenizer: Any, config: Config, longest: int = 0, losses: TokenLosses | None = None
+) -> HFPolicy:
     """The policy that a run trains, with its optimizer; `longest` is its longest sample, where that is known."""
     return HFPolicy(
         model,
@@ -352,6 +358,7 @@ def build_policy(model: Any, tokenizer: Any, config: Config, longest: int = 0) -
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=_reference(model) if config.algo.kl_coef > 0 else None,
+        losses=losses,
     )
 
 

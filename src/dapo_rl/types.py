@@ -16,9 +16,6 @@ FinishReason = Literal["stop", "length"]
 VerdictStatus = Literal["correct", "wrong", "unparseable", "timeout", "error"]
 """`timeout` and `error` are failures of the verifier, not of the response."""
 
-Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus", "stale"]
-"""What became of a group: trained on, or the one reason why not."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

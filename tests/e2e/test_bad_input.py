@@ -711,6 +711,27 @@ def _(here):
     return [*words, "sampling.dynamic=false", "sampling.filter=rewards.py:keep"]
 
 
+OWN = "import sys\n\n\ndef score(completions):\n    return [float(len(text)) for text in completions]\n\n\n"
+
+
+@case("a loss of one's own that returns another shape", begins=True)
+def _(here):
+    words = here.reward(f"{OWN}def loss(new_logps, old_logps, advantages, mask):\n    return new_logps.mean()\n")
+    return [*words, "sampling.dynamic=false", "algo.loss=rewards.py:loss"]
+
+
+@case("a loss of one's own that calls sys.exit", begins=True, more=True)
+def _(here):
+    words = here.reward(f"{OWN}def loss(new_logps, old_logps, advantages, mask):\n    sys.exit(0)\n")
+    return [*words, "sampling.dynamic=false", "algo.loss=rewards.py:loss"]
+
+
+@case("an advantage function of one's own that returns NaN", begins=True)
+def _(here):
+    words = here.reward(f"{OWN}def advantages(rewards, mask):\n    return rewards * float('nan')\n")
+    return [*words, "sampling.dynamic=false", "algo.advantage=rewards.py:advantages"]
+
+
 @case("a model that is never right", begins=True)
 def _(here):
     words = here.reward("def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n")

@@ -66,6 +66,8 @@ def test_the_papers_recipe_is_conformant_in_every_row():
 FLIPS = [
     ("algo.clip_ratio_c", 3.0, {"Objective"}),
     ("algo.clip_ratio_c", 10.0, set()),
+    ("algo.loss", "mine.py:loss", {"Objective"}),
+    ("algo.advantage", "mine.py:advantage", {"Advantage"}),
     ("algo.normalize", "none", {"Advantage"}),
     ("algo.normalize", "batch", {"Advantage"}),
     ("algo.normalize", "leave-one-out", {"Advantage"}),

@@ -177,7 +177,7 @@ def test_a_filter_of_the_users_own():
 
 def test_trap_8_at_the_cap_the_run_stops_by_default():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8)
-    with pytest.raises(CapReachedError, match=r"8 groups drawn, 2 of 3 kept \(2 all correct, 4 all wrong\)"):
+    with pytest.raises(CapReachedError, match=r"8 groups drawn, 2 of 3 kept \(2 all right, 4 all wrong\)"):
         sampler.fill(3)
 
 

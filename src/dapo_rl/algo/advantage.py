@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
+
+from dapo_rl.choices import Normalize
 
 
 def group_advantages(
     rewards: Tensor,
     *,
-    normalize: Literal["group", "batch", "none", "leave-one-out"] = "group",
+    normalize: Normalize = "group",
     ddof: int = 1,
     eps: float = 1e-6,
     mask: Tensor | None = None,

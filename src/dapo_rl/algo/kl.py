@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
+
+from dapo_rl.choices import KLKind
 
 MAX_EXPONENT = 20.0
 """k3's exponential ends here: beyond 88 it is infinite. Its other side is a straight line and needs no bound."""
 
 
-def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: Literal["k1", "k2", "k3"] = "k3") -> Tensor:
+def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     """KL(policy ‖ reference) of sampled tokens, each estimated by itself (k3: unbiased and never negative).
 
     A token that the reference gives more than `exp(20)` times the policy's probability counts in k3 as at that bound.

@@ -6,14 +6,12 @@ Shapes: T tokens, or B samples × T positions; a mask is True where a response t
 from __future__ import annotations
 
 import warnings
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Aggregation = Literal[
-    "token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm", "micro-batch-token-mean"
-]
+from dapo_rl.choices import Aggregation
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio is infinite, and a clipped token's gradient NaN."""
@@ -71,7 +69,7 @@ def policy_token_losses(
     r is the ratio `exp(new − old)`, between `exp(−20)` and `exp(20)`; beyond these a token has no gradient.
     """
     ratio = _ratio(new_logps, old_logps, mask)
-    advantage = _advantages_like(ratio, advantages, mask)
+    advantage = advantages_like(ratio, advantages, mask)
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if clip_ratio_c is not None:
         objective = torch.where(advantage < 0, torch.maximum(objective, clip_ratio_c * advantage), objective)
@@ -159,7 +157,7 @@ def clipped_tokens(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tokens are clipped high, low, and by dual clip."""
     ratio = _ratio(new_logps, old_logps, mask)
-    advantage = _advantages_like(ratio, advantages, mask)
+    advantage = advantages_like(ratio, advantages, mask)
     high = (advantage > 0) & (ratio > 1 + clip_high)
     low = (advantage < 0) & (ratio < 1 - clip_low)
     dual = (advantage < 0) & (ratio > (clip_ratio_c if clip_ratio_c is not None else torch.inf))
@@ -176,7 +174,7 @@ def _ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def _advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+def advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """One advantage for each token, or for each sample."""
     per_token = advantages.float()
     if per_token.dim() == 1 and ratio.dim() == 2:

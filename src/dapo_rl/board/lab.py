@@ -24,14 +24,6 @@ TAIL = 2000
 PATIENCE_S = 30.0
 """How long the board waits at its own end for runs to save themselves."""
 
-MEANINGS = {
-    "Overlong Filtering": "responses that were cut off stay out of the loss",
-    "Clip-Higher": "unlikely tokens may gain more before the ratio is clipped",
-    "Soft Overlong Punishment": "a penalty that grows with the last stretch before the length limit",
-    "Token-level Loss": "every token weighs the same, in long responses too",
-    "Dynamic Sampling": "groups that are all right or all wrong are replaced by others",
-}
-
 
 class Start(BaseModel):
     """What the page may choose; everything else is the embedded default's."""
@@ -81,7 +73,7 @@ class Lab:
                 {
                     "name": technique.name,
                     "on": technique.is_on(base),
-                    "meaning": MEANINGS.get(technique.name, ""),
+                    "meaning": technique.meaning,
                     "settings": [
                         ", ".join(_words(shown)) for shown in (technique.settings(base, False), dict(technique.on))
                     ],

@@ -28,6 +28,7 @@ from dapo_rl.board.read import Catalogue, NoSuchRunError
 from dapo_rl.board.run import Run
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
+from dapo_rl.fates import FATES
 
 STATIC = Path(__file__).parent / "static"
 LIVE_SECONDS = 0.2
@@ -83,6 +84,15 @@ def _explain(_request: Request, error: Any) -> Plain:
 
 def _serve_page(app: FastAPI) -> None:
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+
+    @app.get("/api/vocabulary")
+    def vocabulary() -> Plain:
+        """The words and colours of the page that Python has too."""
+        fates = [
+            {"key": key, "label": fate.label_of_tokens, "tint": fate.tint, "role": fate.role, "why": fate.why}
+            for key, fate in FATES.items()
+        ]
+        return Plain({"fates": fates})
 
     @app.get("/")
     def page() -> FileResponse:

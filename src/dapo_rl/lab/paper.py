@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, is_function
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.lab.arithmetic import batch_arithmetic, redraws
 
@@ -52,8 +53,11 @@ def _component(
     return enter
 
 
-@_component("Objective", "Eq. 8", "algorithm", "min(r A, clip(r) A)", "algo.clip_ratio_c")
+@_component("Objective", "Eq. 8", "algorithm", "min(r A, clip(r) A)", "algo.loss", "algo.clip_ratio_c")
 def _objective(config: Config) -> Finding:
+    if is_function(config.algo.loss):
+        meaning = "the loss of a token is the function's own; whether the clip bounds act is up to it"
+        return f"losses of {config.algo.loss}", False, meaning
     c = config.algo.clip_ratio_c
     if c is None:
         return "min(r A, clip(r) A)", True, ""
@@ -71,18 +75,25 @@ def _ratio(config: Config) -> Finding:
 
 
 @_component(
-    "Advantage", "Eq. 9", "algorithm", "group mean and std", "algo.normalize", "algo.ddof", "algo.advantage_eps"
+    "Advantage",
+    "Eq. 9",
+    "algorithm",
+    "group mean and std",
+    "algo.advantage",
+    "algo.normalize",
+    "algo.ddof",
+    "algo.advantage_eps",
 )
 def _advantage(config: Config) -> Finding:
     algo, size = config.algo, config.sampling.group_size
-    even_ones = "groups that are about half right weigh more than lopsided ones"
-    if algo.normalize == "none":
-        return "group mean only", False, f"{even_ones}, as in Dr. GRPO"
-    if algo.normalize == "leave-one-out":
-        return "mean of the others, no std", False, f"{even_ones}, as in RLOO"
-    if algo.normalize == "batch":
-        return "group mean, std of the batch", False, even_ones
-    recipe = f"group mean and std (ddof {algo.ddof})"
+    if is_function(algo.advantage):
+        meaning = "what a sample is worth is the function's own; algo.normalize does not reach it"
+        return f"advantages of {algo.advantage}", False, meaning
+    chosen = NORMALIZATIONS[algo.normalize]
+    if algo.normalize != "group":
+        meaning = "groups that are about half right weigh more than lopsided ones"
+        return chosen.words, False, f"{meaning}, as in {chosen.after}" if chosen.after else meaning
+    recipe = f"{chosen.words} (ddof {algo.ddof})"
     if algo.advantage_eps > 1e-3:
         meaning = f"eps {algo.advantage_eps:g} is no longer small beside the std: groups of little spread count less"
         return f"{recipe}, eps {algo.advantage_eps:g}", False, meaning
@@ -146,18 +157,8 @@ def _batch_filling(config: Config) -> Finding | None:
 @_component("Token-level loss", "Eq. 12", "algorithm", "token-mean", "algo.aggregation")
 def _token_level_loss(config: Config) -> Finding:
     aggregation = config.algo.aggregation
-    meanings = {
-        "token-mean": "over all tokens of the optimizer step, as the authors' script; Eq. 12 to the letter takes each "
-        "group by its own count (token-mean-per-group)",
-        "token-mean-per-group": "Eq. 12 to the letter; the authors' script takes all tokens of the step at once",
-        "seq-mean-token-mean": "each response weighs the same, so the tokens of long ones count less: long good "
-        "reasoning is learned slowly, and long repetition is hardly punished",
-        "seq-mean-token-sum-norm": f"token sums are divided by a constant ({config.norm_length}): the update's size "
-        "grows with the length of responses",
-        "micro-batch-token-mean": "each micro-batch counts its own tokens, so the gradient depends on how the batch is "
-        "split",
-    }
-    return aggregation, aggregation in ("token-mean", "token-mean-per-group"), meanings[aggregation]
+    chosen = AGGREGATIONS[aggregation]
+    return aggregation, chosen.token_level, chosen.effect.format(norm_length=config.norm_length)
 
 
 @_component("Soft Overlong Punishment", "Eq. 13", "algorithm", "soft", "overlong.shape")
@@ -250,7 +251,9 @@ def _reward(config: Config) -> Finding:
         return recipe, True, ""
     margin = reward.correct - reward.wrong
     meaning = "advantages are the same for any two values once divided by the std"
-    if config.algo.normalize in ("none", "leave-one-out"):
+    if is_function(config.algo.advantage):
+        meaning = "what that does to advantages is up to algo.advantage"
+    elif not NORMALIZATIONS[config.algo.normalize].by_std:
         meaning = f"advantages are not divided by the std, so they are {margin / 2:g} times as large"
     if config.overlong.shape == "soft":
         share = config.overlong.factor / margin

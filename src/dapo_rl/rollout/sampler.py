@@ -22,11 +22,12 @@ from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, shorten
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError, NonFiniteError, UserError
+from dapo_rl.fates import FATES, Fate
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
 from dapo_rl.rollout.verdicts import submit
-from dapo_rl.types import Fate, Group, Pending, Prompt, Sample, Verdict, Verifier
+from dapo_rl.types import Group, Pending, Prompt, Sample, Verdict, Verifier
 
 GroupFilter = Callable[[Group], bool]
 
@@ -363,7 +364,7 @@ class Sampler:
             return nothing, None
         found = f"{step.drawn} groups drawn, {len(step.kept)} of {n} kept ({_reasons(step)})"
         if self._settings.on_cap == "fill":
-            spare = [group for group, fate in step.dropped if fate in ("all_correct", "all_wrong", "no_spread")]
+            spare = [group for group, fate in step.dropped if not FATES[fate].signal]
             chosen = spare[: n - len(step.kept)]
             draws = frozenset(group.draw for group in chosen)
             step.dropped = [entry for entry in step.dropped if entry[0].draw not in draws]
@@ -432,7 +433,7 @@ def _request_id(draw: int) -> str:
 
 def _reasons(step: _Step) -> str:
     counts = Counter(fate for _, fate in step.dropped)
-    return ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in counts.items()) or "none dropped"
+    return ", ".join(f"{count} {FATES[fate].label}" for fate, count in counts.items()) or "none dropped"
 
 
 def _sample_from(entry: Mapping[str, Any]) -> Sample:

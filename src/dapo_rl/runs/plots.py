@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,27 +14,13 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dapo_rl.base.files import beside
+from dapo_rl.fates import FATES, Fate
+from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from dapo_rl.runs.records import LARGEST
 
 Values = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
 Evaluations = Sequence[tuple[int, float | None]]
-
-# Okabe and Ito's palette, which stays apart for colour-blind eyes.
-BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-SKY, PURPLE, YELLOW, GREY, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#999999", "#222222"
-
-FATES = {
-    "kept": ("kept", BLUE),
-    "all_correct": ("all right", GREEN),
-    "all_wrong": ("all wrong", VERMILION),
-    "no_spread": ("no spread", YELLOW),
-    "filtered": ("own filter", PURPLE),
-    "surplus": ("surplus", SKY),
-    "stale": ("stale", ORANGE),
-    "verifier_error": ("verifier error", BLACK),
-}
-"""The label and colour of each fate of a group, in the order in which they are stacked."""
 
 SMOOTH_BEYOND = 20
 """Steps from which on a smoothed line is drawn over the raw one."""
@@ -129,12 +115,12 @@ def _clipping(axis: Axes, rows: Rows) -> None:
 def _fates(axis: Axes, rows: Rows) -> None:
     _head(axis, "What became of the groups drawn", "groups per step")
     steps = _values(rows, "step")
-    counts = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in FATES}
+    counts = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in get_args(Fate)}
     counts = {fate: values for fate, values in counts.items() if values.any()}
     if not counts:
         return
-    labels = [FATES[fate][0] for fate in counts]
-    colors = [FATES[fate][1] for fate in counts]
+    labels = [FATES[fate].label for fate in counts]
+    colors = [FATES[fate].ink for fate in counts]
     heights = [smooth(values) if len(steps) > SMOOTH_BEYOND else values for values in counts.values()]
     if len(steps) == 1:
         bottoms = np.cumsum([0.0, *(values[0] for values in heights)])

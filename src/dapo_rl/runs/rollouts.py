@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
-from dapo_rl.types import Fate, Group, ScoredSample, TrainedTokens
+from dapo_rl.fates import Fate, Waiting
+from dapo_rl.types import Group, ScoredSample, TrainedTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class GroupRow:
     """A group with what became of it."""
 
     group: Group
-    fate: Fate | Literal["carried"]
+    fate: Fate | Waiting
     scores: Sequence[ScoredSample] | None = None
     """What the update saw, sample by sample; none for a group that was not trained on."""
     tokens: Sequence[TrainedTokens | None] | None = None

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from dapo_rl.base.format import count, duration, percent, short_path
-
-FATE_WORDS = {
-    "all_correct": "all right",
-    "all_wrong": "all wrong",
-    "no_spread": "no spread",
-    "filtered": "own filter",
-    "verifier_error": "verifier error",
-    "surplus": "surplus",
-    "stale": "stale",
-}
-"""Why a group was not trained on, in words."""
+from dapo_rl.fates import FATES, Fate, tokens_label
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
@@ -28,7 +18,7 @@ def number(metrics: Mapping[str, Any], name: str) -> float:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """`5 all right`, for every reason why groups were dropped."""
-    counts = ((word, number(metrics, f"sampling/{fate}")) for fate, word in FATE_WORDS.items())
+    counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in get_args(Fate) if fate != "kept")
     return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
 
 
@@ -52,8 +42,7 @@ def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows.append(("tokens generated", count(total)))
     for fate, value in sorted(tokens.items(), key=lambda item: -item[1]):
         if value:
-            name = "trained on" if fate == "trained" else FATE_WORDS.get(fate, fate.replace("_", " "))
             share = percent(value / total if total else math.nan)
-            rows.append((f"  {name}", f"{count(value)}  ({share})"))
+            rows.append((f"  {tokens_label(fate)}", f"{count(value)}  ({share})"))
     rows.extend((name, short_path(path)) for name, path in (summary.get("paths") or {}).items())
     return rows

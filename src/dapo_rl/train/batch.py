@@ -8,18 +8,25 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import group_advantages, overlong_reward_shaping, soft_overlong_punishment
+from dapo_rl.algo import overlong_reward_shaping, soft_overlong_punishment
+from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
+from dapo_rl.train.own import build_advantages
 from dapo_rl.types import Batch, Group, ScoredSample, TrainSample
 
 
 def make_batch(
-    groups: Sequence[Group], config: Config, version: int = 0, filled_up: Collection[int] = frozenset()
+    groups: Sequence[Group],
+    config: Config,
+    version: int = 0,
+    filled_up: Collection[int] = frozenset(),
+    advantages: Advantages | None = None,
 ) -> Batch:
     """The batch that the weights of `version` are trained on.
 
     Groups whose draws are in `filled_up` have no signal: their advantages are 0, and they count in no normalisation.
-    Their shaped rewards may differ, by length alone.
+    Their shaped rewards may differ, by length alone. `advantages` is what `algo.advantage` names, where that is loaded
+    already.
     """
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
     lengths_PG = torch.tensor([[len(s.token_ids) for s in group.samples] for group in groups])
@@ -27,13 +34,8 @@ def make_batch(
 
     rewards_PG = shape_rewards(scores_PG, lengths_PG, config)
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
-    advantages_PG = group_advantages(
-        rewards_PG,
-        normalize=config.algo.normalize,
-        ddof=config.algo.ddof,
-        eps=config.algo.advantage_eps,
-        mask=_in_baseline(groups, in_loss_PG, config, filled_up),
-    )
+    estimate = advantages or build_advantages(config.algo)
+    advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up))
     return Batch(
         groups=tuple(groups),
         samples=tuple(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError
 from dapo_rl.rollout.engine import Engine
@@ -61,6 +62,7 @@ class Run:
     engine: Engine
     sampler: Sampler
     policy: Policy
+    advantages: Advantages
     evaluate: Callable[[], Evaluation | None]
     save: Callable[[], Checkpoint]
     checkpoints: Checkpoints
@@ -119,7 +121,7 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None],
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
     version = run.engine.version
-    batch = make_batch(fill.kept, config, version, fill.filled_up)
+    batch = make_batch(fill.kept, config, version, fill.filled_up, run.advantages)
 
     run.display.phase("updating")
     sampled = time.perf_counter()

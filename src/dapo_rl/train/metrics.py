@@ -13,9 +13,10 @@ from typing import get_args
 import torch
 
 from dapo_rl.config import Config
+from dapo_rl.fates import Fate
 from dapo_rl.rollout.sampler import Fill
 from dapo_rl.train.batch import shape_rewards
-from dapo_rl.types import Batch, Fate, Group
+from dapo_rl.types import Batch, Group
 
 
 def step_metrics(

@@ -11,14 +11,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import aggregate, dapo_policy_loss, kl_penalty
+from dapo_rl.algo import aggregate, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
+from dapo_rl.algo.registry import TokenLosses
+from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.lora import WithoutAdapter, plain_weights
 from dapo_rl.models.responses import Responses
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
+from dapo_rl.train.own import OwnLoss, build_losses
 from dapo_rl.types import TrainedTokens, TrainSample
 
 _MOST_TOKENS = 2**17
@@ -44,13 +47,16 @@ class HFPolicy:
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
+        losses: TokenLosses | None = None,
     ) -> None:
         """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget.
 
-        Where `reference` is the model itself, it is the model without its adapters.
+        Where `reference` is the model itself, it is the model without its adapters. `losses` is what `algo.loss` names,
+        where that is loaded already.
         """
         self.model = model
         self._algo, self._train = algo, train
+        self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
         self._lowered_budget: int | None = None
         self._new_notes: list[str] = []
@@ -95,7 +101,7 @@ class HFPolicy:
 
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]:
         """One optimizer step; the result is the same for any split into micro-batches."""
-        counts = _Counts.of(mini_batch, self._algo.aggregation)
+        counts = _Counts.of(mini_batch)
         self._tokens = [None] * len(mini_batch)
         if counts.tokens == 0:
             return {}
@@ -154,7 +160,7 @@ class HFPolicy:
         }
         how: dict[str, Any] = {
             "aggregation": algo.aggregation,
-            "denominator": micro_batches if algo.aggregation == "micro-batch-token-mean" else counts.denominator,
+            "denominator": counts.denominator(algo.aggregation, micro_batches),
             "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=device),
             "norm_length": self._norm_length,
         }
@@ -164,11 +170,15 @@ class HFPolicy:
                 ref_logps = reference.logps
         with self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask
-            loss = sums["pg_loss"] = dapo_policy_loss(logps, old_logps, advantages, mask, **bounds, **how)
+            losses = self._losses(logps, old_logps, advantages, mask, **bounds)
+            loss = sums["pg_loss"] = aggregate(losses, mask, **how)
             if algo.kl_coef > 0:
                 sums["kl_loss"] = aggregate(kl_penalty(logps, ref_logps, algo.kl_kind), mask, **how)
                 loss = loss + algo.kl_coef * sums["kl_loss"]
-            loss.backward()
+            if isinstance(self._losses, OwnLoss):
+                self._losses.backward(loss, logps)
+            else:
+                loss.backward()
 
         with torch.no_grad():
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
@@ -271,21 +281,24 @@ class HFPolicy:
 class _Counts:
     """What the whole optimizer step has: the denominators that its micro-batches share."""
 
-    def __init__(self, tokens: int, denominator: int, group_tokens: Mapping[int, int]) -> None:
-        self.tokens, self.denominator, self.group_tokens = tokens, denominator, group_tokens
+    def __init__(self, tokens: int, samples: int, group_tokens: Mapping[int, int]) -> None:
+        self.tokens, self.samples, self.group_tokens = tokens, samples, group_tokens
 
     @classmethod
-    def of(cls, samples: Sequence[TrainSample], aggregation: str) -> _Counts:
+    def of(cls, samples: Sequence[TrainSample]) -> _Counts:
         group_tokens: Counter[int] = Counter({s.group: 0 for s in samples})
         trained = [s for s in samples if s.in_loss]
         for sample in trained:
             group_tokens[sample.group] += len(sample.response_ids)
-        tokens = sum(group_tokens.values())
-        denominator = {
-            "token-mean": tokens,
-            "token-mean-per-group": sum(count > 0 for count in group_tokens.values()),
-        }.get(aggregation, len(trained))
-        return cls(tokens, denominator, group_tokens)
+        return cls(sum(group_tokens.values()), len(trained), group_tokens)
+
+    def denominator(self, aggregation: Aggregation, micro_batches: int) -> int:
+        return {
+            "tokens": self.tokens,
+            "groups": sum(count > 0 for count in self.group_tokens.values()),
+            "samples": self.samples,
+            "micro-batches": micro_batches,
+        }[AGGREGATIONS[aggregation].denominator]
 
 
 def _too_long(sample: TrainSample, recomputes: bool) -> str:

@@ -78,35 +78,6 @@ export function short(value) {
   return text.replace(/^-/, "−");
 }
 
-export const FATES = {
-  kept: "trained on",
-  trained: "trained on",
-  all_correct: "all right",
-  all_wrong: "all wrong",
-  no_spread: "no spread",
-  filtered: "own filter",
-  verifier_error: "verifier error",
-  surplus: "surplus",
-  stale: "stale",
-  carried: "carried over",
-  cancelled: "cancelled",
-  masked_truncated: "masked: cut off",
-  dropped: "dropped",
-  waiting: "waiting or cancelled",
-};
-export const fateName = (fate) => FATES[fate] ?? String(fate).replaceAll("_", " ");
-export const WHY = {
-  kept: "The group has right and wrong samples: it was trained on.",
-  all_correct: "Dropped: every sample is right, so there is nothing to prefer.",
-  all_wrong: "Dropped: every sample is wrong, so there is nothing to prefer.",
-  no_spread: "Dropped: every sample has the same score.",
-  filtered: "Dropped by the filter of the recipe.",
-  verifier_error: "Dropped: the verifier failed on a sample.",
-  surplus: "Dropped: the batch was full already.",
-  stale: "Dropped: sampled by weights that are too old by now.",
-  carried: "Waited for the next step when the run ended: this step's batch was full.",
-};
-
 /** Calls at most once in so many milliseconds, and once more at the end. */
 export function throttle(call, wait) {
   let last = 0,

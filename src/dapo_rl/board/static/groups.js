@@ -1,6 +1,7 @@
 // Groups: the steps of a run, the groups of a step, and search in what was written.
-import { FATES, fateName, fill, foreign, h, throttle, WHY } from "./dom.js";
-import { fateClass, groupView, mark } from "./samples.js";
+import { fill, foreign, h, throttle } from "./dom.js";
+import { byFate, fateClass, fateName, fateWhy } from "./fates.js";
+import { groupView, mark } from "./samples.js";
 import { get, onChange, remember, store } from "./store.js";
 
 const memory = { run: null, step: null, draw: null, fates: new Set(), words: "", everywhere: false };
@@ -125,11 +126,10 @@ export function groups(parameters, onClose) {
     const counts = new Map();
     for (const group of listed) counts.set(group.fate, (counts.get(group.fate) ?? 0) + 1);
     for (const fate of [...memory.fates]) if (!counts.has(fate)) memory.fates.delete(fate);
-    const order = Object.keys(FATES);
     fill(
       chips,
       [...counts]
-        .sort(([a], [b]) => order.indexOf(a) - order.indexOf(b))
+        .sort(([a], [b]) => byFate(a, b))
         .map(([fate, count]) =>
           h(
             "button",
@@ -137,7 +137,7 @@ export function groups(parameters, onClose) {
               type: "button",
               class: `chip ${fateClass(fate)}`,
               "aria-pressed": String(memory.fates.has(fate)),
-              title: WHY[fate] ?? "",
+              title: fateWhy(fate),
               onclick: () => {
                 memory.fates.has(fate) ? memory.fates.delete(fate) : memory.fates.add(fate);
                 drawChips();

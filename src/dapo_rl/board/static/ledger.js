@@ -1,27 +1,10 @@
 // Ledger: where the generated tokens went, in all and step by step.
 import { Bars } from "./charts.js";
-import { count, FATES, fateName, fill, foreign, h, percent, throttle } from "./dom.js";
+import { count, fill, foreign, h, percent, throttle } from "./dom.js";
+import { byFate, fateName, fateTint } from "./fates.js";
 import { get, onChange, remember, store } from "./store.js";
 
-const TINTS = {
-  trained: "#2a9d6f",
-  kept: "#2a9d6f",
-  all_correct: "#7fb5e6",
-  all_wrong: "#d97a6c",
-  no_spread: "#b59ad6",
-  filtered: "#9a8f7a",
-  verifier_error: "#b03a48",
-  surplus: "#c9a24b",
-  stale: "#a8763e",
-  carried: "#8d99a8",
-  cancelled: "#5f6b7a",
-  masked_truncated: "#d98fb8",
-  dropped: "#d9a06c",
-  waiting: "#8d99a8",
-};
-const tintOf = (fate) => TINTS[fate] ?? "#999999";
-const ORDER = Object.keys(FATES);
-const inOrder = (fates) => [...fates].sort((a, b) => ((ORDER.indexOf(a) + 99) % 99) - ((ORDER.indexOf(b) + 99) % 99));
+const inOrder = (fates) => [...fates].sort(byFate);
 const memory = { run: null };
 
 export function ledger(parameters, onClose) {
@@ -66,7 +49,7 @@ export function ledger(parameters, onClose) {
     if (answer.bars.length)
       chart.draw(
         answer.bars,
-        fates.map((fate) => [fate, tintOf(fate)]),
+        fates.map((fate) => [fate, fateTint(fate)]),
         fateName,
       );
     fill(
@@ -107,7 +90,7 @@ const strip = (answer) =>
     { class: "strip" },
     parts(answer).map((fate) =>
       h("i", {
-        style: { width: `${(100 * answer.totals[fate]) / (whole(answer) || 1)}%`, background: tintOf(fate) },
+        style: { width: `${(100 * answer.totals[fate]) / (whole(answer) || 1)}%`, background: fateTint(fate) },
         title: `${fateName(fate)}: ${answer.totals[fate].toLocaleString()}`,
       }),
     ),
@@ -134,7 +117,7 @@ function totals(answer) {
       parts(answer).map((fate) =>
         h(
           "span",
-          { class: "share", vars: { "--c": tintOf(fate) } },
+          { class: "share", vars: { "--c": fateTint(fate) } },
           h("b", {}, percent(answer.totals[fate] / (whole(answer) || 1))),
           h("span", {}, fateName(fate)),
           h("small", {}, answer.totals[fate].toLocaleString()),

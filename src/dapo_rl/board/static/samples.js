@@ -1,5 +1,6 @@
 // One group: its prompt, and its samples with what each is worth and how its tokens came about.
-import { fateName, fill, fixed, foreign, h, isNumber, percent, signed, visible, WHY } from "./dom.js";
+import { fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
+import { fateClass, fateName, fateWhy } from "./fates.js";
 
 const COLOURINGS = {
   none: ["no colour", () => null],
@@ -29,8 +30,6 @@ const memory = { colouring: "logp" };
 const tint = (value, most) =>
   isNumber(value) && value !== 0 ? [value > 0 ? "good" : "bad", Math.min(1, Math.abs(value) / (most || 1))] : null;
 
-export const fateClass = (fate) =>
-  fate === "kept" ? "good" : fate === "carried" ? "calm" : fate === "verifier_error" ? "bad" : "dropped";
 export const mark = (sample) =>
   sample.correct
     ? "right"
@@ -99,7 +98,7 @@ export function groupView(group, close) {
         "truth ",
         foreign(group.truth ?? "–", "b"),
         ` · ${right} of ${group.samples.length} right · `,
-        h("span", { class: "hint" }, WHY[group.fate] ?? ""),
+        h("span", { class: "hint" }, fateWhy(group.fate)),
       ),
     ),
     h(

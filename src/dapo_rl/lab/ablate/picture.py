@@ -15,7 +15,8 @@ from dapo_rl.base.files import beside
 from dapo_rl.lab.ablate.interval import INTERVAL
 from dapo_rl.lab.ablate.plan import Plan
 from dapo_rl.lab.ablate.results import ArmResult, Curve
-from dapo_rl.runs.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, SMOOTH_BEYOND, VERMILION, smooth
+from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from dapo_rl.runs.plots import SMOOTH_BEYOND, smooth
 
 TITLES = {
     "ladder": "Techniques added one by one",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.choices import AGGREGATIONS
 from dapo_rl.config import Config
 from dapo_rl.runs.settings import flat
 
@@ -26,6 +27,8 @@ class Technique:
     is_on: Callable[[Config], bool]
     paper: int
     """AIME 2024 avg@32 in the paper, with this technique and all before it."""
+    meaning: str
+    """What it does, in a line."""
 
     def settings(self, base: Config, on: bool) -> dict[str, Any]:
         """What to change in a recipe to have the technique on or off."""
@@ -45,6 +48,7 @@ TECHNIQUES = (
         off={"overlong.mask_truncated": False},
         is_on=lambda config: config.overlong.mask_truncated,
         paper=36,
+        meaning="responses that were cut off stay out of the loss",
     ),
     Technique(
         "Clip-Higher",
@@ -52,6 +56,7 @@ TECHNIQUES = (
         off={"algo.clip_high": SameAs("algo.clip_low")},
         is_on=lambda config: config.algo.clip_high > config.algo.clip_low,
         paper=38,
+        meaning="unlikely tokens may gain more before the ratio is clipped",
     ),
     Technique(
         "Soft Overlong Punishment",
@@ -59,13 +64,15 @@ TECHNIQUES = (
         off={"overlong.shape": "off"},
         is_on=lambda config: config.overlong.shape == "soft",
         paper=41,
+        meaning="a penalty that grows with the last stretch before the length limit",
     ),
     Technique(
         "Token-level Loss",
         on={"algo.aggregation": "token-mean"},
         off={"algo.aggregation": "seq-mean-token-mean"},
-        is_on=lambda config: config.algo.aggregation in ("token-mean", "token-mean-per-group"),
+        is_on=lambda config: AGGREGATIONS[config.algo.aggregation].token_level,
         paper=42,
+        meaning="every token weighs the same, in long responses too",
     ),
     Technique(
         "Dynamic Sampling",
@@ -73,5 +80,6 @@ TECHNIQUES = (
         off={"sampling.dynamic": False, "sampling.dynamic_batch": False},
         is_on=lambda config: config.sampling.dynamic,
         paper=50,
+        meaning="groups that are all right or all wrong are replaced by others",
     ),
 )

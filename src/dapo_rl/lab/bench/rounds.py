@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dapo_rl.algo import dynamic_sampling_filter
+from dapo_rl.fates import Fate
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
 from dapo_rl.rollout.sampler import Fill, Prompts
-from dapo_rl.types import Fate, Group, Sample, Verifier
+from dapo_rl.types import Group, Sample, Verifier
 
 
 @dataclass(slots=True)

@@ -1,0 +1,103 @@
+"""What becomes of groups and of generated tokens: every fate once, with its words and colours, in the order shown.
+
+The sampler, the ledger, the run log, the report and the board read this table; the page gets it from the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+
+Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus", "stale"]
+"""What became of a group: trained on, or the one reason why not."""
+Waiting = Literal["carried"]
+"""A group that is not settled when the run ends."""
+Role = Literal["good", "dropped", "bad", "calm"]
+
+
+@dataclass(frozen=True, slots=True)
+class FateChoice:
+    label: str
+    of: Literal["group", "tokens"]
+    """Of a whole group, which its tokens share, or of single tokens."""
+    tint: str
+    """Its colour on the page, in light and dark."""
+    role: Role = "dropped"
+    """How the page marks a group."""
+    ink: str = GREY
+    """Its colour in report.png."""
+    why: str = ""
+    """A sentence for a group that has it."""
+    tokens: str = ""
+    """What its tokens are called, where that is another word."""
+    signal: bool = True
+    """False: the samples of the group are all alike."""
+
+    @property
+    def label_of_tokens(self) -> str:
+        return self.tokens or self.label
+
+
+FATES: dict[str, FateChoice] = {
+    "kept": FateChoice(
+        "kept",
+        "group",
+        "#2a9d6f",
+        "good",
+        BLUE,
+        "The group has right and wrong samples: it was trained on.",
+        tokens="trained on",
+    ),
+    "trained": FateChoice("trained on", "tokens", "#2a9d6f", "good"),
+    "all_correct": FateChoice(
+        "all right",
+        "group",
+        "#7fb5e6",
+        ink=GREEN,
+        why="Dropped: every sample is right, so there is nothing to prefer.",
+        signal=False,
+    ),
+    "all_wrong": FateChoice(
+        "all wrong",
+        "group",
+        "#d97a6c",
+        ink=VERMILION,
+        why="Dropped: every sample is wrong, so there is nothing to prefer.",
+        signal=False,
+    ),
+    "no_spread": FateChoice(
+        "no spread",
+        "group",
+        "#b59ad6",
+        ink=YELLOW,
+        why="Dropped: every sample has the same score.",
+        signal=False,
+    ),
+    "filtered": FateChoice("own filter", "group", "#9a8f7a", ink=PURPLE, why="Dropped by the filter of the recipe."),
+    "verifier_error": FateChoice(
+        "verifier error", "group", "#b03a48", "bad", BLACK, "Dropped: the verifier failed on a sample."
+    ),
+    "surplus": FateChoice("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
+    "stale": FateChoice(
+        "stale", "group", "#a8763e", ink=ORANGE, why="Dropped: sampled by weights that are too old by now."
+    ),
+    "carried": FateChoice(
+        "carried over",
+        "group",
+        "#8d99a8",
+        "calm",
+        why="Waited for the next step when the run ended: this step's batch was full.",
+    ),
+    "cancelled": FateChoice("cancelled", "tokens", "#5f6b7a"),
+    "masked_truncated": FateChoice("masked: cut off", "tokens", "#d98fb8"),
+    # While a run goes on, its log tells no more of its tokens than these.
+    "dropped": FateChoice("dropped", "tokens", "#d9a06c"),
+    "waiting": FateChoice("waiting or cancelled", "tokens", "#8d99a8", "calm"),
+}
+
+
+def tokens_label(fate: str) -> str:
+    """The word for tokens of a fate; one of another version of the package is written as it is named."""
+    return FATES[fate].label_of_tokens if fate in FATES else fate.replace("_", " ")

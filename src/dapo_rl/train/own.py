@@ -1,0 +1,137 @@
+"""A loss and an advantage function of the user's own: found, called, and checked. Whatever is wrong is one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.algo.loss import advantages_like
+from dapo_rl.algo.registry import ADVANTAGES, LOSSES, Advantages, TokenLosses
+from dapo_rl.base.load import load_function
+from dapo_rl.base.quote import describe, describe_traceback
+from dapo_rl.choices import is_function
+from dapo_rl.config import AlgoSettings
+from dapo_rl.errors import UserError
+
+
+def build_losses(algo: AlgoSettings) -> TokenLosses:
+    """What `algo.loss` names."""
+    return OwnLoss(algo.loss) if is_function(algo.loss) else LOSSES[algo.loss]
+
+
+def build_advantages(algo: AlgoSettings) -> Advantages:
+    """What `algo.advantage` names."""
+    if is_function(algo.advantage):
+        return OwnAdvantages(algo.advantage)
+    estimate = ADVANTAGES[algo.advantage]
+    return lambda rewards, mask: estimate(
+        rewards, normalize=algo.normalize, ddof=algo.ddof, eps=algo.advantage_eps, mask=mask
+    )
+
+
+class _Own:
+    def __init__(self, key: str, spec: str, returns: str) -> None:
+        self._name, self._returns = f"{key}: {spec}", returns
+        self._function = load_function(spec)
+        try:
+            parameters = inspect.signature(self._function).parameters.values()
+        except (TypeError, ValueError):
+            parameters = {}.values()
+        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._takes = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+
+    def _call(self, *tensors: Tensor, **settings: Any) -> Tensor:
+        """Settings that the function has no parameter for are left out."""
+        accepted = {name: value for name, value in settings.items() if self._takes_all or name in self._takes}
+        with self._blamed():
+            result = self._function(*tensors, **accepted)
+        shape, device = tensors[0].shape, tensors[0].device
+        if not isinstance(result, Tensor):
+            raise self._error(f"returned a {type(result).__name__}")
+        if result.shape != shape:
+            raise self._error(f"returned the shape {list(result.shape)} for {list(shape)}")
+        if not result.is_floating_point() or result.device != device:
+            raise self._error(f"returned {result.dtype} on {result.device}")
+        return result
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Whatever the function raises, sys.exit() included, is its own fault; memory that runs out is not."""
+        try:
+            yield
+        except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
+            raise
+        except BaseException as error:
+            raise UserError(f"{self._name} raised {describe(error)}", describe_traceback(error)) from error
+
+    def _error(self, what: str) -> UserError:
+        return UserError(f"{self._name} {what}; it returns {self._returns}")
+
+
+class OwnLoss(_Own):
+    """`f(new_logps, old_logps, advantages, mask, **settings)`, all `[B, T]`, with zeros where masked."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__("algo.loss", spec, "a finite loss for each token, [B, T], with a gradient to new_logps")
+
+    def __call__(
+        self,
+        new_logps: Tensor,
+        old_logps: Tensor,
+        advantages: Tensor,
+        mask: Tensor,
+        *,
+        clip_low: float,
+        clip_high: float,
+        clip_ratio_c: float | None,
+    ) -> Tensor:
+        # The function gets tensors of its own: what it does to them in place stays with it.
+        new, old = (torch.where(mask, logps.float(), 0.0) for logps in (new_logps, old_logps))
+        losses = self._call(
+            new,
+            old,
+            advantages_like(new, advantages, mask),
+            mask.clone(),
+            clip_low=clip_low,
+            clip_high=clip_high,
+            clip_ratio_c=clip_ratio_c,
+        )
+        if not losses.requires_grad:
+            raise self._error("returned losses without a gradient")
+        self._check_finite(losses, new_logps, mask, "a loss that is not finite")
+        return torch.where(mask, losses.float(), 0.0)
+
+    def backward(self, loss: Tensor, logps: Tensor) -> None:
+        """`loss.backward()`, with the function's part of it apart: what fails there is no bug of ours."""
+        with self._blamed():
+            (gradient,) = torch.autograd.grad(loss, logps, allow_unused=True)
+        if gradient is None:
+            raise self._error("returned losses without a gradient")
+        everywhere = torch.ones_like(gradient, dtype=torch.bool)
+        self._check_finite(gradient, logps, everywhere, "losses whose gradient is not finite")
+        logps.backward(gradient)
+
+    def _check_finite(self, values: Tensor, logps: Tensor, mask: Tensor, what: str) -> None:
+        """A model that has diverged is told apart: its log-probabilities are not finite already."""
+        good = (values.isfinite() | ~mask).all()
+        if not good and bool((logps.isfinite() | ~mask).all()):
+            raise self._error(f"returned {what}")
+
+
+class OwnAdvantages(_Own):
+    """`f(rewards, mask)`, both `[P, G]`: samples outside the mask count in no mean, and get 0 whatever it returns."""
+
+    def __init__(self, spec: str) -> None:
+        super().__init__("algo.advantage", spec, "a finite advantage for each sample, [P, G]")
+
+    def __call__(self, rewards: Tensor, mask: Tensor | None) -> Tensor:
+        counted = torch.ones_like(rewards, dtype=torch.bool) if mask is None else mask.bool().clone()
+        advantages = torch.where(counted, self._call(rewards.float().clone(), counted.clone()).float(), 0.0)
+        if not advantages.isfinite().all():
+            raise self._error("returned an advantage that is not finite")
+        return advantages.detach()

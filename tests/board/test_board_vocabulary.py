@@ -1,0 +1,34 @@
+"""The page's words and colours come from Python's tables."""
+
+from fastapi.testclient import TestClient
+
+from dapo_rl.board.lab import Lab
+from dapo_rl.board.read import Catalogue
+from dapo_rl.board.server import create_app
+from dapo_rl.fates import FATES
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
+
+
+def client(tmp_path):
+    app = create_app(Catalogue([tmp_path]), Lab(tmp_path), "token")
+    return TestClient(app, base_url="http://127.0.0.1:8765")
+
+
+def test_the_fates(tmp_path):
+    answer = client(tmp_path).get("/api/vocabulary").json()["fates"]
+    assert [fate["key"] for fate in answer] == list(FATES)
+    assert answer[0] == {
+        "key": "kept",
+        "label": "trained on",
+        "tint": "#2a9d6f",
+        "role": "good",
+        "why": "The group has right and wrong samples: it was trained on.",
+    }
+    roles = {fate["key"]: fate["role"] for fate in answer}
+    assert (roles["carried"], roles["verifier_error"], roles["stale"]) == ("calm", "bad", "dropped")
+
+
+def test_the_techniques(tmp_path):
+    answer = client(tmp_path).get("/api/lab").json()["techniques"]
+    assert [(each["name"], each["meaning"]) for each in answer] == [(t.name, t.meaning) for t in TECHNIQUES]
+    assert all(technique.meaning for technique in TECHNIQUES)

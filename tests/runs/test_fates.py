@@ -1,0 +1,64 @@
+"""The fates of groups and tokens are in one table; whatever names one has it from there."""
+
+import re
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+from support import REPOSITORY
+
+from dapo_rl.fates import FATES, Fate, Waiting, tokens_label
+from dapo_rl.runs.words import dropped
+from dapo_rl.train.ledger import Ledger
+
+STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
+GROUPS = [*get_args(Fate), *get_args(Waiting)]
+
+
+def test_the_table_has_every_fate_of_a_group_in_order():
+    assert [key for key, fate in FATES.items() if fate.of == "group"] == GROUPS
+    assert all(FATES[key].why for key in GROUPS)
+
+
+def test_colours_tell_the_fates_of_groups_apart():
+    for colours in ([FATES[key].ink for key in get_args(Fate)], [FATES[key].tint for key in GROUPS]):
+        assert len(set(colours)) == len(colours)
+        assert all(re.fullmatch("#[0-9a-fA-F]{6}", colour) for colour in colours)
+
+
+def test_groups_without_a_signal_are_those_that_may_fill_up_a_batch():
+    assert [key for key, fate in FATES.items() if not fate.signal] == ["all_correct", "all_wrong", "no_spread"]
+
+
+def test_every_reason_for_a_drop_is_told():
+    metrics = {f"sampling/{fate}": 1 for fate in get_args(Fate)}
+    assert dropped(metrics) == [f"1 {FATES[fate].label}" for fate in get_args(Fate) if fate != "kept"]
+
+
+def test_tokens_of_an_unknown_fate_are_named_as_they_are():
+    assert [tokens_label(fate) for fate in ("kept", "trained", "stale", "lost_at_sea")] == [
+        *("trained on", "trained on", "stale", "lost at sea"),
+    ]
+
+
+def test_the_document_of_the_ledger_has_every_column():
+    table = (REPOSITORY / "docs" / "sampling.md").read_text().split("## The ledger")[1]
+    named = {key for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
+    assert named == set(FATES) - {"kept", "dropped", "waiting"}  # trained, and the page's words for a run that goes on
+
+
+def test_the_ledger_has_no_other_columns():
+    ledger, one = Ledger(), SimpleNamespace(tokens=1)
+    dropped_groups = [(one, fate) for fate in get_args(Fate) if fate != "kept"]
+    fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
+    samples = [[SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]]
+    ledger.add(fill, SimpleNamespace(samples=samples))
+    assert set(ledger.columns()) == set(FATES) - {"kept", "dropped", "waiting"} | {"total"}
+
+
+@pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)
+def test_the_page_has_no_copy(path):
+    words = {fate.label for fate in FATES.values() if " " in fate.label} | {key for key in FATES if "_" in key}
+    words |= {fate.tint for fate in FATES.values() if fate.of == "group" and fate.tint not in ("#2a9d6f",)}
+    ours = path.read_text().replace('h("th", { class: "number" }, "trained on")', "")
+    assert not [word for word in words if f'"{word}"' in ours or f"{word}:" in ours]
