@@ -374,11 +374,11 @@ class Config(Section):
         if sampling.prompts_per_step % self.train.mini_batches:
             candidates = range(1, min(sampling.prompts_per_step, 10_000) + 1)
             divisors = [n for n in candidates if sampling.prompts_per_step % n == 0]
-            nearest = min(divisors, key=lambda n: abs(n - self.train.mini_batches))
+            divisor = min(divisors, key=lambda n: abs(n - self.train.mini_batches))
             yield (
                 "train.mini_batches",
                 f"{self.train.mini_batches} does not divide sampling.prompts_per_step {sampling.prompts_per_step}",
-                f"the nearest that does is {nearest}",
+                f"the nearest that does is {divisor}",
             )
         if self.sampling_cap < sampling.prompts_per_step:
             yield (
