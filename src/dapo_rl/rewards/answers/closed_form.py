@@ -86,8 +86,21 @@ def _operation(node: Node) -> str:
 
 def _is_pending(node: Node) -> bool:
     """Whether two of its numbers can still be added, multiplied or raised."""
-    if node.kind in ("sum", "product") and sum(exact(part) is not None for part in node.parts) > 1:
+    if node.kind == "product" and sum(exact(part) is not None for part in node.parts) > 1:
+        return True
+    if node.kind == "sum" and len({_irrational_part(part) for part in node.parts}) < len(node.parts):
         return True
     if node.kind == "power" and exact(node) is not None:
         return True
     return any(_is_pending(part) for part in node.parts)
+
+
+def _irrational_part(node: Node) -> tuple[Node, ...]:
+    """A term without its rational factor; what two terms share can be added up."""
+    if exact(node) is not None:
+        return ()
+    if node.kind == "negative" or (node.kind == "quotient" and exact(node.parts[1]) is not None):
+        return _irrational_part(node.parts[0])
+    if node.kind == "product":
+        return tuple(part for part in node.parts if exact(part) is None)
+    return (node,)

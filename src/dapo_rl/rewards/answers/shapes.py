@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dapo_rl.rewards.answers.closed_form import is_worked_out, same_operations
+from dapo_rl.rewards.answers.closed_form import is_numeral, is_worked_out, same_operations
 from dapo_rl.rewards.answers.exact import exact
 from dapo_rl.rewards.answers.expressions import Node
 from dapo_rl.rewards.answers.values import equal, is_multiple, names_in
@@ -121,6 +121,8 @@ def _same_ratio(truth: Node, given: Node) -> bool:
     ours, theirs = _terms(given), _terms(truth)
     if ours is None or theirs is None or len(ours) != len(theirs):
         return False
+    if all(map(is_numeral, theirs)) and not all(map(is_numeral, ours)):
+        return False  # (1+1):4 is still to be worked out
     return all(equal(_product(ours[0], b), _product(theirs[0], a)) for a, b in zip(ours, theirs, strict=True))
 
 
