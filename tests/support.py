@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.models.tokenizer import build_tokenizer
-from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.models.weights import ModelWeights
+from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import Prompt, Sample, Verdict
 
 if TYPE_CHECKING:
@@ -62,17 +63,26 @@ def small_model(seed: int = 0, **changes: Any) -> Any:
 
 
 def make_prompt(name: str, text: str = "1+1=?\n", answer: str | None = "2") -> Prompt:
-    return Prompt(id=name, text=text, token_ids=tuple(tokenizer()(text).input_ids), answer=answer)
+    return Prompt(id=name, text=text, token_ids=tokenizer()(text).input_ids, answer=answer)
 
 
 def make_sample(length: int = 3, finish_reason: str = "stop", text: str = "", version: int = 0) -> Sample:
     return Sample(
-        token_ids=tuple(range(5, 5 + length)),
-        logps=tuple(-0.5 - 0.1 * i for i in range(length)),
+        token_ids=range(5, 5 + length),
+        logps=[-0.5 - 0.1 * i for i in range(length)],
         text=text,
         finish_reason=finish_reason,  # type: ignore[arg-type]
-        versions=(version, version),
+        versions=version,
     )
+
+
+def ids(sample: Sample | Prompt) -> tuple[int, ...]:
+    """Its tokens as something that can be compared and hashed."""
+    return tuple(sample.token_ids.tolist())
+
+
+def weights_of(model: Any) -> ModelWeights:
+    return ModelWeights(dict(model.named_parameters()))
 
 
 class Prompts:
@@ -106,57 +116,53 @@ class Prompts:
 class ScriptedEngine:
     """Gives each request the samples that a script says; a longer sample takes more polls, as in a real engine."""
 
-    keeps_begun = True
-
     def __init__(self, script: Callable[[Request], Sequence[Sample]], width: int = 10**6) -> None:
         self.version = 0
         self._script, self._width = script, width
+        self._samples: dict[str, Sequence[Sample]] = {}
         self._running: list[list[Any]] = []
         self._queue: list[Request] = []
         self.tokens = 0
 
-    @property
-    def pending(self) -> int:
-        return len(self._running) + sum(r.count for r in self._queue)
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        return frozenset(request.id for request in self._queue)
-
     def submit(self, request: Request) -> None:
         self._queue.append(request)
 
-    def cancel(self, request_id: str) -> int:
-        self._queue = [r for r in self._queue if r.id != request_id]
-        lost = sum(len(s.token_ids) - left for left, r, _, s in self._running if r.id == request_id)
-        self._running = [row for row in self._running if row[1].id != request_id]
-        self.tokens += lost
+    def cancel(self, ids: Collection[str]) -> int:
+        self._queue = [r for r in self._queue if r.id not in ids]
+        lost = sum(len(s.token_ids) - left for left, r, _, s in self._running if r.id in ids)
+        self._running = [row for row in self._running if row[1].id not in ids]
         return lost
 
-    def poll(self) -> list[Completion]:
-        while self._queue and len(self._running) + self._queue[0].count <= self._width:
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        while self._queue and len(self._running) + self._queue[0].samples <= self._width:
             request = self._queue.pop(0)
-            for i, sample in enumerate(self._script(request)):
-                self._running.append([len(sample.token_ids), request, i, sample])
+            if request.id not in self._samples:
+                self._samples[request.id] = self._script(request)
+            for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+                sample = self._samples[request.id][begun.index]
+                self._running.append([len(sample.token_ids) - len(begun.token_ids), request, begun.index, sample])
         if not self._running:
             return []
         shortest = min(row[0] for row in self._running)
+        self.tokens += shortest * len(self._running)
         for row in self._running:
             row[0] -= shortest
         done = [row for row in self._running if row[0] == 0]
         self._running = [row for row in self._running if row[0] > 0]
-        self.tokens += sum(len(s.token_ids) for _, _, _, s in done)
         return [Completion(request.id, i, sample) for _, request, i, sample in done]
 
-    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+    def receive(self, version: int, source: Any = None) -> None:
         self.version = version
 
-    def state(self) -> dict[str, Any]:
-        return {"version": self.version, "running": [list(row) for row in self._running], "queue": [*self._queue]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.version = state["version"]
-        self._running, self._queue = [list(row) for row in state["running"]], [*state["queue"]]
+    def take_unfinished(self) -> list[Request]:
+        requests = {row[1].id: row[1] for row in self._running}
+        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        for left, request, index, sample in self._running:
+            end = len(sample.token_ids) - left
+            columns = (sample.token_ids[:end], sample.logps[:end], sample.versions[:end])
+            written[request.id].append(Begun(index, *columns))
+        waiting, self._running, self._queue = self._queue, [], []
+        return [*(request.left(written[name]) for name, request in requests.items()), *waiting]
 
 
 class TextVerifier:

@@ -165,6 +165,9 @@ class SamplingSettings(Section):
     """Weight versions that a group may be old when it is trained on; older ones are dropped."""
     dynamic_batch: bool = False
     """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
+    wait_for_verdicts: bool = True
+    """The engine waits for verdicts that are late, so that the same seed gives the same run. For slow verifiers, false
+    takes verdicts as they come."""
     retire: int = Field(0, ge=0)
     """Epochs for which a prompt rests after all of its samples were right; 0 is off."""
     max_batch: int | None = Field(None, ge=1)

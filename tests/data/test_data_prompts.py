@@ -4,6 +4,7 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import ids
 
 from dapo_rl.config import DataSettings, SourceSettings
 from dapo_rl.data import build_prompts, copies, load_rows, once_each
@@ -38,19 +39,19 @@ class TestText:
         for tokenizer in (plain_tokenizer, chat_tokenizer):
             prompt = one({"prompt": "3+8=?\n", "answer": "11"}, tokenizer)
             assert prompt.text == "3+8=?\n"
-            assert prompt.token_ids == (1, *characters("3+8=?\n"))
+            assert ids(prompt) == (1, *characters("3+8=?\n"))
             assert prompt.messages is None
 
     def test_an_eos_that_the_tokenizer_appends_goes_and_one_in_the_text_stays(self, make_tokenizer):
         closing = make_tokenizer(closes_with_eos=True)
         assert closing("a")["input_ids"] == [1, *characters("a"), 2]
-        assert one({"prompt": "a"}, closing).token_ids == (1, *characters("a"))
-        assert one({"prompt": "a</s>"}, make_tokenizer()).token_ids == (1, *characters("a"), 2)
+        assert ids(one({"prompt": "a"}, closing)) == (1, *characters("a"))
+        assert ids(one({"prompt": "a</s>"}, make_tokenizer())) == (1, *characters("a"), 2)
 
     def test_messages_take_the_template_and_no_second_bos(self, chat_tokenizer):
         prompt = one({"prompt": [USER]}, chat_tokenizer)
         assert prompt.text == "<s>[user]1+1?</s>[assistant]"
-        assert prompt.token_ids == (1, *characters("[user]1+1?"), 2, *characters("[assistant]"))
+        assert ids(prompt) == (1, *characters("[user]1+1?"), 2, *characters("[assistant]"))
         assert prompt.messages == (USER,)
 
     def test_a_last_message_by_the_assistant_is_continued(self, chat_tokenizer):
@@ -65,7 +66,7 @@ class TestText:
         row = {"prompt": [{"role": "system", "content": "Be brief."}, USER]}
         prompt = one(row, chat_tokenizer, chat_template="never")
         assert prompt.text == "Be brief.\n\n1+1?"
-        assert prompt.token_ids == (1, *characters("Be brief.\n\n1+1?"))
+        assert ids(prompt) == (1, *characters("Be brief.\n\n1+1?"))
 
     def test_a_system_prompt_is_a_message_with_a_template_and_a_paragraph_without(
         self, plain_tokenizer, chat_tokenizer
@@ -289,7 +290,7 @@ def test_arithmetic_from_end_to_end(plain_tokenizer):
     assert [p.id for p in built.prompts] == [str(n) for n in range(8)]
     for prompt in built.prompts:
         assert prompt.answer == str(eval(prompt.text.removesuffix("=?\n")))
-        assert (prompt.data_source, prompt.token_ids) == ("arithmetic", (1, *characters(prompt.text)))
+        assert (prompt.data_source, ids(prompt)) == ("arithmetic", (1, *characters(prompt.text)))
 
 
 def test_copies_are_what_every_count_is_a_multiple_of(plain_tokenizer):

@@ -141,10 +141,10 @@ def test_a_gpu_that_is_full_halves_the_micro_batch_and_the_update_is_the_same():
         policy = policy_of(budget)
         policy.update(samples, 0.0)  # the optimizer's moments come with the first step
         torch.cuda.reset_peak_memory_stats()
-        metrics = policy.update(samples, 0.0)
-        assert policy.take_notes() == []
+        update = policy.update(samples, 0.0)
+        assert update.notes == ()
         gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).cpu()
-        return torch.cuda.max_memory_allocated(), gradient, metrics
+        return torch.cuda.max_memory_allocated(), gradient, update.metrics
 
     half, expected, expected_metrics = peak_of(4096)
     torch.cuda.empty_cache()
@@ -156,12 +156,12 @@ def test_a_gpu_that_is_full_halves_the_micro_batch_and_the_update_is_the_same():
     limit = 0.25 * half + 0.75 * whole
     torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     try:
-        policy.update(samples, 0.0)
-        metrics = policy.update(samples, 0.0)
+        notes = policy.update(samples, 0.0).notes
+        update = policy.update(samples, 0.0)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    (note,) = policy.take_notes()
+    (note,) = (*notes, *update.notes)
     assert note.startswith("out of GPU memory: micro-batches of 4096 tokens from here on instead of 8192; ")
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).cpu()
     assert distance(gradient, expected) < 1e-2
-    assert metrics["actor/pg_loss"] == pytest.approx(expected_metrics["actor/pg_loss"], rel=1e-3, abs=1e-6)
+    assert update.metrics["actor/pg_loss"] == pytest.approx(expected_metrics["actor/pg_loss"], rel=1e-3, abs=1e-6)

@@ -7,6 +7,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA GPU", allow_module_level=True)
 pytest.importorskip("vllm")
 
+from support import ids, weights_of
+
 from dapo_rl.config import SamplingSettings
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.rollout.engine import Request, SamplingParams
@@ -53,8 +55,8 @@ def test_a_seed_gives_the_same_samples_again_and_samples_differ(parts):
     _, engine = parts
     # A random model with tied embeddings repeats its last token, unless it is hot; vLLM goes up to 2.
     first, again = sample(engine, "b", temperature=2.0), sample(engine, "c", temperature=2.0)
-    assert [s.token_ids for s in first] == [s.token_ids for s in again]
-    assert len({s.token_ids for s in first}) == 4
+    assert [ids(s) for s in first] == [ids(s) for s in again]
+    assert len({ids(s) for s in first}) == 4
 
 
 def test_new_weights_are_sampled_from(parts):
@@ -62,11 +64,50 @@ def test_new_weights_are_sampled_from(parts):
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.down_proj.weight.mul_(-1)
-    engine.load_weights(1, dict(model.named_parameters()))
+    engine.receive(1, weights_of(model))
     one = sample(engine, "d", count=1)[0]
-    assert one.versions == (1, 1)
+    assert set(one.versions) == {1}
     expected = recomputed(model, range(10, 30), one.token_ids)
     assert sum(abs(a - b) for a, b in zip(one.logps, expected, strict=True)) / 16 < 0.1
+
+
+def test_begun_samples_continue_under_new_weights(parts):
+    """What was written keeps its log-probabilities and version; what follows has those of the new weights."""
+    model, engine = parts
+    before = [p.detach().clone() for p in model.parameters()]
+    engine.submit(Request("go", tuple(range(10, 30)), 3, SamplingParams(max_new_tokens=40, ignore_eos=True), seed=5))
+    for _ in range(12):
+        engine._engine.step()
+    (unfinished,) = engine.take_unfinished()
+    assert engine.pending == 0
+    assert [begun.index for begun in unfinished.begun] == [0, 1, 2]
+    written = len(unfinished.begun[0].token_ids)
+    assert 4 < written < 20
+    engine.submit(unfinished)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-1)
+    engine.receive(9, weights_of(model))
+    done = {c.index: c.sample for c in _drain(engine)}
+    with torch.no_grad():
+        after = {i: recomputed(model, range(10, 30), s.token_ids) for i, s in done.items()}
+        for parameter, value in zip(model.parameters(), before, strict=True):
+            parameter.copy_(value)
+    for i, one in done.items():
+        assert len(one.token_ids) == 40
+        assert set(one.versions[:written]) == {unfinished.begun[i].versions[0]}
+        assert set(one.versions[written:]) == {9}
+        earlier = recomputed(model, range(10, 30), one.token_ids)
+        expected = [*earlier[:written], *after[i][written:]]
+        assert sum(abs(a - b) for a, b in zip(one.logps, expected, strict=True)) / 40 < 0.1
+    engine.receive(10, weights_of(model))
+
+
+def _drain(engine):
+    done = []
+    while engine.pending:
+        done += engine.poll()
+    return done
 
 
 def test_cancelling_leaves_nothing_behind(parts):
@@ -74,6 +115,6 @@ def test_cancelling_leaves_nothing_behind(parts):
     engine.submit(Request("long", (5, 6, 7), 2, SamplingParams(max_new_tokens=200, ignore_eos=True), seed=1))
     engine.submit(Request("short", (5, 6, 7), 1, SamplingParams(max_new_tokens=8, ignore_eos=True), seed=1))
     assert [c.request_id for c in engine.poll()] == ["short"]
-    assert 0 < engine.cancel("long") < 400
+    assert 0 < engine.cancel(["long"]) < 400
     assert engine.pending == 0
     assert engine.poll() == []

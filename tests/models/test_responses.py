@@ -48,7 +48,7 @@ def ragged_samples(seed, groups=3, group_size=3):
     prompts = [tuple(rng.integers(3, 97, rng.integers(1, 9)).tolist()) for _ in range(groups)]
     lengths = rng.integers(1, 12, (groups, group_size)).tolist()
     return [
-        TrainSample(prompts[g % 2 if g else 0], tuple(rng.integers(3, 97, n).tolist()), (), 0.0, g)
+        TrainSample(prompts[g % 2 if g else 0], tuple(rng.integers(3, 97, n).tolist()), 0.0, 0.0, g)
         for g in range(groups)
         for n in lengths[g]
     ]
@@ -237,7 +237,7 @@ def test_sequences_too_long_for_a_mask_do_without(monkeypatch):
 def test_the_module_is_as_it_was():
     model = small_model()
     before = model.config._attn_implementation
-    gradients(model, [TrainSample((5, 6), (7, 8), (), 0.0, 0)])
+    gradients(model, [TrainSample((5, 6), (7, 8), 0.0, 0.0, 0)])
     assert model.config._attn_implementation == before
 
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError, UserError
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.judging import Judging
 from dapo_rl.rollout.sampler import Sampler
 
 RIGHT, WRONG, MIXED, CRASH = ["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2
@@ -27,13 +30,13 @@ def by_number(kinds, length=lambda n, i: 3):
     return script
 
 
-def sampler_for(script, prompts=None, *, width=10**6, max_error_share=1.0, keep=None, **changes):
+def sampler_for(script, prompts=None, *, width=10**6, max_error_share=1.0, keep=None, verifier=None, **changes):
     engine = ScriptedEngine(script, width)
     given_settings = SamplingSettings(group_size=4, **changes)
     sampler = Sampler(
         prompts or Prompts(),
         engine,
-        TextVerifier(),
+        verifier or TextVerifier(),
         SamplingParams(max_new_tokens=100),
         given_settings,
         cap=given_settings.cap or 1000,
@@ -123,7 +126,7 @@ def test_trap_7_where_length_decides_correctness_the_admitted_lengths_are_those_
     kept = []
     for version in range(12):
         kept += draws(sampler.fill(10).kept)
-        engine.load_weights(version + 1, {})
+        engine.receive(version + 1)
     everything = [n for n in range(kept[-1] + 1) if is_mixed(n)]
     assert kept == everything, "of all good groups, in order, not one was passed over"
     # What would have been: of 20 groups in flight, the 10 good ones that finish first, again and again.
@@ -226,7 +229,7 @@ def test_surplus_is_carried_into_the_next_step():
     assert draws(first.kept) == [0, 1, 2, 3, 4, 5]
     assert first.carried_over == 2
     assert first.fates()["surplus"] == 0
-    engine.load_weights(1, {})
+    engine.receive(1)
     second = sampler.fill(6)
     assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
     assert 6 not in draws(second.sampled)
@@ -234,7 +237,7 @@ def test_surplus_is_carried_into_the_next_step():
 
 def test_carried_groups_grow_stale():
     sampler, engine, _, _ = surplus_of("carry", max_staleness=1)
-    engine.load_weights(2, {})
+    engine.receive(2)
     second = sampler.fill(6)
     assert [(g.draw, fate) for g, fate in second.dropped] == [(6, "stale"), (7, "stale")]
     assert draws(second.kept)[0] == 8
@@ -267,7 +270,7 @@ def test_requests_that_never_ran_go_back_to_the_stream():
     fill = sampler.fill(2)
     assert [g.prompt.id for g in fill.kept] == ["p0", "p1"]
     assert len(fill.sampled) == 2
-    assert engine.pending == 0
+    assert engine.take_unfinished() == []
     assert [g.prompt.id for g in sampler.fill(2).kept] == ["p2", "p3"]
 
 
@@ -297,9 +300,10 @@ def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, wid
         cancelled += fill.tokens_cancelled
         settled += sum(g.tokens for g in fill.kept) + sum(g.tokens for g, _ in fill.dropped)
         # Of groups in flight the tokens of finished samples count as generated; they wait with their group.
-        assert generated == engine.tokens == settled + cancelled + sampler.carried_tokens
+        assert generated == settled + cancelled + sampler.carried_tokens
+        assert engine.tokens == generated + sampler.begun_tokens
         assert policy == "carry" or not fill.in_flight + fill.carried_over
-        engine.load_weights(version + 1, {})
+        engine.receive(version + 1)
     assert seen == sorted(set(seen))
 
 
@@ -310,17 +314,18 @@ def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, wid
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
     width=st.sampled_from([4, 12, 10**6]),
 )
-def test_a_restored_sampler_goes_on_as_the_first_would_have(steps, policy, lengths, width):
+def test_a_restored_sampler_continues_as_the_first_would_have(steps, policy, lengths, width):
     script = by_number([MIXED, RIGHT, MIXED, WRONG], lambda n, i: lengths[(n + 3 * i) % len(lengths)])
     prompts = Prompts()
     sampler, engine = sampler_for(script, prompts, surplus=policy, width=width)
     for version in range(steps):
         sampler.fill(3)
-        engine.load_weights(version + 1, {})
-    state = json.loads(json.dumps(sampler.state()))
+        engine.receive(version + 1)
     resumed, its_engine = sampler_for(script, prompts, surplus=policy, width=width)
-    resumed.restore(state)
-    its_engine.restore(engine.state())
+    with TemporaryDirectory() as directory:
+        sampler.save(Path(directory))
+        resumed.load(Path(directory))
+    its_engine.receive(engine.version)
     drawn_so_far = (list(prompts._front), prompts._next)
     expected = [sampler.fill(3) for _ in range(3)]
     prompts._front, prompts._next = drawn_so_far
@@ -335,7 +340,7 @@ def test_groups_in_flight_go_on_under_the_next_weights():
     sampler, engine = sampler_for(by_number([MIXED], length=lambda n, i: 90 if n in (6, 7) else 3))
     first = sampler.fill(6)
     assert (first.in_flight, first.carried_over, first.tokens_cancelled) == (2, 0, 0)
-    engine.load_weights(1, {})
+    engine.receive(1)
     second = sampler.fill(6)
     assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
 
@@ -359,7 +364,7 @@ def test_groups_that_grow_too_old_in_flight_are_cancelled_and_their_prompts_draw
     prompts = Prompts()
     sampler, engine = sampler_for(by_number([MIXED], length=lambda n, i: 90 if n in (6, 7) else 3), prompts)
     sampler.fill(6)
-    engine.load_weights(2, {})
+    engine.receive(2)
     second = sampler.fill(6)
     assert second.tokens_cancelled == 2 * 4 * 3
     assert [g.prompt.id for g in second.kept][:2] == ["p6", "p7"]
@@ -381,18 +386,89 @@ class SlowVerifier(TextVerifier):
                 outer.asked.append((prompt.id, len(outer.submitted)))
                 return outer(prompt, samples)
 
+            def done(self):
+                return False
+
         return Ticket()
 
 
 def test_verdicts_are_looked_at_in_order_and_while_later_groups_are_sampled():
     verifier = SlowVerifier()
-    sampler, _ = sampler_for(by_number([MIXED], length=lambda n, i: 3 + n), prompts_per_step=8)
-    sampler._verifier = verifier
+    sampler, _ = sampler_for(by_number([MIXED], length=lambda n, i: 3 + n), verifier=verifier, prompts_per_step=8)
     plain, _ = sampler_for(by_number([MIXED], length=lambda n, i: 3 + n), prompts_per_step=8)
     assert sampler.fill(8).kept == plain.fill(8).kept
     assert [name for name, _ in verifier.asked] == sorted((n for n, _ in verifier.asked), key=lambda n: int(n[1:]))
     ahead = [submitted - 1 - i for i, (_, submitted) in enumerate(verifier.asked)]
     assert max(ahead) >= 3, "nothing was sampled while verdicts were out"
+
+
+class LateVerifier(TextVerifier):
+    """The verdict on one prompt takes `polls` polls of the engine; `waited` says where somebody waited for it."""
+
+    def __init__(self, slow, polls):
+        self.slow, self.polls, self.engine, self.waited = slow, polls, None, []
+
+    def submit(self, prompt, samples):
+        outer, due = self, self.engine.polls + (self.polls if prompt.id == self.slow else 0)
+
+        class Ticket:
+            def done(self):
+                return outer.engine.polls >= due
+
+            def result(self):
+                if not self.done():
+                    outer.waited.append(prompt.id)
+                return outer(prompt, samples)
+
+        return Ticket()
+
+
+class CountingEngine(ScriptedEngine):
+    polls = 0
+
+    def poll(self, timeout_s=None):
+        self.polls += 1
+        return super().poll(timeout_s)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_late_verdict_holds_up_the_engine_only_where_runs_must_be_reproducible(waits):
+    script = by_number([MIXED], length=lambda n, i: 3 + n)
+    verifier = LateVerifier("p0", polls=20)
+    chosen = SamplingSettings(group_size=4, wait_for_verdicts=waits)
+    engine = verifier.engine = CountingEngine(script, width=8)
+    params = SamplingParams(max_new_tokens=100)
+    sampler = Sampler(Prompts(), engine, verifier, params, chosen, cap=1000, seed=0)
+    fill = sampler.fill(40)
+    assert draws(fill.kept) == list(range(40))
+    assert verifier.waited == (["p0"] if waits else [])
+
+
+def test_long_responses_leave_verdicts_more_time():
+    def judging(longest):
+        return Judging(TextVerifier(), SamplingSettings(max_new_tokens=longest))._polls_to_wait
+
+    assert [judging(n) for n in (48, 512, 1024, 20480)] == [4, 4, 8, 160]
+
+
+def test_an_engine_that_loses_a_request_is_found_out():
+    class Forgetful(ScriptedEngine):
+        def take_unfinished(self):
+            return super().take_unfinished()[1:]
+
+    script = by_number([MIXED], length=lambda n, i: 90 if n in (6, 7) else 3)
+    chosen = SamplingSettings(group_size=4)
+    params = SamplingParams(max_new_tokens=100)
+    sampler = Sampler(Prompts(), Forgetful(script), TextVerifier(), params, chosen, cap=1000, seed=0)
+    with pytest.raises(RuntimeError, match="the engine gave back other work than it was given: draw-6"):
+        sampler.fill(6)
+
+
+def test_a_fill_knows_the_weights_it_sampled_with():
+    sampler, engine = sampler_for(by_number([MIXED]))
+    assert sampler.fill(2).version == 0
+    engine.receive(7)
+    assert sampler.fill(2).version == 7
 
 
 def test_the_estimate_follows_a_policy_that_changes():

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import small_model, tokenizer
+from support import ids, small_model, tokenizer
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
+from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rollout.engine import Request, SamplingParams
 
 
@@ -59,7 +60,11 @@ class StandInEngine:
     def output_processor(self):
         def state(name):
             tokens = self.running[name][1]
-            return SimpleNamespace(detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens)))
+            logprobs = SimpleNamespace(logprobs=[-0.5 - i for i in range(len(tokens))])
+            return SimpleNamespace(
+                detokenizer=SimpleNamespace(num_output_tokens=lambda: len(tokens), output_token_ids=tokens),
+                logprobs_processor=SimpleNamespace(logprobs=logprobs),
+            )
 
         return SimpleNamespace(
             external_req_ids={name: [name] for name in self.running},
@@ -112,12 +117,12 @@ def test_samples_come_back_by_request_and_index_with_their_log_probabilities(eng
     assert ours.pending == 3
     done = {(c.request_id, c.index): c.sample for c in drain(ours)}
     assert set(done) == {("a", 0), ("a", 1), ("b", 0)}
-    assert done["a", 0].token_ids == (5, 5, 5)
-    assert done["a", 0].logps == (-0.5, -1.5, -2.5)
+    assert ids(done["a", 0]) == (5, 5, 5)
+    assert done["a", 0].logps.tolist() == [-0.5, -1.5, -2.5]
     assert done["a", 0].finish_reason == "length"
     stopped = done["b", 0]
     assert stopped.finish_reason == "stop"
-    assert stopped.token_ids == (5, tokenizer().eos_token_id)
+    assert ids(stopped) == (5, tokenizer().eos_token_id)
     assert stopped.text == tokenizer().decode([5])
     assert ours.poll() == []
 
@@ -136,19 +141,42 @@ def test_cancelling_frees_the_request_and_counts_what_is_lost(engine):
     ours.submit(request("long", count=2, tokens=9))
     ours.submit(request("short", count=1, tokens=2))
     assert [c.request_id for c in ours.poll()] == ["short"]
-    assert ours.cancel("long") == 4
+    assert ours.cancel(["long"]) == 4
     assert ours.pending == 0
-    assert ours.cancel("long") == 0
+    assert ours.cancel(["long"]) == 0
 
 
 def test_new_weights_reach_the_model_and_forget_cached_prefixes(engine):
     ours, _ = engine()
     ours.submit(request("a", count=1))
-    ours.load_weights(3, {"model.norm.weight": torch.ones(1)})
+    ours._engine.step()
+    ours.receive(3, ModelWeights({"model.norm.weight": torch.ones(1)}))
     assert ours._engine.loaded == ["model.norm.weight"]
     assert ours._engine.resets == 1
-    assert drain(ours)[0].sample.versions == (0, 3)
-    assert ours.state() == {"version": 3, "work": []}
+    assert drain(ours)[0].sample.versions.tolist() == [0, 3, 3]
+
+
+def test_unfinished_samples_leave_with_their_tokens_and_continue(engine):
+    ours, _ = engine()
+    ours.submit(request("a", count=2, tokens=5, ignore_eos=True))
+    ours._engine.step()
+    ours._engine.step()
+    ours.submit(request("b", count=1))
+    first, second = ours.take_unfinished()
+    assert ours.pending == 0
+    assert not ours._engine.running
+    assert (second.id, second.untouched) == ("b", True)
+    assert [(begun.index, ids(begun), begun.logps.tolist()) for begun in first.begun] == [
+        (0, (5, 5), [-0.5, -1.5]),
+        (1, (5, 5), [-0.5, -1.5]),
+    ]
+    other, _ = engine()
+    other.submit(first)
+    params, _ = other._engine.running["1:a:0"]
+    assert params.max_tokens == 3
+    done = drain(other)
+    assert [ids(c.sample) for c in done] == [(5,) * 5] * 2
+    assert done[0].sample.logps.tolist() == [-0.5, -1.5, -0.5, -1.5, -2.5]
 
 
 def test_log_probabilities_are_those_that_the_trainer_recomputes(engine):

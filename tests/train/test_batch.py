@@ -1,5 +1,6 @@
 """From verdicts to advantages: shaping, masking, and the split into mini-batches."""
 
+import numpy as np
 import pytest
 from support import make_prompt, make_sample
 
@@ -28,17 +29,19 @@ GROUP = group((True, 10, False), (True, 90, False), (False, 10, False), (False, 
 
 
 def rewards(batch):
-    return [score.reward for score in batch.scores[0]]
+    return list(batch[0].rewards)
+
+
+def advantages(batch):
+    return [float(s.advantages[0]) for s in batch[0].samples]
 
 
 def test_soft_punishment_is_added_to_the_reward():
     batch = make_batch([GROUP], config())
     assert rewards(batch) == pytest.approx([1.0, 0.5, -1.0, -2.0])
-    assert [s.length_penalty for s in batch.scores[0]] == pytest.approx([0, -0.5, 0, -1])
+    assert list(batch[0].length_penalties) == pytest.approx([0, -0.5, 0, -1])
     mean, std = -0.375, (((1.375**2) + (0.875**2) + (0.625**2) + (1.625**2)) / 3) ** 0.5
-    assert [s.advantage for s in batch.samples[0]] == pytest.approx(
-        [(r - mean) / (std + 1e-6) for r in (1.0, 0.5, -1.0, -2.0)], rel=1e-5
-    )
+    assert advantages(batch) == pytest.approx([(r - mean) / (std + 1e-6) for r in (1.0, 0.5, -1.0, -2.0)], rel=1e-5)
 
 
 def test_other_shapes():
@@ -49,28 +52,29 @@ def test_other_shapes():
 
 def test_overlong_filtering_masks_what_the_engine_cut_off():
     batch = make_batch([GROUP], config(**{"overlong.mask_truncated": True}))
-    assert [s.in_loss for s in batch.samples[0]] == [True, True, True, False]
-    assert all(s.in_loss for s in make_batch([GROUP], config()).samples[0])
+    assert [s.in_loss for s in batch[0].samples] == [True, True, True, False]
+    assert all(s.in_loss for s in make_batch([GROUP], config())[0].samples)
 
 
 def test_trap_4_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
     settings = {"overlong.mask_truncated": True, "overlong.shape": "off", "algo.normalize": "none"}
     counted = make_batch([GROUP], config(**settings))
-    assert [s.advantage for s in counted.samples[0]] == pytest.approx([1, 1, -1, -1])
+    assert advantages(counted) == pytest.approx([1, 1, -1, -1])
     left_out = make_batch([GROUP], config(**settings, **{"overlong.masked_in_baseline": False}))
-    assert [s.advantage for s in left_out.samples[0]] == pytest.approx([2 / 3, 2 / 3, -4 / 3, 0], rel=1e-6)
+    assert advantages(left_out) == pytest.approx([2 / 3, 2 / 3, -4 / 3, 0], rel=1e-6)
 
 
 def test_every_token_of_a_sample_has_its_old_log_probability():
     batch = make_batch([GROUP], config())
-    for trained, sample in zip(batch.samples[0], GROUP.samples, strict=True):
-        assert trained.response_ids == sample.token_ids
-        assert trained.old_logps == sample.logps
+    for trained, sample in zip(batch[0].samples, GROUP.samples, strict=True):
+        assert np.array_equal(trained.response_ids, sample.token_ids)
+        assert np.array_equal(trained.old_logps, sample.logps)
+        assert len(set(trained.advantages.tolist())) == 1
 
 
 def test_samples_of_older_weights_are_marked():
-    assert all(s.fresh for s in make_batch([GROUP], config(), version=0).samples[0])
-    assert not any(s.fresh for s in make_batch([GROUP], config(), version=1).samples[0])
+    assert all(s.fresh for s in make_batch([GROUP], config(), version=0)[0].samples)
+    assert not any(s.fresh for s in make_batch([GROUP], config(), version=1)[0].samples)
 
 
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])

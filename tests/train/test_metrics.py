@@ -6,8 +6,8 @@ import pytest
 from support import make_prompt, make_sample
 
 from dapo_rl.config import Config
-from dapo_rl.rollout.sampler import Fill
-from dapo_rl.train.batch import make_batch
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.train.batch import make_batch, shaped_rewards
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.types import Group, Verdict
 
@@ -18,9 +18,9 @@ def test_the_mismatch_of_engine_and_trainer_is_the_first_updates(first, shown):
     right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
     group = Group(0, make_prompt("p"), (make_sample(), make_sample()), (right, wrong))
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = Fill((group,), (), (group,), frozenset(), 0, 0, 6, 0, 0.1, 0.1)
+    fill = Fill((group,), (), (group,), tokens_generated=6)
     updates = [{"actor/mismatch_kl": first}, {"actor/mismatch_kl": 0.5}]
-    metrics = step_metrics(fill, make_batch(fill.kept, config, 0), updates, config, 0)
+    metrics = step_metrics(fill, make_batch(fill.kept, config), updates, shaped_rewards(fill.sampled, config))
     if shown is None:
         assert math.isnan(metrics["rollout/mismatch_kl"])
     else:

@@ -14,7 +14,7 @@ from dapo_rl.types import TrainSample
 def samples_of(prompts, responses):
     """`prompts`: for each sample the number of its prompt, whose length is that number + 1."""
     return [
-        TrainSample(tuple(range(p + 1)), tuple(range(r)), (), 0.0, p) for p, r in zip(prompts, responses, strict=True)
+        TrainSample(tuple(range(p + 1)), tuple(range(r)), 0.0, 0.0, p) for p, r in zip(prompts, responses, strict=True)
     ]
 
 

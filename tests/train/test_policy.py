@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import small_model, tokenizer
 
-from dapo_rl.algo import reference
+from dapo_rl.algo import dapo_policy_loss, reference
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.forward import response_logps
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
@@ -41,15 +42,15 @@ def samples_for(model, seed=0, count=6, masked=(), drift=0.3):
         TrainSample(
             prompt_ids=tuple(rng.integers(3, 250, rng.integers(2, 7)).tolist()),
             response_ids=tuple(rng.integers(3, 250, rng.integers(1, 9)).tolist()),
-            old_logps=(),
-            advantage=float(rng.normal()),
+            old_logps=0.0,
+            advantages=float(rng.normal()),
             group=i // 2,
             in_loss=i not in masked,
         )
         for i in range(count)
     ]
-    logps = make_policy(model).logprobs(raw)
-    old = [tuple(p + rng.normal(0, drift) for p in lp) for lp in logps]
+    logps = make_policy(model).score(raw)
+    old = [[p + rng.normal(0, drift) for p in lp.tolist()] for lp in logps]
     return [replace(sample, old_logps=o) for sample, o in zip(raw, old, strict=True)]
 
 
@@ -79,13 +80,13 @@ def test_loss_and_metrics_equal_the_reference(aggregation):
     def matrix(rows):
         return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
 
-    new = matrix([make_policy(model).logprobs([s])[0] for s in samples])
+    new = matrix([make_policy(model).score([s])[0] for s in samples])
     old = matrix([s.old_logps for s in samples])
     mask = np.array([[s.in_loss and t < len(s.response_ids) for t in range(width)] for s in samples])
     tokens = mask.sum(1)
     group_tokens = [sum(tokens[j] for j, o in enumerate(samples) if o.group == s.group) for s in samples]
-    advantages = [s.advantage for s in samples]
-    metrics = make_policy(model, 40, aggregation=aggregation).update(samples, lr=0.0)
+    advantages = [float(s.advantages[0]) for s in samples]
+    metrics = make_policy(model, 40, aggregation=aggregation).update(samples, lr=0.0).metrics
     expected = reference.dapo_policy_loss(
         new, old, advantages, mask, aggregation=aggregation, group_tokens=group_tokens, norm_length=20
     )
@@ -115,7 +116,8 @@ def test_a_mini_batch_with_everything_masked_leaves_the_weights_alone():
     before = {n: p.clone() for n, p in model.named_parameters()}
     policy = make_policy(model)
     samples = samples_for(model, masked=range(6))
-    assert policy.update(samples, lr=1e-2) == {}
+    update = policy.update(samples, lr=1e-2)
+    assert (update.metrics, set(update.seen)) == ({}, {None})
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
@@ -123,10 +125,10 @@ def test_an_update_raises_the_probability_of_what_was_good():
     model = small_model()
     policy = make_policy(model)
     samples = samples_for(model, drift=0.0)
-    before = [sum(lp) for lp in policy.logprobs(samples)]
-    metrics = policy.update(samples, lr=1e-3)
-    after = [sum(lp) for lp in policy.logprobs(samples)]
-    gain = sum((a - b) * s.advantage for a, b, s in zip(after, before, samples, strict=True))
+    before = [sum(lp) for lp in policy.score(samples)]
+    metrics = policy.update(samples, lr=1e-3).metrics
+    after = [sum(lp) for lp in policy.score(samples)]
+    gain = sum((a - b) * s.advantages[0] for a, b, s in zip(after, before, samples, strict=True))
     assert gain > 0
     assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-5)
     assert metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
@@ -136,9 +138,9 @@ def test_the_mismatch_of_engine_and_trainer_leaves_out_carried_samples():
     model = small_model()
     exact, drifted = samples_for(model, drift=0.0), samples_for(model, seed=1, drift=0.5)
     carried = [replace(sample, fresh=False, group=9) for sample in drifted]
-    assert make_policy(model).update([*exact, *carried], 0.0)["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
-    assert make_policy(model).update([*exact, *drifted], 0.0)["actor/mismatch_kl"] > 0.01
-    assert math.isnan(make_policy(model).update(carried, 0.0)["actor/mismatch_kl"])
+    assert make_policy(model).update([*exact, *carried], 0.0).metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert make_policy(model).update([*exact, *drifted], 0.0).metrics["actor/mismatch_kl"] > 0.01
+    assert math.isnan(make_policy(model).update(carried, 0.0).metrics["actor/mismatch_kl"])
 
 
 def test_gradients_are_clipped_to_the_norm():
@@ -155,14 +157,16 @@ def test_kl_to_the_starting_model_pulls_back():
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
-    samples = [replace(sample, advantage=0.0) for sample in samples_for(model, drift=0.0)]
-    metrics = make_policy(model, reference=start, kl_coef=0.5).update(samples, lr=0.0)
-    now, then = (make_policy(m).logprobs(samples) for m in (model, start))
+    samples = [replace(sample, advantages=0.0) for sample in samples_for(model, drift=0.0)]
+    metrics = make_policy(model, reference=start, kl_coef=0.5).update(samples, lr=0.0).metrics
+    now, then = (make_policy(m).score(samples) for m in (model, start))
     d = np.concatenate(then) - np.concatenate(now)
     assert metrics["actor/kl_loss"] == pytest.approx((np.exp(d) - d - 1).mean(), rel=1e-3)
     assert metrics["actor/pg_loss"] == pytest.approx(0.0)
     assert metrics["actor/grad_norm"] > 0
-    assert make_policy(start, reference=small_model(0), kl_coef=0.5).update(samples, 0.0)["actor/kl_loss"] < 1e-6
+    assert (
+        make_policy(start, reference=small_model(0), kl_coef=0.5).update(samples, 0.0).metrics["actor/kl_loss"] < 1e-6
+    )
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -170,7 +174,7 @@ def test_divergence_is_met_before_the_weights_are_touched(poison):
     model = small_model()
     before = {n: p.clone() for n, p in model.named_parameters()}
     samples = samples_for(model)
-    samples[0] = replace(samples[0], advantage=poison)
+    samples[0] = replace(samples[0], advantages=poison)
     with pytest.raises(NonFiniteError, match=r"the loss is (nan|-?inf)"):
         make_policy(model).update(samples, lr=1e-2)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -224,7 +228,7 @@ def test_the_reference_is_computed_as_the_policy_is():
     start, model = small_model(0), small_model(0)
     samples = samples_for(model)
     policy = make_policy(model, reference=start, kl_coef=0.5, dtype=torch.bfloat16)
-    assert policy.update(samples, 0.0)["actor/kl_loss"] == pytest.approx(0.0, abs=1e-9)
+    assert policy.update(samples, 0.0).metrics["actor/kl_loss"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_gradient_checkpointing_changes_nothing():
@@ -281,7 +285,7 @@ def ragged(model):
     lengths = [4, 9, 9, 18]
     samples = samples_for(model, count=4)
     return [
-        replace(s, prompt_ids=(5 + i, 6, 7), response_ids=tuple(range(20, 20 + n)), old_logps=(-5.0,) * n)
+        TrainSample((5 + i, 6, 7), range(20, 20 + n), -5.0, s.advantages[0], s.group)
         for i, (s, n) in enumerate(zip(samples, lengths, strict=True))
     ]
 
@@ -294,25 +298,24 @@ def test_out_of_memory_halves_the_micro_batch_and_the_update_is_the_same(phase, 
     samples = ragged(model)
     policy, expected = make_policy(model, 40, train=train), make_policy(cautious, 20, train=train)
     passes = with_memory_for(model, 21, phase)
-    metrics = policy.update(samples, lr=1e-3)
+    update = policy.update(samples, lr=1e-3)
     assert max(passes) > 21
     assert max(passes[-3:]) <= 21
-    assert metrics == pytest.approx(expected.update(samples, lr=1e-3), nan_ok=True)
+    assert update.metrics == pytest.approx(expected.update(samples, lr=1e-3).metrics, nan_ok=True)
     for ours, theirs in zip(model.parameters(), cautious.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    (note,) = policy.take_notes()
+    (note,) = update.notes
     assert note.startswith("out of GPU memory: micro-batches of 20 tokens from here on instead of 40; ")
-    assert policy.take_notes() == []
     passes.clear()
-    policy.update(samples, lr=1e-3)
+    assert policy.update(samples, lr=1e-3).notes == ()
     assert max(passes) <= 21, "the budget stays halved"
-    assert policy.take_notes() == []
 
 
 def test_gradients_made_before_memory_ran_out_are_dropped():
     """The first micro-batch fits and the second does not: twice the first one's gradient would be wrong."""
     model = small_model()
-    samples = [*ragged(model)[:3], replace(ragged(model)[3], response_ids=(20,) * 9, old_logps=(-5.0,) * 9)]
+    last = ragged(model)[3]
+    samples = [*ragged(model)[:3], TrainSample(last.prompt_ids, [20] * 9, -5.0, last.advantages[0], last.group)]
     whole = gradient(make_policy(model), samples)
     policy = make_policy(model, 26)
     passes = with_memory_for(model, 20)
@@ -326,21 +329,21 @@ def test_a_budget_far_above_the_batch_is_halved_until_the_split_changes():
     total = sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
     policy = make_policy(model, 2**17)
     passes = with_memory_for(model, total - 1)
-    policy.update(samples, lr=0.0)
+    update = policy.update(samples, lr=0.0)
     assert len(passes) == 3, "one that fails, then two"
-    assert len(policy.take_notes()) == 1
+    assert len(update.notes) == 1
 
 
 def test_log_probabilities_survive_out_of_memory():
     model = small_model()
     samples = samples_for(model)
-    expected = make_policy(model).logprobs(samples)
+    expected = make_policy(model).score(samples)
     policy = make_policy(model)
     passes = with_memory_for(model, 20)
-    for ours, theirs in zip(policy.logprobs(samples), expected, strict=True):
+    for ours, theirs in zip(policy.score(samples), expected, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
     assert max(passes) > 20
-    assert policy.take_notes()
+    assert policy.update(samples, lr=0.0).notes, "the next update tells of it"
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -350,7 +353,7 @@ def test_a_sample_that_does_not_fit_by_itself_is_one_line(recompute):
     policy = make_policy(model, train={"lr": 1e-3, "gradient_checkpointing": recompute})
     before = {n: p.clone() for n, p in model.named_parameters()}
     with_memory_for(model, 19)
-    for attempt in (lambda: policy.update(samples, lr=1e-3), lambda: policy.logprobs(samples)):
+    for attempt in (lambda: policy.update(samples, lr=1e-3), lambda: policy.score(samples)):
         with pytest.raises(UserError) as caught:
             attempt()
         line = str(caught.value)
@@ -405,9 +408,9 @@ def test_the_tokens_that_an_update_saw_are_those_of_the_weights_before_it(budget
     model = small_model()
     samples = samples_for(model, masked=(1, 4))
     policy = make_policy(model, token_budget=budget)
-    before = policy.logprobs(samples)
-    metrics = policy.update(samples, lr=1e-3)
-    tokens = policy.take_tokens()
+    before = policy.score(samples)
+    update = policy.update(samples, lr=1e-3)
+    metrics, tokens = update.metrics, update.seen
     assert [t is None for t in tokens] == [not s.in_loss for s in samples]
     for sample, seen, logps in zip(samples, tokens, before, strict=True):
         if sample.in_loss:
@@ -415,6 +418,53 @@ def test_the_tokens_that_an_update_saw_are_those_of_the_weights_before_it(budget
             assert len(seen.entropies) == len(sample.response_ids)
     entropies = [e for seen in tokens if seen for e in seen.entropies]
     assert sum(entropies) / len(entropies) == pytest.approx(metrics["actor/entropy"], abs=1e-5)
-    assert policy.take_tokens() == []
-    assert policy.update([replace(s, in_loss=False) for s in samples], lr=1e-3) == {}
-    assert policy.take_tokens() == [None] * len(samples)
+
+
+def test_an_update_tells_which_bound_took_a_tokens_gradient_away():
+    """One sample for each: log-ratios far beyond the bounds, and one inside them."""
+    model = small_model()
+    plain = [replace(s, advantages=1.0) for s in samples_for(model, count=4, drift=0.0)]
+    low, high = (lambda s: replace(s, old_logps=s.old_logps + 1.0)), (lambda s: replace(s, old_logps=s.old_logps - 2.0))
+    samples = [
+        high(plain[0]),
+        replace(low(plain[1]), advantages=-1.0),
+        replace(high(plain[2]), advantages=-1.0),
+        low(plain[3]),
+    ]
+    update = make_policy(model, clip_ratio_c=3.0).update(samples, lr=0.0)
+    assert [set(seen.clipped.tolist()) for seen in update.seen] == [{1}, {2}, {3}, {0}]
+    share = [sum(int((seen.clipped == kind).sum()) for seen in update.seen) for kind in (1, 2, 3)]
+    total = sum(len(s.response_ids) for s in samples)
+    assert [update.metrics[f"actor/pg_clipfrac_{name}"] for name in ("high", "low", "lower")] == pytest.approx(
+        [count / total for count in share]
+    )
+
+
+def test_tokens_that_the_policy_did_not_write_are_read_and_not_trained_on():
+    """The gradient is that of the same contexts with the environment's tokens left out of the loss by hand."""
+    model = small_model()
+    samples = [s for s in samples_for(model, count=6) if len(s.response_ids) > 2]
+    masks = [[i % 3 != 1 for i in range(len(s.response_ids))] for s in samples]
+    masked = [replace(s, mask=mask) for s, mask in zip(samples, masks, strict=True)]
+    policy = make_policy(model)
+    ours = gradient(policy, masked)
+    model.zero_grad()
+    written = sum(map(sum, masks))
+    for sample, mask in zip(samples, masks, strict=True):
+        stats = response_logps(model, [sample], 1.0, 0)
+        loss = dapo_policy_loss(
+            stats.logps, torch.tensor(sample.old_logps)[None], torch.tensor(sample.advantages)[None],
+            torch.tensor([mask]), denominator=written,
+        )  # fmt: skip
+        loss.backward()
+    theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+    assert [len(seen.logps) for seen in policy.update(masked, 0.0).seen] == [len(s.response_ids) for s in samples]
+
+
+def test_each_token_can_have_an_advantage_of_its_own():
+    model = small_model()
+    (sample,) = [s for s in samples_for(model, count=6, drift=0.0) if len(s.response_ids) > 2][:1]
+    weights = np.linspace(-1, 1, len(sample.response_ids))
+    metrics = make_policy(model).update([replace(sample, advantages=weights)], lr=0.0).metrics
+    assert metrics["actor/pg_loss"] == pytest.approx(-weights.mean(), abs=1e-6)

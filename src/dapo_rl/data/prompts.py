@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
@@ -102,7 +104,7 @@ def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings)
     return Prompt(
         id=str(row.number),
         text=reading.text,
-        token_ids=reading.token_ids,
+        token_ids=np.asarray(reading.token_ids, np.int32),
         answer=_answer(row.columns, settings.answer_key),
         data_source=data_source if isinstance(data_source, str) else source,
         messages=reading.messages,

@@ -109,7 +109,8 @@ class PromptStream(Iterator[Prompt]):
         """Of everything that a sample and its verdict depend on."""
         digest = hashlib.sha256()
         for prompt in self._prompts:
-            parts = (prompt.id, prompt.text, prompt.token_ids, prompt.answer, prompt.data_source, prompt.columns)
+            ids = prompt.token_ids.tolist()
+            parts = (prompt.id, prompt.text, ids, prompt.answer, prompt.data_source, prompt.columns)
             # Objects that JSON does not know count by their type: their text may hold an address.
             digest.update(json.dumps(parts, default=_type_name, skipkeys=True).encode() + b"\n")
         return digest.hexdigest()[:16]

@@ -149,7 +149,7 @@ def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPo
     if repeated > 1:
         progress.note(f"{plan.data} has each problem {repeated} times over: taken once, with {k} samples")
     verifier.check(prompts)
-    check_vocabulary(model, max(token for prompt in prompts for token in prompt.token_ids))
+    check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     params = _params(plan, model, longest)
     dtype = compute_dtype(chosen, next(model.parameters()).device)

@@ -40,11 +40,14 @@ def answer(
     for i in wanted:
         own_seed = derive_seed(seed, "eval", prompts[i].id)
         engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))
-    while engine.pending:
-        for completion in engine.poll():
-            i = int(completion.request_id.removeprefix("eval-"))
-            finished[i][completion.index] = completion.sample
-            if len(finished[i]) == samples:
-                by_index = finished.pop(i)
-                whole = tuple(by_index[n] for n in range(samples))
-                yield Answered(i, whole, submit(verifier, prompts[i], whole))
+    try:
+        while finished:
+            for completion in engine.poll():
+                i = int(completion.request_id.removeprefix("eval-"))
+                finished[i][completion.index] = completion.sample
+                if len(finished[i]) == samples:
+                    by_index = finished.pop(i)
+                    whole = tuple(by_index[n] for n in range(samples))
+                    yield Answered(i, whole, submit(verifier, prompts[i], whole))
+    finally:  # a caller that stops early leaves no work behind
+        engine.cancel([f"eval-{i}" for i in finished])

@@ -47,7 +47,7 @@ class Voting:
     def _names(self, prompt: Prompt, answers: Sequence[str]) -> list[str]:
         if self._pool is None or len(set(answers)) < 2:
             return list(answers)
-        asked = self._pool(prompt, [Sample((), (), answer, "stop") for answer in answers])
+        asked = self._pool(prompt, [Sample.of_text(answer) for answer in answers])
         return [a if v.answer is None else v.answer for a, v in zip(answers, asked, strict=True)]
 
     def close(self) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dapo_rl.algo import entropy_from_logits
-from dapo_rl.types import TrainSample
+from dapo_rl.types import IntArray, TrainSample
 
 
 class TokenStats(NamedTuple):
@@ -48,13 +49,12 @@ def response_logps(model: Any, samples: Sequence[TrainSample], temperature: floa
     return TokenStats(logps_BR, entropy_BR, mask_BR)
 
 
-def pad(rows: Sequence[Sequence[int]], value: int, side: str) -> tuple[Tensor, Tensor]:
+def pad(rows: Sequence[Sequence[int] | IntArray], value: int, side: str) -> tuple[Tensor, Tensor]:
     """Rows of ids as one tensor, and a mask that is True where there is an id."""
-    width = max(len(row) for row in rows)
-    ids = torch.full((len(rows), width), value, dtype=torch.long)
-    mask = torch.zeros((len(rows), width), dtype=torch.bool)
-    for i, row in enumerate(rows):
-        columns = slice(width - len(row), width) if side == "left" else slice(0, len(row))
-        ids[i, columns] = torch.tensor(row, dtype=torch.long)
-        mask[i, columns] = True
-    return ids, mask
+    lengths = np.array([len(row) for row in rows])
+    width = lengths.max()
+    columns = np.arange(width)
+    mask = columns >= width - lengths[:, None] if side == "left" else columns < lengths[:, None]
+    ids = np.full(mask.shape, value, dtype=np.int64)
+    ids[mask] = np.concatenate(rows)
+    return torch.from_numpy(ids), torch.from_numpy(mask)

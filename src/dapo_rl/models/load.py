@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo_rl.base.suggest import did_you_mean, nearest_path
@@ -19,11 +18,14 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED, find_pretrained
 from dapo_rl.models.lora import save_plain
+from dapo_rl.models.weights import WeightSource
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 CPU_FEATURES = Path("/proc/cpuinfo")
+BUCKET_BYTES = 1 << 30
+"""Weights that an engine takes over at a time."""
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
@@ -194,13 +196,14 @@ def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 
-def take_over(model: Any, weights: Mapping[str, Tensor]) -> None:
+def take_over(model: Any, source: WeightSource) -> None:
     """Copies weights into a model's own; those that are its own already stay as they are."""
     own = dict(model.named_parameters())
-    stale = [(own[name], tensor) for name, tensor in weights.items() if own[name].data_ptr() != tensor.data_ptr()]
-    if stale:
-        with torch.no_grad():
-            torch._foreach_copy_([mine for mine, _ in stale], [theirs for _, theirs in stale])
+    with torch.no_grad():
+        for bucket in source.buckets(BUCKET_BYTES):
+            stale = [(own[name], tensor) for name, tensor in bucket if own[name].data_ptr() != tensor.data_ptr()]
+            if stale:
+                torch._foreach_copy_([mine for mine, _ in stale], [theirs for _, theirs in stale])
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:

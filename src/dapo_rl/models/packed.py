@@ -18,6 +18,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from dapo_rl.types import IntArray
+
 PADDING_SHARE = 0.25
 """Without a kernel for ragged sequences, those of like length are padded together, up to this share."""
 
@@ -29,14 +31,14 @@ class Packed:
 
     def __init__(
         self,
-        input_ids: Sequence[int],
+        input_ids: Sequence[IntArray],
         positions: Sequence[_Indices],
         sequences: Sequence[_Indices],
         own: Sequence[int],
         device: torch.device,
     ) -> None:
         """`sequences`: which of the T tokens each is made of; `own`: how many of them, its last, no earlier one has."""
-        self.input_ids_T = torch.tensor(input_ids, device=device)
+        self.input_ids_T = torch.from_numpy(np.concatenate(input_ids).astype(np.int64)).to(device)
         self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
         self.longest = max(len(sequence) for sequence in sequences)
         self.sequences, self._own, self._device = sequences, own, device
@@ -186,33 +188,39 @@ _GQA_IS_ASKED_FOR = "enable_gqa" in varlen_attn.__code__.co_varnames
 
 
 def pack(
-    sequences: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device, share_prompts: bool = True
+    sequences: Sequence[tuple[Sequence[int] | IntArray, Sequence[int] | IntArray]],
+    device: torch.device,
+    share_prompts: bool = True,
 ) -> tuple[Packed, Tensor]:
     """Pairs of prompt and response as one row; and, for each response token in turn, the token that predicts it.
 
     Responses to the same prompt share its tokens: whatever the model computes for them it computes once.
     """
-    input_ids: list[int] = []
+    input_ids: list[IntArray] = []
+    total = 0
     positions: list[_Indices] = []
     written_out: list[_Indices] = []
     own_tokens: list[int] = []
     predictors: list[_Indices] = []
-    prompts: dict[tuple[int, ...], _Indices] = {}
-    for prompt, response in sequences:
-        key = tuple(prompt)
-        start = len(input_ids)
+    prompts: dict[bytes, _Indices] = {}
+    for pair in sequences:
+        prompt, response = (np.asarray(ids, np.int32) for ids in pair)
+        key = prompt.tobytes()
+        start = total
         place = prompts.get(key) if share_prompts else None
         if place is None:
             place = prompts[key] = np.arange(start, start + len(prompt))
-            input_ids += prompt
+            input_ids.append(prompt)
+            total += len(prompt)
             positions.append(np.arange(len(prompt)))
         # The last response token predicts nothing that is asked for, so nothing is computed for it.
-        own = np.arange(len(input_ids), len(input_ids) + max(len(response) - 1, 0))
-        input_ids += response[:-1]
+        own = np.arange(total, total + max(len(response) - 1, 0))
+        input_ids.append(response[:-1])
+        total += len(own)
         positions.append(np.arange(len(prompt), len(prompt) + len(own)))
         written_out.append(np.concatenate([place, own]))
-        own_tokens.append(len(input_ids) - start)
-        if response:
+        own_tokens.append(total - start)
+        if len(response):
             predictors += [place[-1:], own]
     flat = np.concatenate(predictors) if predictors else np.empty(0, dtype=np.int64)
     return Packed(input_ids, positions, written_out, own_tokens, device), torch.from_numpy(flat).to(device)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,7 +69,7 @@ class Responses:
         """Memory that a token's activations take until the backward pass, as measured on the GPU."""
 
         def taken(tokens: int) -> int:
-            sample = TrainSample((0,), (0,) * tokens, (), 0.0, 0)
+            sample = _plain_sample([0], [0] * tokens)
             before = torch.cuda.memory_allocated()
             with self.compute([sample]):
                 return torch.cuda.memory_allocated() - before
@@ -84,7 +85,8 @@ def packed_logps(
     hidden_TH = model.base_model(
         input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False
     ).last_hidden_state[0]
-    targets = torch.tensor([token for sample in samples for token in sample.response_ids], device=hidden_TH.device)
+    responses = np.concatenate([sample.response_ids for sample in samples])
+    targets = torch.from_numpy(responses.astype(np.int64)).to(hidden_TH.device)
     head = model.get_output_embeddings()
     logps, entropy = token_logps(
         hidden_TH.index_select(0, predictors), head.weight, getattr(head, "bias", None), targets, temperature
@@ -103,7 +105,7 @@ def why_not_packed(model: Any, longest: int = 0) -> str | None:
         vocabulary = len(model.get_input_embeddings().weight)
         ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
         split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
-        samples = [TrainSample(tuple(prompt), tuple(response), (), 0.0, 0) for prompt, response in split]
+        samples = [_plain_sample(prompt, response) for prompt, response in split]
         with torch.no_grad():
             plain = response_logps(model, samples, 1.0, pad_id=0)
             row, predictors = pack(split, plain.logps.device)
@@ -117,6 +119,11 @@ def why_not_packed(model: Any, longest: int = 0) -> str | None:
     if not difference < _TOLERANCE:
         return f"gives other probabilities for packed samples (log-probabilities differ by {difference:.2g})"
     return None
+
+
+def _plain_sample(prompt: list[int], response: list[int]) -> TrainSample:
+    nothing = np.zeros(len(response), np.float32)
+    return TrainSample(np.asarray(prompt, np.int32), np.asarray(response, np.int32), nothing, nothing, group=0)
 
 
 def _in_rows(logps_T: Tensor, entropy_T: Tensor, lengths: Sequence[int]) -> TokenStats:

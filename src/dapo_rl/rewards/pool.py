@@ -197,7 +197,7 @@ class _Processes:
 
     def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         if self.text_only:
-            samples = [Sample((), (), sample.text, sample.finish_reason, sample.versions) for sample in samples]
+            samples = [Sample.of_text(sample.text, sample.finish_reason) for sample in samples]
         if not self.one_by_one:
             verdicts = caller.call(prompt, samples)
             if not isinstance(verdicts, Verdict):

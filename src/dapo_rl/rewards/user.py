@@ -94,7 +94,7 @@ class UserVerifier:
         else:
             columns["prompts"] = [[dict(message) for message in prompt.messages] for _ in samples]
             columns["completions"] = [[{"role": "assistant", "content": sample.text}] for sample in samples]
-        columns["completion_ids"] = [list(sample.token_ids) for sample in samples]
+        columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
         return columns
 
     def _verl_arguments(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Reply(NamedTuple):
 
 def encode_call(prompt: Prompt, samples: Sequence[Sample]) -> bytes:
     # As plain tuples samples are pickled several times faster.
-    rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions) for s in samples]
+    rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions, s.mask) for s in samples]
     return pickle.dumps((prompt, rows), pickle.HIGHEST_PROTOCOL)
 
 

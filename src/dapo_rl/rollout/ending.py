@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from dapo_rl.types import FinishReason, Sample
+from dapo_rl.rollout.engine import Begun
+from dapo_rl.types import FinishReason, IntArray, Sample
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -15,7 +15,7 @@ def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset(int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None)
 
 
-def stop_string_end(tokenizer: Any, ids: Sequence[int], strings: tuple[str, ...], seen: int = 0) -> int | None:
+def stop_string_end(tokenizer: Any, ids: IntArray, strings: tuple[str, ...], seen: int = 0) -> int | None:
     """The number of tokens with which the text first contains a stop string; the first `seen` do not contain one."""
     # A string of n bytes lies within n tokens; a few more make up for tokens that have no text of their own.
     reach = max(len(string.encode()) for string in strings) + 8
@@ -27,19 +27,16 @@ def stop_string_end(tokenizer: Any, ids: Sequence[int], strings: tuple[str, ...]
 
 
 def make_sample(
-    tokenizer: Any,
-    token_ids: Sequence[int],
-    logps: Sequence[float],
-    finish_reason: FinishReason,
-    stop_ids: frozenset[int],
-    versions: tuple[int, int],
+    tokenizer: Any, written: Begun, end: int, finish_reason: FinishReason, stop_ids: frozenset[int]
 ) -> Sample:
-    """A finished response; the end-of-sequence token counts among its tokens and is not in its text."""
-    text_ids = token_ids[:-1] if finish_reason == "stop" and token_ids[-1] in stop_ids else token_ids
+    """A finished response of `end` tokens; the end-of-sequence token is one of them and is not in its text."""
+    token_ids = written.token_ids[:end]
+    in_text = token_ids[:-1] if finish_reason == "stop" and int(token_ids[-1]) in stop_ids else token_ids
     return Sample(
-        token_ids=tuple(token_ids),
-        logps=tuple(logps),
-        text=tokenizer.decode(text_ids, skip_special_tokens=True),
+        token_ids=token_ids,
+        logps=written.logps[:end],
+        text=tokenizer.decode(in_text, skip_special_tokens=True),
         finish_reason=finish_reason,
-        versions=versions,
+        versions=written.versions[:end],
+        mask=written.mask[:end],
     )

@@ -1,16 +1,16 @@
-"""The Engine protocol: turns prompts into samples."""
+"""The Engine protocol: turns requests into samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
 from dapo_rl.config import SamplingSettings
-from dapo_rl.types import Sample
+from dapo_rl.models.weights import WeightSource
+from dapo_rl.types import BoolArray, FloatArray, IntArray, Record, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,100 @@ class SamplingParams:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One group to sample: `count` responses to one prompt."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun(Record):
+    """A sample's first tokens: what an engine has written so far, or the turns before the next one."""
+
+    index: int
+    """Which of its request's samples it is."""
+    token_ids: IntArray
+    logps: FloatArray
+    versions: IntArray
+    mask: BoolArray = True  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self._set_array("token_ids", self.token_ids, np.int32)
+        self._set_array("logps", self.logps, np.float32, len(self.token_ids))
+        self._set_array("versions", self.versions, np.int32, len(self.token_ids))
+        self._set_array("mask", self.mask, np.bool_, len(self.token_ids))
+
+    @classmethod
+    def nothing(cls, index: int) -> Begun:
+        """A sample without tokens."""
+        return cls(index, np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+    def then(self, token_ids: IntArray, logps: FloatArray, version: int) -> Begun:
+        """With more tokens of the policy's behind its own."""
+        more = len(token_ids)
+        return Begun(
+            self.index,
+            np.concatenate([self.token_ids, token_ids]),
+            np.concatenate([self.logps, logps]),
+            np.concatenate([self.versions, np.full(more, version, np.int32)]),
+            np.concatenate([self.mask, np.ones(more, np.bool_)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request(Record):
+    """A group of `count` samples of one prompt, or those of them that are not finished."""
 
     id: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: IntArray
     count: int
     params: SamplingParams
+    """`max_new_tokens` bounds the whole response, the tokens that are there included."""
     seed: int
     """With the sample's index and the token's position it decides every random number of the group."""
+    begun: tuple[Begun, ...] = ()
+    """Samples that continue."""
+    new: tuple[int, ...] | None = None
+    """The indices of samples that start from their first token; by default all."""
+
+    def __post_init__(self) -> None:
+        self._set_array("prompt_ids", self.prompt_ids, np.int32)
+        if self.new is None:
+            object.__setattr__(self, "new", tuple(range(self.count)))
+        if len({*self.indices}) < self.samples or not all(0 <= index < self.count for index in self.indices):
+            raise ValueError(f"Request: {list(self.indices)} are not different samples of {self.count}")
+
+    @property
+    def starting(self) -> tuple[int, ...]:
+        """`new`, after its default."""
+        assert self.new is not None
+        return self.new
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        return (*(sample.index for sample in self.begun), *self.starting)
+
+    @property
+    def samples(self) -> int:
+        return len(self.begun) + len(self.starting)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of it has been sampled yet."""
+        return len(self.starting) == self.count
+
+    def left(self, written: Iterable[Begun]) -> Request:
+        """What is left of it: samples with tokens continue, those without start."""
+        written = list(written)
+        return replace(
+            self,
+            begun=tuple(begun for begun in written if len(begun.token_ids)),
+            new=tuple(begun.index for begun in written if not len(begun.token_ids)),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are there already."""
+        return sum(len(sample.token_ids) for sample in self.begun)
+
+    @property
+    def longest(self) -> int:
+        """The longest context that it may need."""
+        return len(self.prompt_ids) + self.params.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,110 +149,26 @@ class Completion:
     sample: Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A sample of which some tokens are there."""
-
-    index: int
-    token_ids: tuple[int, ...]
-    logps: tuple[float, ...]
-    version: int
-    """The weights that its first token was sampled with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """What a request still waits for: samples that have begun, and those from `next_index` on."""
-
-    request: Request
-    next_index: int = 0
-    begun: tuple[Begun, ...] = ()
-
-    @property
-    def samples(self) -> int:
-        return self.request.count - self.next_index + len(self.begun)
-
-    @property
-    def untouched(self) -> bool:
-        return self.next_index == 0
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.begun)
-
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Unfinished:
-        request = state["request"]
-        params = request["params"]
-        return cls(
-            request=Request(
-                **{
-                    **request,
-                    "prompt_ids": tuple(request["prompt_ids"]),
-                    "params": SamplingParams(**{**params, "stop": tuple(params["stop"])}),
-                }
-            ),
-            next_index=state["next_index"],
-            begun=tuple(
-                Begun(**{**begun, "token_ids": tuple(begun["token_ids"]), "logps": tuple(begun["logps"])})
-                for begun in state["begun"]
-            ),
-        )
-
-
 class Engine(Protocol):
     """What is sampled depends on requests and weights alone, never on how requests were batched."""
 
     version: int
-    """The weight version that samples now."""
-    keeps_begun: bool
-    """Whether samples that have begun go on under new weights, and are part of the state."""
-
-    @property
-    def pending(self) -> int:
-        """Samples submitted and not yet returned."""
-        ...
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        """Requests of which nothing has been sampled yet."""
-        ...
+    """The version of the weights that sample now."""
 
     def submit(self, request: Request) -> None: ...
 
-    def poll(self) -> list[Completion]:
-        """Advances, and returns the samples that finished; empty only where nothing is pending."""
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        """Advances until samples finish, and returns them; returns none after `timeout_s`, or where nothing is left."""
         ...
 
-    def cancel(self, request_id: str) -> int:
-        """Forgets a request; returns the tokens that had been generated for it and are lost."""
+    def cancel(self, ids: Collection[str]) -> int:
+        """Forgets requests; returns the tokens that had been generated for them and are lost."""
         ...
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None: ...
-
-    def state(self) -> dict[str, Any]:
-        """The version, and all work in flight, as JSON. What goes on after it, here or elsewhere, is the same."""
+    def receive(self, version: int, source: WeightSource) -> None:
+        """Takes over weights. Samples that have begun continue under them."""
         ...
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes the place of whatever is in flight."""
+    def take_unfinished(self) -> list[Request]:
+        """All unfinished work leaves the engine, with its tokens; submitted again, here or elsewhere, it continues."""
         ...
-
-
-@contextmanager
-def set_aside(engine: Engine) -> Iterator[None]:
-    """An engine with nothing in flight; what was goes on afterwards."""
-    state = engine.state()
-    engine.restore({**state, "work": []})
-    try:
-        yield
-    finally:
-        engine.restore(state)
-
-
-def tokens_in_flight(engine: Engine) -> int:
-    """Tokens of samples that have begun and are not finished."""
-    return sum(Unfinished.from_state(entry).tokens for entry in engine.state()["work"])

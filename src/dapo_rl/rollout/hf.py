@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
+from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
-from dapo_rl.rollout.engine import Completion, Request, Unfinished
-from dapo_rl.types import FinishReason, Sample
+from dapo_rl.rollout.engine import Begun, Completion, Request
+from dapo_rl.types import FinishReason, FloatArray, IntArray, Sample
 
 
 class HFEngine:
     """Samples whole requests, up to `max_batch` sequences in one call of `generate`."""
-
-    keeps_begun = True  # `poll` returns whole requests: none has begun
 
     def __init__(self, model: Any, tokenizer: Any, max_batch: int, dtype: torch.dtype = torch.float32) -> None:
         self.version = 0
@@ -32,62 +32,59 @@ class HFEngine:
 
     @property
     def pending(self) -> int:
-        return sum(request.count for request in self._queue)
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        return frozenset(request.id for request in self._queue)
+        """Samples submitted and not yet returned."""
+        return sum(request.samples for request in self._queue)
 
     def submit(self, request: Request) -> None:
         self._queue.append(request)
 
-    def cancel(self, request_id: str) -> int:
-        self._queue = deque(request for request in self._queue if request.id != request_id)
-        return 0
+    def cancel(self, ids: Collection[str]) -> int:
+        lost = sum(request.tokens for request in self._queue if request.id in ids)
+        self._queue = deque(request for request in self._queue if request.id not in ids)
+        return lost
 
-    def poll(self) -> list[Completion]:
-        requests = self._next_requests()
-        if not requests:
-            return []
-        rows = [(request, index) for request in requests for index in range(request.count)]
-        samples: list[Sample] = []
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        """Whole requests: `generate` cannot be left half-way."""
+        rows = [row for request in self._next_requests() for row in _rows(request)]
+        completions: list[Completion] = []
         for start in range(0, len(rows), self._max_batch):
-            samples += self._generate(rows[start : start + self._max_batch])
-        return [Completion(r.id, index, sample) for (r, index), sample in zip(rows, samples, strict=True)]
+            batch = rows[start : start + self._max_batch]
+            samples = zip(batch, self._generate(batch), strict=True)
+            completions += [Completion(request.id, begun.index, sample) for (request, begun), sample in samples]
+        return completions
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def receive(self, version: int, source: WeightSource) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
-        take_over(self._model, weights)
+        take_over(self._model, source)
         self.version = version
 
-    def state(self) -> dict[str, Any]:
-        return {"version": self.version, "work": [Unfinished(request).state() for request in self._queue]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.version = state["version"]
-        self._queue = deque(Unfinished.from_state(entry).request for entry in state["work"])
+    def take_unfinished(self) -> list[Request]:
+        unfinished, self._queue = list(self._queue), deque()
+        return unfinished
 
     def _next_requests(self) -> list[Request]:
         """The oldest requests with the same parameters that fit into one batch: whole groups, at least one."""
         taken: list[Request] = []
         rows = 0
-        while self._queue and (not taken or rows + self._queue[0].count <= self._max_batch):
+        while self._queue and (not taken or rows + self._queue[0].samples <= self._max_batch):
             if taken and self._queue[0].params != taken[0].params:
                 break
             taken.append(self._queue.popleft())
-            rows += taken[-1].count
+            rows += taken[-1].samples
         return taken
 
     @torch.no_grad()
-    def _generate(self, rows: list[tuple[Request, int]]) -> list[Sample]:
+    def _generate(self, rows: list[tuple[Request, Begun]]) -> list[Sample]:
         params = rows[0][0].params
         device = next(self._model.parameters()).device
-        input_ids, mask = pad([request.prompt_ids for request, _ in rows], pad_id(self._tokenizer), side="left")
+        contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in rows]
+        input_ids, mask = pad(contexts, pad_id(self._tokenizer), side="left")
         input_ids, mask = input_ids.to(device), mask.to(device)
         stop_ids = frozenset[int]() if params.ignore_eos else self._stop_ids
-        keys_B = row_keys([(request.seed, index) for request, index in rows]).to(device)
-        drawing = _DrawProcessor(keys_B, DrawParams.of([params] * len(rows), device))
-        stopping = _StopStrings(self._tokenizer, params.stop, input_ids.shape[1])
+        keys_B = row_keys([(request.seed, begun.index) for request, begun in rows]).to(device)
+        had_B = torch.tensor([len(begun.token_ids) for _, begun in rows], device=device)
+        drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
+        stopping = _StopStrings(self._tokenizer, params.stop, [begun for _, begun in rows], input_ids.shape[1])
         # `generate` fills what a configuration leaves open from the model's own, where publishers put their favourite
         # sampling settings (a repetition penalty, for one): those would change the policy, so none of them is left.
         theirs, self._model.generation_config = self._model.generation_config, GenerationConfig()
@@ -97,7 +94,7 @@ class HFEngine:
                     input_ids,
                     attention_mask=mask.long(),
                     generation_config=GenerationConfig(
-                        max_new_tokens=params.max_new_tokens,
+                        max_new_tokens=params.max_new_tokens - int(had_B.min()),
                         do_sample=False,
                         eos_token_id=sorted(stop_ids) or None,
                         pad_token_id=pad_id(self._tokenizer),
@@ -107,34 +104,48 @@ class HFEngine:
                 )
         finally:
             self._model.generation_config = theirs
-        tokens = output[:, input_ids.shape[1] :].tolist()
-        logps = torch.stack(drawing.logps, dim=1).tolist()
-        stopped_at = stopping.stopped_at
-        finished = enumerate(zip(tokens, logps, strict=True))
-        return [self._sample(t, p, stopped_at.get(i), stop_ids) for i, (t, p) in finished]
+        tokens = output[:, input_ids.shape[1] :].cpu().numpy().astype(np.int32)
+        logps = torch.stack(drawing.logps, dim=1).cpu().numpy()
+        return [
+            self._sample(request, begun, tokens[i], logps[i], stopping.stopped_at.get(i), stop_ids)
+            for i, (request, begun) in enumerate(rows)
+        ]
 
     def _sample(
-        self, tokens: list[int], logps: list[float], stopped_at: int | None, stop_ids: frozenset[int]
+        self,
+        request: Request,
+        begun: Begun,
+        tokens: IntArray,
+        logps: FloatArray,
+        stopped_at: int | None,
+        stop_ids: frozenset[int],
     ) -> Sample:
-        end = next((i + 1 for i, token in enumerate(tokens) if token in stop_ids), None)
-        finish: FinishReason = "stop"
-        if end is None or (stopped_at is not None and stopped_at < end):
-            end = stopped_at
-        if end is None:
-            end, finish = len(tokens), "length"
-        versions = (self.version, self.version)
-        return make_sample(self._tokenizer, tokens[:end], logps[:end], finish, stop_ids, versions)
+        limit = request.params.max_new_tokens - len(begun.token_ids)
+        stops = np.flatnonzero(np.isin(tokens[:limit], list(stop_ids)))
+        ends: list[tuple[int, FinishReason]] = [(int(stops[0]) + 1, "stop")] if len(stops) else []
+        if stopped_at is not None and stopped_at <= limit:
+            ends.append((stopped_at, "stop"))
+        end, finish = min(ends, default=(min(limit, len(tokens)), "length"))
+        written = begun.then(tokens[:end], logps[:end], self.version)
+        return make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids)
+
+
+def _rows(request: Request) -> list[tuple[Request, Begun]]:
+    """A request's samples, each with the tokens that it has."""
+    new = [Begun.nothing(index) for index in request.starting]
+    return [(request, begun) for begun in [*request.begun, *new]]
 
 
 class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
     """Draws the token itself and leaves it as the only possible one, so that the random numbers are ours."""
 
-    def __init__(self, keys_B: Tensor, how: DrawParams) -> None:
-        self._keys_B, self._how = keys_B, how
+    def __init__(self, keys_B: Tensor, had_B: Tensor, how: DrawParams) -> None:
+        """`had_B` is how many tokens of its response each row begins with."""
+        self._keys_B, self._had_B, self._how = keys_B, had_B, how
         self.logps: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens_B, logps_B = draw_tokens(scores, uniforms(self._keys_B, len(self.logps)), self._how)
+        tokens_B, logps_B = draw_tokens(scores, uniforms(self._keys_B, self._had_B + len(self.logps)), self._how)
         self.logps.append(logps_B)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens_B[:, None], 0.0)
 
@@ -142,16 +153,18 @@ class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
 class _StopStrings(StoppingCriteria):  # type: ignore[misc]
     """Ends a row at the first token with which its text contains a stop string, and remembers where."""
 
-    def __init__(self, tokenizer: Any, strings: tuple[str, ...], prompt_width: int) -> None:
-        self._tokenizer, self._strings, self._prompt_width = tokenizer, strings, prompt_width
+    def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Begun], width: int) -> None:
+        self._tokenizer, self._strings, self._begun, self._width = tokenizer, strings, begun, width
         self.stopped_at: dict[int, int] = {}
+        """By row, how many of the new tokens there are then."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        responses = input_ids[:, self._prompt_width :].tolist()
-        for row, ids in enumerate(responses):
+        new = input_ids[:, self._width :].cpu().numpy()
+        for row, (begun, tokens) in enumerate(zip(self._begun, new, strict=True)):
             if row not in self.stopped_at:
+                ids, had = np.concatenate([begun.token_ids, tokens]), len(begun.token_ids)
                 end = stop_string_end(self._tokenizer, ids, self._strings, seen=len(ids) - 1)
                 if end is not None:
-                    self.stopped_at[row] = end
-        stopped = [row in self.stopped_at for row in range(len(responses))]
+                    self.stopped_at[row] = end - had
+        stopped = [row in self.stopped_at for row in range(len(new))]
         return torch.tensor(stopped, device=input_ids.device)

@@ -15,6 +15,9 @@ class _AtHand:
     def result(self) -> list[Verdict]:
         return self.verdicts
 
+    def done(self) -> bool:
+        return True
+
 
 def submit(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample]) -> Pending:
     its_own: Callable[[Prompt, Sequence[Sample]], Pending] | None = getattr(verifier, "submit", None)

@@ -7,27 +7,26 @@ position) alone, but they are not the ones that the other engines draw.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import save_model
+from dapo_rl.models.load import BUCKET_BYTES, save_model
+from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.ending import make_sample, stop_token_ids
-from dapo_rl.rollout.engine import Completion, Request
-from dapo_rl.types import FinishReason
+from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.engine import Begun, Completion, Request
+from dapo_rl.types import FinishReason, FloatArray, IntArray
 
 
 class VLLMEngine:
     """One vLLM request for each sample; the prompt's blocks are shared through vLLM's prefix cache."""
-
-    keeps_begun = False
 
     def __init__(
         self,
@@ -45,8 +44,8 @@ class VLLMEngine:
         self.version = 0
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
-        self._running: dict[str, tuple[Request, int, int]] = {}
-        """By vLLM's request id: the request, the sample's index, the weight version at its start."""
+        self._running: dict[str, tuple[Request, Begun]] = {}
+        """By vLLM's request id: the request, and the sample as it was handed to vLLM."""
         self._submitted = 0
         # vLLM reads the model from a directory, and its tokenizer again later.
         self._directory = TemporaryDirectory(prefix="dapo-vllm-")
@@ -66,59 +65,69 @@ class VLLMEngine:
 
     @property
     def pending(self) -> int:
+        """Samples submitted and not yet returned."""
         return len(self._running)
 
-    @property
-    def waiting(self) -> frozenset[str]:
-        untouched = Counter(
-            request.id for name, (request, _, _) in self._running.items() if not self._tokens_so_far(name)
-        )
-        requests = {request.id: request for request, _, _ in self._running.values()}
-        return frozenset(name for name, count in untouched.items() if count == requests[name].count)
-
     def submit(self, request: Request) -> None:
-        for index in range(request.count):
+        for begun in (*request.begun, *(Begun.nothing(index) for index in request.starting)):
             self._submitted += 1
-            name = f"{self._submitted}:{request.id}:{index}"
-            prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
-            self._engine.add_request(name, prompt, self._params(request, index))
-            self._running[name] = (request, index, self.version)
+            name = f"{self._submitted}:{request.id}:{begun.index}"
+            ids = np.concatenate([request.prompt_ids, begun.token_ids]).tolist()
+            self._engine.add_request(name, {"type": "token", "prompt_token_ids": ids}, self._params(request, begun))
+            self._running[name] = (request, begun)
 
-    def poll(self) -> list[Completion]:
-        while self._running:
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        while self._running and (deadline is None or monotonic() < deadline):
             if finished := [output for output in self._engine.step() if output.finished]:
                 return [self._completion(output) for output in finished]
         return []
 
-    def cancel(self, request_id: str) -> int:
-        names = [name for name, (request, _, _) in self._running.items() if request.id == request_id]
-        lost = sum(self._tokens_so_far(name) for name in names)
-        self._engine.abort_request(names)
-        for name in names:
-            del self._running[name]
+    def cancel(self, ids: Collection[str]) -> int:
+        names = [name for name, (request, _) in self._running.items() if request.id in ids]
+        lost = sum(len(self._written(name).token_ids) for name in names)
+        self._abort(names)
         return lost
 
     @torch.no_grad()
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def receive(self, version: int, source: WeightSource) -> None:
         if not self._in_process:
             raise RuntimeError("weights can be swapped only where vLLM runs in this process")
-        self._engine.apply_model(lambda model: model.load_weights(weights.items()))
-        # Cached prefixes were computed with the weights before.
+        # Their keys and values, like all cached prefixes, were computed with the weights before.
+        unfinished = self.take_unfinished()
+        for bucket in source.buckets(BUCKET_BYTES):
+            self._engine.apply_model(lambda model, bucket=bucket: model.load_weights(iter(bucket)))
         self._engine.reset_prefix_cache()
         self.version = version
+        for request in unfinished:
+            self.submit(request)
 
-    def state(self) -> dict[str, Any]:
-        if self._running:
-            raise RuntimeError("vLLM's samples in flight cannot be kept: finish or cancel them first")
-        return {"version": self.version, "work": []}
+    def take_unfinished(self) -> list[Request]:
+        requests: dict[str, Request] = {}
+        written: dict[str, list[Begun]] = {}
+        for name, (request, _) in self._running.items():
+            requests.setdefault(request.id, request)
+            written.setdefault(request.id, []).append(self._written(name))
+        self._abort(list(self._running))
+        return [request.left(written[name]) for name, request in requests.items()]
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.version = state["version"]
+    def close(self) -> None:
+        """Ends vLLM's processes and frees its memory."""
+        self._abort(list(self._running))
+        self._engine.engine_core.shutdown()
+        self._directory.cleanup()
 
-    def _params(self, request: Request, index: int) -> Any:
-        params = request.params
+    def _abort(self, names: list[str]) -> None:
+        self._engine.abort_request(names)
+        for name in names:
+            del self._running[name]
+
+    def _params(self, request: Request, begun: Begun) -> Any:
+        params, had = request.params, len(begun.token_ids)
+        # vLLM's random numbers start anew with every request of its own.
+        seed = derive_seed(request.seed, begun.index, *([had] if had else []))
         return self._sampling_params_type(
-            max_tokens=params.max_new_tokens,
+            max_tokens=params.max_new_tokens - had,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
@@ -126,7 +135,7 @@ class VLLMEngine:
             stop=list(params.stop),
             stop_token_ids=[] if params.ignore_eos else sorted(self._stop_ids),
             ignore_eos=params.ignore_eos,
-            seed=derive_seed(request.seed, index) if self._seeded else None,
+            seed=seed if self._seeded else None,
             logprobs=0,
             flat_logprobs=True,
             # The whole text is decoded at the end; only stop strings need it on the way.
@@ -135,27 +144,38 @@ class VLLMEngine:
         )
 
     def _completion(self, output: Any) -> Completion:
-        request, index, version = self._running.pop(output.request_id)
+        request, begun = self._running.pop(output.request_id)
         done = output.outputs[0]
-        tokens = tuple(int(token) for token in done.token_ids)
-        logps = _sampled_logps(done.logprobs, tokens)
+        tokens = np.asarray(done.token_ids, np.int32)
+        written = begun.then(tokens, _sampled_logps(done.logprobs, tokens), self.version)
+        end = len(written.token_ids)
         finish: FinishReason = "length" if done.finish_reason == "length" else "stop"
-        sample = make_sample(self._tokenizer, tokens, logps, finish, self._stop_ids, (version, self.version))
-        return Completion(request.id, index, sample)
+        if request.params.stop and len(begun.token_ids):
+            # vLLM does not find a stop string that began in the tokens that it was given.
+            found = stop_string_end(self._tokenizer, written.token_ids, request.params.stop, seen=len(begun.token_ids))
+            end, finish = (end, finish) if found is None else (found, "stop")
+        sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)
+        return Completion(request.id, begun.index, sample)
 
-    def _tokens_so_far(self, name: str) -> int:
-        """vLLM has no public count of a running request's tokens."""
+    def _written(self, name: str) -> Begun:
+        """A running sample with its tokens so far, of which vLLM has no public record."""
+        _, begun = self._running[name]
         processor = self._engine.output_processor
-        states = [processor.request_states.get(inner) for inner in processor.external_req_ids.get(name, ())]
-        return sum(state.detokenizer.num_output_tokens() for state in states if state and state.detokenizer)
+        for inner in processor.external_req_ids.get(name, ()):
+            state = processor.request_states.get(inner)
+            if state is not None and state.detokenizer is not None and state.detokenizer.num_output_tokens():
+                tokens = np.asarray(state.detokenizer.output_token_ids, np.int32)
+                return begun.then(tokens, _sampled_logps(state.logprobs_processor.logprobs, tokens), self.version)
+        return begun
 
 
-def _sampled_logps(logprobs: Any, tokens: tuple[int, ...]) -> tuple[float, ...]:
+def _sampled_logps(logprobs: Any, tokens: IntArray) -> FloatArray:
     """With `logprobs=0` every position has the sampled token's alone."""
     flat = getattr(logprobs, "logprobs", None)
     if flat is not None and len(flat) == len(tokens):
-        return tuple(float(value) for value in flat)
-    return tuple(float(position[token].logprob) for position, token in zip(logprobs, tokens, strict=True))
+        return np.asarray(flat, np.float32)
+    pairs = zip(logprobs, tokens.tolist(), strict=True)
+    return np.asarray([position[token].logprob for position, token in pairs], np.float32)
 
 
 def _logprobs_mode(settings: SamplingSettings) -> str:

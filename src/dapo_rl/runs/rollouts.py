@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.fates import Fate, Waiting
-from dapo_rl.types import Group, ScoredSample, TrainedTokens
+from dapo_rl.types import Group, TrainedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,8 @@ class GroupRow:
 
     group: Group
     fate: Fate | Waiting
-    scores: Sequence[ScoredSample] | None = None
-    """What the update saw, sample by sample; none for a group that was not trained on."""
-    tokens: Sequence[TrainedTokens | None] | None = None
-    """And token by token."""
+    trained: TrainedGroup | None = None
+    """As the update saw it, where it was trained on."""
 
 
 SCHEMA = pa.schema(
@@ -53,27 +52,46 @@ SCHEMA = pa.schema(
         ("fate", pa.string()),
         ("train_logps", pa.list_(pa.float32())),
         ("entropies", pa.list_(pa.float32())),
+        ("clipped", pa.list_(pa.int8())),
     ]
 )
+TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.type))
 
 
 def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
     records = [record for row in rows for record in _records(step, row)]
-    table = pa.Table.from_pylist(records, schema=SCHEMA)
+    table = pa.table([_column(records, field) for field in SCHEMA], schema=SCHEMA)
     with beside(path) as draft:
-        pq.write_table(table, draft, compression="zstd")
+        pq.write_table(table, draft, compression="zstd", use_dictionary=_REPEATED)
+
+
+_REPEATED = [
+    *("step", "draw", "prompt_id", "data_source", "prompt", "finish_reason", "version_first", "version_last"),
+    *("truth", "correct", "status", "fate", "clipped.list.element"),
+]
+"""Columns whose values repeat. A dictionary of the others costs more than it saves."""
+
+
+def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
+    values = [record[field.name] for record in records]
+    if field.name not in TOKEN_COLUMNS:
+        return pa.array(values, field.type)
+    # From arrays to an array, without an object for each token.
+    arrays = [value for value in values if value is not None]
+    flat = np.concatenate(arrays) if arrays else np.empty(0, field.type.value_type.to_pandas_dtype())
+    offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+    absent = pa.array([value is None for value in values], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, field.type.value_type), mask=absent)
 
 
 def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
-    group = row.group
-    scores: Sequence[ScoredSample | None] = row.scores if row.scores is not None else [None] * len(group.samples)
-    seen = row.tokens if row.tokens is not None else [None] * len(group.samples)
-    samples = zip(group.samples, group.verdicts, scores, seen, strict=True)
-    for index, (sample, verdict, scored, tokens) in enumerate(samples):
+    group, trained = row.group, row.trained
+    for i, (sample, verdict) in enumerate(zip(group.samples, group.verdicts, strict=True)):
+        seen = trained.seen[i] if trained is not None and trained.seen is not None else None
         yield {
             "step": step,
             "draw": group.draw,
-            "sample": index,
+            "sample": i,
             "prompt_id": as_unicode(group.prompt.id),
             "data_source": as_unicode(group.prompt.data_source),
             "prompt": as_unicode(group.prompt.text),
@@ -82,16 +100,18 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "logps": sample.logps,
             "finish_reason": sample.finish_reason,
             "version_first": sample.versions[0],
-            "version_last": sample.versions[1],
+            "version_last": sample.versions[-1],
             "answer": as_unicode(verdict.answer),
             "truth": as_unicode(group.prompt.answer),
             "score": verdict.score,
             "correct": verdict.correct,
             "status": verdict.status,
-            "reward": scored.reward if scored else None,
-            "length_penalty": scored.length_penalty if scored else None,
-            "advantage": scored.advantage if scored else None,
+            "reward": trained.rewards[i] if trained else None,
+            "length_penalty": trained.length_penalties[i] if trained else None,
+            # Exact where all tokens have the same, as double precision adds them up.
+            "advantage": trained.samples[i].advantages.mean(dtype=np.float64) if trained else None,
             "fate": row.fate,
-            "train_logps": tokens.logps if tokens else None,
-            "entropies": tokens.entropies if tokens else None,
+            "train_logps": seen.logps if seen else None,
+            "entropies": seen.entropies if seen else None,
+            "clipped": seen.clipped if seen else None,
         }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from dapo_rl.algo import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.train.own import build_advantages
-from dapo_rl.types import Batch, Group, ScoredSample, TrainSample
+from dapo_rl.types import Group, SeenTokens, TrainedGroup, TrainSample
 
 
 def make_batch(
@@ -21,49 +23,50 @@ def make_batch(
     version: int = 0,
     filled_up: Collection[int] = frozenset(),
     advantages: Advantages | None = None,
-) -> Batch:
+    rewards: Mapping[int, Tensor] | None = None,
+) -> tuple[TrainedGroup, ...]:
     """The batch that the weights of `version` are trained on.
 
     Groups whose draws are in `filled_up` have no signal: their advantages are 0, and they count in no normalisation.
     Their shaped rewards may differ, by length alone. `advantages` is what `algo.advantage` names, where that is loaded
-    already.
+    already, and `rewards` what `shaped_rewards` returns.
     """
+    rewards = shaped_rewards(groups, config) if rewards is None else rewards
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
-    lengths_PG = torch.tensor([[len(s.token_ids) for s in group.samples] for group in groups])
+    rewards_PG = torch.stack([rewards[group.draw] for group in groups])
+    penalties_PG = rewards_PG - scores_PG
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
-
-    rewards_PG = shape_rewards(scores_PG, lengths_PG, config)
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
     estimate = advantages or build_advantages(config.algo)
     advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up))
-    return Batch(
-        groups=tuple(groups),
-        samples=tuple(
-            tuple(
+    return tuple(
+        TrainedGroup(
+            group=group,
+            samples=tuple(
                 TrainSample(
                     prompt_ids=group.prompt.token_ids,
                     response_ids=sample.token_ids,
                     old_logps=sample.logps,
-                    advantage=advantages_PG[p, g].item(),
+                    advantages=np.full(len(sample.token_ids), advantages_PG[p, g].item(), np.float32),
                     group=p,
                     in_loss=bool(in_loss_PG[p, g]),
-                    fresh=sample.versions == (version, version),
+                    fresh=bool((sample.versions == version).all()),
+                    mask=sample.mask,
                 )
                 for g, sample in enumerate(group.samples)
-            )
-            for p, group in enumerate(groups)
-        ),
-        scores=tuple(
-            tuple(
-                ScoredSample(
-                    reward=rewards_PG[p, g].item(),
-                    length_penalty=(rewards_PG[p, g] - scores_PG[p, g]).item(),
-                    advantage=advantages_PG[p, g].item(),
-                )
-                for g in range(len(group.samples))
-            )
-            for p, group in enumerate(groups)
-        ),
+            ),
+            rewards=tuple(rewards_PG[p].tolist()),
+            length_penalties=tuple(penalties_PG[p].tolist()),
+        )
+        for p, group in enumerate(groups)
+    )
+
+
+def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) -> tuple[TrainedGroup, ...]:
+    """The batch after its last pass, which saw its samples in order."""
+    ends = accumulate(len(group.samples) for group in batch)
+    return tuple(
+        replace(group, seen=tuple(seen[end - len(group.samples) : end])) for group, end in zip(batch, ends, strict=True)
     )
 
 
@@ -78,8 +81,15 @@ def _in_baseline(
     return informative_P1.expand_as(in_loss_PG) if mask_PG is None else mask_PG & informative_P1
 
 
-def shape_rewards(scores: Tensor, lengths: Tensor, config: Config) -> Tensor:
-    """Rewards with the length penalty that the recipe asks for."""
+def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]:
+    """The rewards of each group's samples, with the length penalty that the recipe asks for, by the group's draw."""
+    return {group.draw: _shaped(group, config) for group in groups}
+
+
+def _shaped(group: Group, config: Config) -> Tensor:
+    scores = torch.tensor([v.score for v in group.verdicts])
+    # The policy is not punished for the length of what an environment writes.
+    lengths = torch.tensor([int(np.count_nonzero(s.mask)) for s in group.samples])
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
         return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)
@@ -88,9 +98,8 @@ def shape_rewards(scores: Tensor, lengths: Tensor, config: Config) -> Tensor:
     return scores
 
 
-def split_mini_batches(batch: Batch, count: int) -> list[tuple[TrainSample, ...]]:
+def split_mini_batches(batch: Sequence[TrainedGroup], count: int) -> list[tuple[TrainSample, ...]]:
     """Whole groups, spread as evenly as they go; a batch with fewer groups than `count` has fewer mini-batches."""
-    groups = batch.samples
-    count = min(count, len(groups))
-    bounds = [round(i * len(groups) / count) for i in range(count + 1)]
-    return [tuple(sample for group in groups[start:end] for sample in group) for start, end in pairwise(bounds)]
+    count = min(count, len(batch))
+    bounds = [round(i * len(batch) / count) for i in range(count + 1)]
+    return [tuple(sample for group in batch[start:end] for sample in group.samples) for start, end in pairwise(bounds)]

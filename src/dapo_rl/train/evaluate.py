@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import Answered, answer
-from dapo_rl.rollout.engine import Engine, SamplingParams, set_aside
+from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.types import Prompt, Verifier
 
 
@@ -48,10 +48,9 @@ def evaluate(
     """Samples every prompt `samples` times. The same seed gives the same random numbers at every evaluation."""
     answered: list[Answered] = []
     on_progress(0, len(prompts))
-    with set_aside(engine):
-        for problem in answer(engine, verifier, prompts, params, samples, seed):
-            answered.append(problem)
-            on_progress(len(answered), len(prompts))
+    for problem in answer(engine, verifier, prompts, params, samples, seed):
+        answered.append(problem)
+        on_progress(len(answered), len(prompts))
     answered.sort(key=lambda problem: problem.index)
     verdicts = [problem.verdicts.result() for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]

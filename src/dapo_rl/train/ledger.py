@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from dapo_rl.rollout.sampler import Fill
-from dapo_rl.types import Batch
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.types import TrainedGroup
 
 
 class Ledger:
     def __init__(self, counts: dict[str, int] | None = None) -> None:
         self._counts: Counter[str] = Counter(counts or {})
 
-    def add(self, fill: Fill, batch: Batch) -> None:
+    def add(self, fill: Fill, batch: Sequence[TrainedGroup]) -> None:
         self._counts["total"] += fill.tokens_generated
         self._counts["cancelled"] += fill.tokens_cancelled
-        for group in batch.samples:
-            for sample in group:
+        for group in batch:
+            for sample in group.samples:
                 self._counts["trained" if sample.in_loss else "masked_truncated"] += len(sample.response_ids)
         for dropped, fate in fill.dropped:
             self._counts[fate] += dropped.tokens

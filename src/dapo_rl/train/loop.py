@@ -8,37 +8,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError
+from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Engine
-from dapo_rl.rollout.sampler import Fill, Sampler
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
-from dapo_rl.train.batch import make_batch, split_mini_batches
+from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.train.schedule import learning_rate
-from dapo_rl.types import Batch, Group, TrainedTokens, TrainSample
+from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
 
 
 class Policy(Protocol):
     """What is trained: in one process or on many ranks, with the same result."""
 
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[list[float]]: ...
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
 
-    def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]: ...
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
 
-    def weights(self) -> Mapping[str, Tensor]: ...
-
-    def take_notes(self) -> list[str]: ...
-
-    def take_tokens(self) -> list[TrainedTokens | None]: ...
+    def weights(self) -> WeightSource: ...
 
 
 @dataclass(slots=True)
@@ -83,9 +79,10 @@ def train(run: Run) -> None:
         run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
         with _or_diverged(run, step):
-            fill, batch, tokens, metrics = _step(run, step)
+            done = _step(run, step)
         progress.step = step
-        progress.ledger.add(fill, batch)
+        progress.ledger.add(done.fill, done.batch)
+        metrics = done.metrics
         last = step == config.train.steps
         if last or (config.eval.every and step % config.eval.every == 0):
             metrics |= _evaluate(run)
@@ -94,11 +91,11 @@ def train(run: Run) -> None:
         run.directory.append_metrics(step, metrics)
         run.track(step, metrics)
         if config.log.rollouts:
-            run.directory.write_rollouts(step, _rows(fill, batch, tokens, run.sampler.carried if last else ()))
+            run.directory.write_rollouts(step, _rows(done, run.sampler.carried if last else ()))
         if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
             with _or_diverged(run, step):
                 run.save()
-        for note in (fill.note, _verifier_failures(fill), *run.policy.take_notes()):
+        for note in (done.fill.note, _verifier_failures(done.fill), *done.notes):
             if note:
                 run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)
@@ -115,38 +112,46 @@ def _or_diverged(run: Run, step: int) -> Iterator[None]:
         raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
 
 
-def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None], dict[str, float]]:
-    """One step of Algorithm 1: what was sampled, what was trained on, what the last pass saw of it, and its numbers."""
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """One step: what was sampled, what was trained on and how the last pass saw it, and its numbers."""
+
+    fill: Fill
+    batch: Sequence[TrainedGroup]
+    metrics: dict[str, float]
+    notes: Sequence[str]
+
+
+def _step(run: Run, step: int) -> _Done:
+    """One step of Algorithm 1."""
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     fill = run.sampler.fill(config.sampling.prompts_per_step)
-    version = run.engine.version
-    batch = make_batch(fill.kept, config, version, fill.filled_up, run.advantages)
+    rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
+    batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards)
 
     run.display.phase("updating")
     sampled = time.perf_counter()
     lr = learning_rate(step, config.train)
-    updates: list[dict[str, float]] = []
-    tokens: list[TrainedTokens | None] = []
+    updates: list[Update] = []
     for _ in range(config.train.epochs_per_step):
-        tokens.clear()
-        for mini_batch in split_mini_batches(batch, config.train.mini_batches):
-            updates.append(run.policy.update(mini_batch, lr))
-            tokens += run.policy.take_tokens()
+        last_pass = [run.policy.update(part, lr) for part in split_mini_batches(batch, config.train.mini_batches)]
+        updates += last_pass
+    batch = as_seen(batch, [seen for update in last_pass for seen in update.seen])
     weights = run.policy.weights()
-    if name := not_finite(weights):
+    if name := not_finite(weights.tensors):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
-    run.engine.load_weights(step, weights)
+    run.engine.receive(step, weights)
 
     ended = time.perf_counter()
-    metrics = step_metrics(fill, batch, [update for update in updates if update], config, version) | {
+    metrics = step_metrics(fill, batch, [update.metrics for update in updates if update.metrics], rewards) | {
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,
         "timing_s/step": ended - started,
         "perf/throughput": fill.tokens_generated / (ended - started),
     }
-    return fill, batch, tokens, metrics
+    return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 
 
 def _evaluate(run: Run) -> dict[str, float]:
@@ -169,15 +174,11 @@ def _verifier_failures(fill: Fill) -> str | None:
     return f"the verifier failed on {len(failed)} samples, whose groups are dropped; the first: {failed[0].detail}"
 
 
-def _rows(fill: Fill, batch: Batch, tokens: Sequence[TrainedTokens | None], carried: Sequence[Group]) -> list[GroupRow]:
+def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
     """All groups that were settled in a step, and after the last step those that wait for another one."""
-    seen = iter(tokens)
-    kept = [
-        GroupRow(group, "kept", scores, [next(seen) for _ in group.samples])
-        for group, scores in zip(batch.groups, batch.scores, strict=True)
-    ]
-    dropped = [GroupRow(group, fate, None) for group, fate in fill.dropped]
-    waiting = [GroupRow(group, "carried", None) for group in carried]
+    kept = [GroupRow(trained.group, "kept", trained) for trained in done.batch]
+    dropped = [GroupRow(group, fate) for group, fate in done.fill.dropped]
+    waiting = [GroupRow(group, "carried") for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)
 
 

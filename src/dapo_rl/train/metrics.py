@@ -7,29 +7,30 @@ half right by construction and would show no progress. What the update saw is un
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
-import torch
+from torch import Tensor
 
-from dapo_rl.config import Config
 from dapo_rl.fates import Fate
-from dapo_rl.rollout.sampler import Fill
-from dapo_rl.train.batch import shape_rewards
-from dapo_rl.types import Batch, Group
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.types import Group, TrainedGroup
 
 
 def step_metrics(
-    fill: Fill, batch: Batch, updates: Sequence[dict[str, float]], config: Config, version: int
+    fill: Fill,
+    batch: Sequence[TrainedGroup],
+    updates: Sequence[Mapping[str, float]],
+    rewards: Mapping[int, Tensor],
 ) -> dict[str, float]:
-    """`version` is that of the weights that the step began with."""
-    trained = sum(len(s.response_ids) for group in batch.samples for s in group if s.in_loss)
+    """`rewards` are those of all groups of the step, by their draws."""
+    trained = sum(s.trained_tokens for group in batch for s in group.samples)
     fates = fill.fates()
     drawn = len(fill.sampled)
     metrics = {
-        **_sampled(fill.sampled, config),
-        "reward/batch": _mean([score.reward for group in batch.scores for score in group]),
-        "acc/batch": _mean([float(v.correct) for group in batch.groups for v in group.verdicts]),
+        **_sampled(fill.sampled, rewards),
+        "reward/batch": _mean([reward for group in batch for reward in group.rewards]),
+        "acc/batch": _mean([float(v.correct) for group in batch for v in group.group.verdicts]),
         "sampling/drawn": drawn,
         **{f"sampling/{fate}": fates[fate] for fate in get_args(Fate)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
@@ -40,8 +41,8 @@ def step_metrics(
         "sampling/tokens_generated": fill.tokens_generated,
         "sampling/tokens_trained": trained,
         "sampling/wasted_share": _share(sum(group.tokens for group, _ in fill.dropped), fill.tokens_generated),
-        "sampling/staleness": max(_staleness(batch, version), default=0),
-        "sampling/staleness_mean": _mean(_staleness(batch, version)),
+        "sampling/staleness": max(_staleness(fill), default=0),
+        "sampling/staleness_mean": _mean(_staleness(fill)),
         **_mean_of(updates),
         "actor/updates": len(updates),
     }
@@ -52,28 +53,29 @@ def step_metrics(
     return metrics
 
 
-def _sampled(groups: Sequence[Group], config: Config) -> dict[str, float]:
-    samples = [(s, v) for group in groups for s, v in zip(group.samples, group.verdicts, strict=True)]
-    judged = [(s, v) for s, v in samples if not v.failed]
-    lengths = [len(s.token_ids) for s, _ in samples]
-    rewards = shape_rewards(
-        torch.tensor([v.score for _, v in judged]), torch.tensor([len(s.token_ids) for s, _ in judged]), config
-    )
+def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str, float]:
+    samples = [
+        (sample, verdict, reward)
+        for group in groups
+        for sample, verdict, reward in zip(group.samples, group.verdicts, rewards[group.draw].tolist(), strict=True)
+    ]
+    judged = [(verdict, reward) for _, verdict, reward in samples if not verdict.failed]
+    lengths = [len(sample.token_ids) for sample, _, _ in samples]
     return {
-        "reward/mean": _mean(rewards.tolist()),
-        "acc/mean": _mean([float(v.correct) for _, v in judged]),
+        "reward/mean": _mean([reward for _, reward in judged]),
+        "acc/mean": _mean([float(verdict.correct) for verdict, _ in judged]),
         "response_length/mean": _mean([float(n) for n in lengths]),
         "response_length/max": max(lengths, default=0),
-        "response_length/clip_ratio": _share(sum(s.truncated for s, _ in samples), len(samples)),
+        "response_length/clip_ratio": _share(sum(s.truncated for s, _, _ in samples), len(samples)),
     }
 
 
-def _staleness(batch: Batch, version: int) -> list[float]:
-    """How many weight versions the first token of each sample is behind."""
-    return [float(version - s.versions[0]) for group in batch.groups for s in group.samples]
+def _staleness(fill: Fill) -> list[float]:
+    """How many weight versions the first token of each sample of the batch is behind."""
+    return [float(fill.version - s.versions[0]) for group in fill.kept for s in group.samples]
 
 
-def _mean_of(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+def _mean_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean over a step's updates of each metric that they have; a NaN says that an update has none."""
     names = updates[0] if updates else {}
     return {name: _mean([u[name] for u in updates if not math.isnan(u[name])]) for name in names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from dapo_rl.types import TrainSample
 
@@ -12,39 +13,49 @@ def packed_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int
 
     A prompt that several samples of a micro-batch have is computed once, and counts once.
     """
-    prompts: dict[tuple[int, ...], list[int]] = {}
+    prompts: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
-        prompts.setdefault(sample.prompt_ids, []).append(i)
-    order = [i for members in prompts.values() for i in members]
-    fewest = len(_fill(samples, order, budget))
+        prompts.setdefault(sample.prompt_ids.tobytes(), []).append(i)
+    # Nothing is computed for a response's last token: what comes after it is not needed.
+    lengths = [
+        _Length(prompt, len(samples[i].prompt_ids), len(samples[i].response_ids) - 1, i)
+        for prompt, members in enumerate(prompts.values())
+        for i in members
+    ]
+    fewest = len(_fill(lengths, budget))
     # The least budget that does with as many: the fullest micro-batch is then as small as it can be.
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
-        if len(_fill(samples, order, middle)) <= fewest:
+        if len(_fill(lengths, middle)) <= fewest:
             high = middle
         else:
             low = middle + 1
-    return _fill(samples, order, high)
+    return _fill(lengths, high)
 
 
-def _fill(samples: Sequence[TrainSample], order: Sequence[int], budget: int) -> list[list[int]]:
+class _Length(NamedTuple):
+    """How long a sample is, with the number of its prompt."""
+
+    prompt: int
+    prompt_tokens: int
+    own_tokens: int
+    sample: int
+
+
+def _fill(lengths: Sequence[_Length], budget: int) -> list[list[int]]:
     """Samples in their order, each micro-batch as full as it gets; a sample over the budget is alone."""
     batches: list[list[int]] = []
-    tokens, prompt = 0, None
-    for i in order:
-        sample = samples[i]
-        # Nothing is computed for a response's last token: what comes after it is not asked for.
-        own = len(sample.response_ids) - 1
-        alone = len(sample.prompt_ids) + own
-        more = own if sample.prompt_ids == prompt else alone
+    tokens, before = 0, -1
+    for prompt, prompt_tokens, own, sample in lengths:
+        more = own if prompt == before else prompt_tokens + own
         if batches and tokens + more <= budget:
-            batches[-1].append(i)
+            batches[-1].append(sample)
             tokens += more
         else:
-            batches.append([i])
-            tokens = alone
-        prompt = sample.prompt_ids
+            batches.append([sample])
+            tokens = prompt_tokens + own
+        before = prompt
     return batches
 
 

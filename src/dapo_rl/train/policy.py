@@ -6,8 +6,10 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,10 +21,11 @@ from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.lora import WithoutAdapter, plain_weights
 from dapo_rl.models.responses import Responses
+from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.train.own import OwnLoss, build_losses
-from dapo_rl.types import TrainedTokens, TrainSample
+from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 _MOST_TOKENS = 2**17
 """Beyond so many tokens a pass is no faster."""
@@ -59,14 +62,14 @@ class HFPolicy:
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
         self._lowered_budget: int | None = None
-        self._new_notes: list[str] = []
+        self._notes: list[str] = []
+        """What the user should know; the next update hands it over."""
         # Dropout would make the policy of the update another one than the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
         frozen = WithoutAdapter if reference is model else Responses
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
-        self._tokens: list[TrainedTokens | None] = []
         self._optimizer = build_optimizer(model, train)
         if fill_memory and next(model.parameters()).is_cuda:
             self._token_budget = max(token_budget, self._tokens_that_fit())
@@ -76,37 +79,32 @@ class HFPolicy:
         """What the user should know about how this model is trained."""
         return self._responses.note
 
-    def take_notes(self) -> list[str]:
-        """What the user should know of what happened since the last call."""
-        notes, self._new_notes = self._new_notes, []
-        return notes
-
-    def weights(self) -> dict[str, Tensor]:
+    def weights(self) -> ModelWeights:
         """Under the names of the model as it was loaded, whatever trains beside its weights."""
-        return plain_weights(self.model)
+        return ModelWeights(plain_weights(self.model))
 
     @torch.no_grad()
-    def logprobs(self, samples: Sequence[TrainSample]) -> list[list[float]]:
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """Each response token's log-probability under the policy as it is now."""
 
-        def compute(micro_batch: Sequence[TrainSample], _count: int) -> list[list[float]]:
+        def compute(micro_batch: Sequence[TrainSample], _count: int) -> list[FloatArray]:
             with self._responses.compute(micro_batch) as stats:
-                rows: list[list[float]] = stats.logps.tolist()
+                rows: FloatArray = stats.logps.cpu().numpy()
             return [row[: len(sample.response_ids)] for row, sample in zip(rows, micro_batch, strict=True)]
 
-        result: dict[int, list[float]] = {}
+        result: dict[int, FloatArray] = {}
         for indices, rows in self._in_micro_batches(samples, compute):
             result |= zip(indices, rows, strict=True)
         return [result[i] for i in range(len(samples))]
 
-    def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]:
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
         """One optimizer step; the result is the same for any split into micro-batches."""
-        counts = _Counts.of(mini_batch)
-        self._tokens = [None] * len(mini_batch)
+        counts = _Counts.of(samples)
+        seen: list[SeenTokens | None] = [None] * len(samples)
         if counts.tokens == 0:
-            return {}
-        places = [i for i, sample in enumerate(mini_batch) if sample.in_loss]
-        trained = [mini_batch[i] for i in places]
+            return Update({}, tuple(seen))
+        places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
+        trained = [samples[i] for i in places]
         self._optimizer.zero_grad(set_to_none=True)
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
         sums = [of_batch for _, (of_batch, _) in backward]
@@ -120,16 +118,13 @@ class HFPolicy:
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
         set_learning_rate(self._optimizer, lr)
         self._step()
-        for indices, (_, tokens_2BL) in backward:
-            for i, (logps, entropies) in zip(indices, tokens_2BL.transpose(0, 1).tolist(), strict=True):
-                length = len(trained[i].response_ids)
-                self._tokens[places[i]] = TrainedTokens(tuple(logps[:length]), tuple(entropies[:length]))
-        return self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
-
-    def take_tokens(self) -> list[TrainedTokens | None]:
-        """What the last update saw of each sample of its mini-batch; none of those that are not in the loss."""
-        tokens, self._tokens = self._tokens, []
-        return tokens
+        for indices, (_, tokens) in backward:
+            of_samples = tokens.split([len(trained[i].response_ids) for i in indices])
+            for i, of_sample in zip(indices, of_samples, strict=True):
+                seen[places[i]] = of_sample
+        metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
+        notes, self._notes = tuple(self._notes), []
+        return Update(metrics, tuple(seen), notes)
 
     def state(self) -> dict[str, Any]:
         return {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
@@ -147,12 +142,13 @@ class HFPolicy:
 
     def _backward(
         self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Adds one micro-batch's gradient; returns sums over its tokens, and their log-probabilities and entropies."""
+    ) -> tuple[dict[str, Tensor], _Tokens]:
+        """Adds one micro-batch's gradient; returns sums over its tokens, and what it saw of each."""
         algo = self._algo
         device = next(self.model.parameters()).device
-        old_logps = _pad_floats([s.old_logps for s in samples]).to(device)
-        advantages = torch.tensor([s.advantage for s in samples], device=device)
+        old_logps = _padded([s.old_logps for s in samples]).to(device)
+        advantages = _padded([s.advantages for s in samples]).to(device)
+        written = _padded([s.mask for s in samples]).to(device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -169,7 +165,7 @@ class HFPolicy:
             with torch.no_grad(), self._reference.compute(samples) as reference:
                 ref_logps = reference.logps
         with self._responses.compute(samples) as stats:
-            logps, mask = stats.logps, stats.mask
+            logps, mask = stats.logps, stats.mask & written
             losses = self._losses(logps, old_logps, advantages, mask, **bounds)
             loss = sums["pg_loss"] = aggregate(losses, mask, **how)
             if algo.kl_coef > 0:
@@ -196,7 +192,7 @@ class HFPolicy:
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
-            return totals, torch.stack([logps.detach(), stats.entropy])
+            return totals, _Tokens(logps.detach(), stats.entropy, _which_bound(high, low, dual))
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:
@@ -263,7 +259,7 @@ class HFPolicy:
         while len(self._micro_batches(samples)) <= count and self._token_budget > 1:
             self._token_budget //= 2
         self._lowered_budget = self._token_budget
-        self._new_notes.append(
+        self._notes.append(
             f"out of GPU memory: micro-batches of {self._token_budget} tokens from here on instead of {before}; "
             "train.token_budget sets it from the start"
         )
@@ -287,9 +283,9 @@ class _Counts:
     @classmethod
     def of(cls, samples: Sequence[TrainSample]) -> _Counts:
         group_tokens: Counter[int] = Counter({s.group: 0 for s in samples})
-        trained = [s for s in samples if s.in_loss]
+        trained = [s for s in samples if s.trained_tokens]
         for sample in trained:
-            group_tokens[sample.group] += len(sample.response_ids)
+            group_tokens[sample.group] += sample.trained_tokens
         return cls(sum(group_tokens.values()), len(trained), group_tokens)
 
     def denominator(self, aggregation: Aggregation, micro_batches: int) -> int:
@@ -309,9 +305,30 @@ def _too_long(sample: TrainSample, recomputes: bool) -> str:
     )
 
 
-def _pad_floats(rows: Sequence[Sequence[float]]) -> Tensor:
-    width = max(len(row) for row in rows)
-    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows])
+class _Tokens(NamedTuple):
+    """What a micro-batch's pass saw of its tokens, `[B, T]` each, still on the device."""
+
+    logps: Tensor
+    entropies: Tensor
+    clipped: Tensor
+
+    def split(self, lengths: Sequence[int]) -> list[SeenTokens]:
+        """By sample, without padding."""
+        logps, entropies, clipped = (rows.cpu().numpy() for rows in self)
+        return [SeenTokens(logps[i, :n], entropies[i, :n], clipped[i, :n]) for i, n in enumerate(lengths)]
+
+
+def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
+    """By the numbers of `SeenTokens.clipped`."""
+    return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
+
+
+def _padded(rows: Sequence[npt.NDArray[Any]]) -> Tensor:
+    """Rows of different lengths as one tensor, zeros behind them."""
+    table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
+    for i, row in enumerate(rows):
+        table[i, : len(row)] = row
+    return torch.from_numpy(table)
 
 
 def _total(values: Tensor, mask: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from dapo_rl.errors import UserError
@@ -20,6 +21,7 @@ from dapo_rl.models.load import check_context, pad_id, pick_device
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.types import IntArray
 
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
@@ -34,8 +36,8 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
         for p, ids in enumerate(prompts(i)):
             engine.submit(Request(f"{i}-{p}", ids, work.group, params, derive_seed(work.seed, i, p)))
         sampled = 0
-        while engine.pending:
-            sampled += sum(len(done.sample.logps) for done in engine.poll())
+        while completions := engine.poll():
+            sampled += sum(len(done.sample.logps) for done in completions)
         if sampled != work.response_tokens:
             raise AssertionError(f"{sampled} tokens have a log-probability, of {work.response_tokens}")
 
@@ -71,14 +73,14 @@ def measure_generate(work: Work, variant: str = "") -> Measurement:
     return measure(run, work, device, facts)
 
 
-def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[tuple[int, ...]]], dict[str, Any]]:
+def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
     model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
     model.requires_grad_(False)
     texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
-    ids = [tuple(tokenizer(text).input_ids) for text in texts]
+    ids = [np.asarray(tokenizer(text).input_ids, np.int32) for text in texts]
     check_context(model, max(map(len, ids)), work.tokens)
 
-    def prompts(i: int) -> list[tuple[int, ...]]:
+    def prompts(i: int) -> list[IntArray]:
         return ids[i * work.prompts : (i + 1) * work.prompts]
 
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}

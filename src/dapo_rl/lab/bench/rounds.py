@@ -11,7 +11,8 @@ from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
-from dapo_rl.rollout.sampler import Fill, Prompts
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.sampler import Prompts
 from dapo_rl.types import Group, Sample, Verifier
 
 
@@ -54,7 +55,7 @@ class Rounds:
             dropped = [(group, "surplus" if _fate(group) == "kept" else _fate(group)) for group in sampled[n:]]
             kept = first
         tokens = sum(group.tokens for group in sampled)
-        return Fill(tuple(kept), tuple(dropped), tuple(sampled), frozenset(), 0, 0, tokens, 0, 0.0, 0.0)
+        return Fill(tuple(kept), tuple(dropped), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
 
     def _round(self, size: int) -> list[Group]:
         drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}
@@ -63,8 +64,8 @@ class Rounds:
             seed = derive_seed(0, prompt.id, draw)
             self.engine.submit(Request(name, prompt.token_ids, self.group_size, self.params, seed))
         samples: dict[str, dict[int, Sample]] = {name: {} for name in drawn}
-        while self.engine.pending:
-            for completion in self.engine.poll():
+        while completions := self.engine.poll():
+            for completion in completions:
                 samples[completion.request_id][completion.index] = completion.sample
         groups = []
         for name, (draw, prompt) in drawn.items():

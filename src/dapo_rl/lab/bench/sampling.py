@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -20,8 +22,10 @@ from rich.text import Text
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.lab.bench.rounds import Rounds
-from dapo_rl.rollout.engine import Completion, Request, SamplingParams
-from dapo_rl.rollout.sampler import Fill, Sampler
+from dapo_rl.models.weights import ModelWeights, WeightSource
+from dapo_rl.rollout.engine import Begun, Completion, Request, SamplingParams
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Prompt, Sample, Verdict
 
 LONGEST = 4096
@@ -82,7 +86,7 @@ class EndlessPrompts:
         self._front = [*prompts, *self._front]
 
     def find(self, prompt_id: str) -> Prompt:
-        return Prompt(prompt_id, prompt_id, (int(prompt_id[1:]),))
+        return Prompt(prompt_id, prompt_id, np.array([int(prompt_id[1:])], np.int32))
 
     def rest(self, prompt: Prompt, epochs: int) -> None:
         raise NotImplementedError("no prompt comes twice")
@@ -91,10 +95,14 @@ class EndlessPrompts:
 @dataclass(slots=True)
 class _Row:
     request: Request
-    index: int
+    begun: Begun
     length: int
-    version: int
     left: int
+
+    def written(self, version: int) -> Begun:
+        """What it has so far; the tokens since it took its slot are of this version."""
+        new = self.length - self.left - len(self.begun.token_ids)
+        return self.begun.then(np.zeros(new, np.int32), np.zeros(new, np.float32), version)
 
 
 @dataclass(slots=True)
@@ -106,23 +114,18 @@ class SimulatedEngine:
     version: int = 0
     steps: int = 0
     tokens: int = 0
-    keeps_begun: bool = True
     _rows: list[_Row] = field(default_factory=list)
-    _queue: list[tuple[Request, int]] = field(default_factory=list)
-
-    @property
-    def pending(self) -> int:
-        return len(self._rows) + sum(request.count - start for request, start in self._queue)
-
-    @property
-    def waiting(self) -> frozenset[str]:
-        return frozenset(request.id for request, start in self._queue if start == 0)
+    _queue: deque[_Row] = field(default_factory=deque)
 
     def submit(self, request: Request) -> None:
-        self._queue.append((request, 0))
+        lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
+        for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+            length = lengths[begun.index]
+            self._queue.append(_Row(request, begun, length, length - len(begun.token_ids)))
 
-    def poll(self) -> list[Completion]:
-        self._admit()
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        while self._queue and len(self._rows) < self.slots:
+            self._rows.append(self._queue.popleft())
         if not self._rows:
             return []
         jump = min(row.left for row in self._rows)
@@ -132,36 +135,34 @@ class SimulatedEngine:
             row.left -= jump
         done = [row for row in self._rows if row.left == 0]
         self._rows = [row for row in self._rows if row.left]
-        return [Completion(row.request.id, row.index, self._sample(row)) for row in done]
+        return [Completion(row.request.id, row.begun.index, self._sample(row)) for row in done]
 
-    def cancel(self, request_id: str) -> int:
-        lost = sum(row.length - row.left for row in self._rows if row.request.id == request_id)
-        self._rows = [row for row in self._rows if row.request.id != request_id]
-        self._queue = [entry for entry in self._queue if entry[0].id != request_id]
+    def cancel(self, ids: Collection[str]) -> int:
+        lost = sum(row.length - row.left for row in (*self._rows, *self._queue) if row.request.id in ids)
+        self._rows = [row for row in self._rows if row.request.id not in ids]
+        self._queue = deque(row for row in self._queue if row.request.id not in ids)
         return lost
 
-    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+    def receive(self, version: int, source: WeightSource) -> None:
+        unfinished = self.take_unfinished()
         self.version = version
+        for request in unfinished:
+            self.submit(request)
 
-    def state(self) -> dict[str, Any]:
-        raise NotImplementedError("a simulation is not resumed")
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError("a simulation is not resumed")
-
-    def _admit(self) -> None:
-        while self._queue and len(self._rows) < self.slots:
-            request, start = self._queue.pop(0)
-            lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
-            stop = min(request.count, start + self.slots - len(self._rows))
-            self._rows += [_Row(request, i, lengths[i], self.version, lengths[i]) for i in range(start, stop)]
-            if stop < request.count:
-                self._queue.insert(0, (request, stop))
+    def take_unfinished(self) -> list[Request]:
+        rows = [*self._rows, *self._queue]
+        self._rows, self._queue = [], deque()
+        requests = {row.request.id: row.request for row in rows}
+        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        for row in rows:
+            written[row.request.id].append(row.written(self.version))
+        return [request.left(written[name]) for name, request in requests.items()]
 
     def _sample(self, row: _Row) -> Sample:
         passes = self.world.passes(f"p{row.request.prompt_ids[0]}")
-        text = "right" if passes and row.index == 0 else "wrong"
-        return Sample((0,) * row.length, (0.0,) * row.length, text, "stop", (row.version, self.version))
+        text = "right" if passes and row.begun.index == 0 else "wrong"
+        written = row.written(self.version)
+        return Sample(written.token_ids, written.logps, text, "stop", written.versions)
 
 
 class SaysSo:
@@ -205,8 +206,8 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
         fill = policy.fill(prompts)
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
-        stale += sum(step - g.samples[0].versions[0] for g in useful)
-        engine.load_weights(step + 1, {})
+        stale += sum(step - int(g.samples[0].versions[0]) for g in useful)
+        engine.receive(step + 1, ModelWeights({}))
     return {
         "acceptance": acceptance,
         "policy": name,

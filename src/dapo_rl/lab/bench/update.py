@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from dapo_rl.lab.bench.floor import Size
@@ -26,26 +26,25 @@ def measure_update(work: Work) -> Measurement:
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     policy = build_policy(model, tokenizer, config, work.longest)
     samples = _samples(work, tokenizer, model)
-    rng = random.Random(work.seed)
-    known = policy.logprobs(samples)
+    rng = np.random.default_rng(work.seed)
     batch = [
-        replace(sample, old_logps=tuple(logp + rng.gauss(0, NOISE) for logp in logps))
-        for sample, logps in zip(samples, known, strict=True)
+        replace(sample, old_logps=logps + rng.normal(0, NOISE, len(logps)).astype(np.float32))
+        for sample, logps in zip(samples, policy.score(samples), strict=True)
     ]
     facts = {"size": asdict(Size.of(model))}
     return measure(lambda _: policy.update(batch, config.train.lr), work, pick_device(work.device), facts)
 
 
 def _samples(work: Work, tokenizer: Any, model: Any) -> list[TrainSample]:
-    rng = random.Random(work.seed)
+    rng = np.random.default_rng(work.seed)
     prompts = random_prompts(tokenizer, work.prompts, work.prompt_tokens, work.seed)
     vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)
     return [
         TrainSample(
-            prompt_ids=tuple(tokenizer(text).input_ids),
-            response_ids=tuple(rng.randrange(vocabulary) for _ in range(work.tokens)),
-            old_logps=(0.0,) * work.tokens,
-            advantage=1.0 if sample % 2 else -1.0,
+            prompt_ids=np.asarray(tokenizer(text).input_ids, np.int32),
+            response_ids=rng.integers(vocabulary, size=work.tokens, dtype=np.int32),
+            old_logps=np.zeros(work.tokens, np.float32),
+            advantages=np.full(work.tokens, 1.0 if sample % 2 else -1.0, np.float32),
             group=group,
         )
         for group, text in enumerate(prompts)

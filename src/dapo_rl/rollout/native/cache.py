@@ -47,12 +47,6 @@ class KVCache:
             for tensor in tensors.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
-    def take_over(self, other: KVCache, slots: int) -> None:
-        """The first slots of another cache, of no more capacity."""
-        for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
-            for layer, tensor in theirs.items():
-                mine[layer][:slots, :, : other.capacity] = tensor[:slots]
-
 
 def kept_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type of keys and values for a model in `dtype`.

@@ -3,16 +3,17 @@
 Each sequence has a slot of the cache. A prompt is computed once for its group and its keys and values are copied to
 the slots of its samples; whenever slots are free, the next samples in the queue take them.
 
-New weights send all samples back to the head of the queue, with the tokens that they have: their keys and values are
-computed anew. The queue is then all that there is, and an engine that takes it over computes the same from there.
+New weights send all samples back to the head of the queue with the tokens that they have, and their keys and values
+are computed again. The queue is then the whole state: another engine that is given it computes the same from there.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,10 @@ from torch import Tensor
 from dapo_rl.models.load import take_over
 from dapo_rl.models.packed import pack
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
+from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
-from dapo_rl.rollout.engine import Begun, Completion, Request, Unfinished
+from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.rollout.native.budget import KVBudget, memory_share
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step, next_logits
@@ -33,7 +35,7 @@ from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention
 from dapo_rl.rollout.native.prepack import can_prepack
 from dapo_rl.rollout.native.probe import probe
 from dapo_rl.rollout.native.state import SlotState
-from dapo_rl.types import FinishReason
+from dapo_rl.types import FinishReason, IntArray
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Prompt tokens that are computed in one pass."""
@@ -46,12 +48,15 @@ class _Row:
     """A sample that is being generated."""
 
     request: Request
-    index: int
+    begun: Begun
+    """What it had when it took its slot."""
     slot: int
-    version: int
-    """The weights that it started with."""
     searched: int = 0
     """Tokens in which no stop string was found."""
+
+    @property
+    def index(self) -> int:
+        return self.begun.index
 
 
 @dataclass(slots=True)
@@ -59,15 +64,14 @@ class _Started:
     """A request whose prompt is computed, and of which some samples still wait for slots."""
 
     request: Request
-    next_index: int
+    done: int
+    """How many of its new samples have slots."""
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
     logits_V: Tensor
 
 
 class NativeEngine:
-    keeps_begun = True
-
     def __init__(
         self,
         model: Any,
@@ -78,7 +82,8 @@ class NativeEngine:
         kv_memory_bytes: int | None = None,
         longest: int = 0,
     ) -> None:
-        """`longest` is the longest context to come, where it is known: a model that cannot have it is refused now."""
+        """`longest` is the longest context to come, where it is known: the cache has room for it from the start, and a
+        model that cannot have it is refused now."""
         self.version = 0
         self._tokenizer = tokenizer
         self._stop_ids = stop_token_ids(model, tokenizer)
@@ -95,32 +100,31 @@ class NativeEngine:
         memory = memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
         self._budget = KVBudget(memory, bytes_per_token(self._layers, dtype, self._device), max_batch, self._device)
         self._budget.check(longest)
+        self._longest = longest
         self._slots = 0
         self._cache = KVCache(self._layers, 0, 0, dtype, self._device)
         self._state = SlotState.empty(0, 0, self._device)
         self._graphs: GraphedSteps | None = None
-        self._queue: deque[Unfinished] = deque()
+        self._queue: deque[Request] = deque()
         self._started: _Started | None = None
         self._rows: list[_Row] = []
 
     @property
     def pending(self) -> int:
-        waiting = sum(entry.samples for entry in self._queue)
+        """Samples submitted and not yet returned."""
+        waiting = sum(request.samples for request in self._queue)
         if self._started is not None:
-            waiting += self._started.request.count - self._started.next_index
+            waiting += len(self._started.request.starting) - self._started.done
         return waiting + len(self._rows)
 
-    @property
-    def waiting(self) -> frozenset[str]:
-        return frozenset(entry.request.id for entry in self._queue if entry.untouched)
-
     def submit(self, request: Request) -> None:
-        self._budget.check(len(request.prompt_ids) + request.params.max_new_tokens)
-        self._queue.append(Unfinished(request))
+        self._budget.check(request.longest)
+        self._queue.append(request)
 
-    def poll(self) -> list[Completion]:
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        deadline = None if timeout_s is None else monotonic() + timeout_s
         with torch.inference_mode(), quick_products(self._device, self._dtype):
-            while self.pending:
+            while self.pending and (deadline is None or monotonic() < deadline):
                 self._admit()
                 finished = self._collect()
                 if not finished:
@@ -130,12 +134,12 @@ class NativeEngine:
                     return finished
         return []
 
-    def cancel(self, request_id: str) -> int:
-        lost = sum(entry.tokens for entry in self._queue if entry.request.id == request_id)
-        self._queue = deque(entry for entry in self._queue if entry.request.id != request_id)
-        if self._started is not None and self._started.request.id == request_id:
+    def cancel(self, ids: Collection[str]) -> int:
+        lost = sum(request.tokens for request in self._queue if request.id in ids)
+        self._queue = deque(request for request in self._queue if request.id not in ids)
+        if self._started is not None and self._started.request.id in ids:
             self._started = None
-        rows = [row for row in self._rows if row.request.id == request_id]
+        rows = [row for row in self._rows if row.request.id in ids]
         if rows:
             slots = torch.tensor([row.slot for row in rows], device=self._device)
             with torch.inference_mode():
@@ -143,56 +147,64 @@ class NativeEngine:
                 self._release(rows)
         return lost
 
-    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def receive(self, version: int, source: WeightSource) -> None:
         """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
         self._back_to_the_queue()
-        take_over(self._model, weights)
+        take_over(self._model, source)
         self._fused.refresh()
         self.version = version
 
-    def state(self) -> dict[str, Any]:
+    def take_unfinished(self) -> list[Request]:
         self._back_to_the_queue()
-        # How much room there is decides what is computed together.
-        room = [self._cache.capacity, self._state.tokens.shape[1]]
-        return {"version": self.version, "room": room, "work": [entry.state() for entry in self._queue]}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.version = state["version"]
-        self._started = None
-        self._queue = deque(Unfinished.from_state(entry) for entry in state["work"])
-        with torch.inference_mode():
-            self._release(self._rows)
-            if any(state["room"]):
-                self._make_room(*state["room"])
+        unfinished, self._queue = list(self._queue), deque()
+        return unfinished
 
     def _back_to_the_queue(self) -> None:
         """Samples that have begun, in the order of their requests."""
         if self._started is None and not self._rows:
             return
-        begun: dict[str, list[Begun]] = {}
-        requests: dict[str, Request] = {}
+        requests = {row.request.id: row.request for row in self._rows}
+        new: dict[str, tuple[int, ...]] = dict.fromkeys(requests, ())
+        begun: dict[str, list[Begun]] = {name: [] for name in requests}
+        generated = self._state.generated.tolist()
+        for row, written in self._written([(row, generated[row.slot]) for row in self._rows]):
+            begun[row.request.id].append(written)
+        if self._started is not None:
+            requests[self._started.request.id] = self._started.request
+            new[self._started.request.id] = self._started.request.starting[self._started.done :]
         with torch.inference_mode():
-            generated = self._state.generated.tolist()
-            for row in sorted(self._rows, key=lambda row: row.index):
-                count = generated[row.slot]
-                tokens, logps = (x[row.slot, :count].tolist() for x in (self._state.tokens, self._state.logps))
-                begun.setdefault(row.request.id, []).append(Begun(row.index, tuple(tokens), tuple(logps), row.version))
-            for row in self._rows:
-                requests[row.request.id] = row.request
-            next_index = {name: request.count for name, request in requests.items()}
-            if self._started is not None:
-                requests[self._started.request.id] = self._started.request
-                next_index[self._started.request.id] = self._started.next_index
             self._release(self._rows)
         self._started = None
-        behind = {entry.request.id: entry for entry in self._queue}
-        for name, entry in behind.items():
-            if name in requests:  # of an entry with begun samples not all had found a slot
-                begun[name] = sorted([*begun.get(name, []), *entry.begun], key=lambda sample: sample.index)
-                next_index[name] = entry.next_index
-        front = [Unfinished(requests[name], next_index[name], tuple(begun.get(name, ()))) for name in requests]
-        rest = [entry for name, entry in behind.items() if name not in requests]
+        behind = {request.id: request for request in self._queue}
+        for name in requests:
+            if name in behind:  # of a request with begun samples not all had found a slot
+                begun[name] += behind[name].begun
+                new[name] = behind[name].starting
+        front = [
+            replace(
+                request,
+                begun=tuple(sorted(begun.get(name, []), key=lambda sample: sample.index)),
+                new=new[name],
+            )
+            for name, request in requests.items()
+        ]
+        rest = [request for name, request in behind.items() if name not in requests]
         self._queue = deque([*front, *rest])
+
+    def _written(self, rows: Sequence[tuple[_Row, int]]) -> list[tuple[_Row, Begun]]:
+        """Rows that have so many tokens, with these tokens."""
+        if not rows:
+            return []
+        width = max(count for _, count in rows)
+        with torch.inference_mode():
+            slots = torch.tensor([row.slot for row, _ in rows], device=self._device)
+            tokens, logps = (x[slots, :width].cpu().numpy() for x in (self._state.tokens, self._state.logps))
+        result = []
+        for (row, count), row_tokens, row_logps in zip(rows, tokens, logps, strict=True):
+            had = len(row.begun.token_ids)
+            new = (row_tokens[had:count].astype(np.int32), row_logps[had:count])
+            result.append((row, row.begun.then(*new, self.version)))
+        return result
 
     # Admission: requests take slots.
 
@@ -201,13 +213,13 @@ class NativeEngine:
         rows: list[_Row] = []
         logits: list[Tensor] = []
         if self._started is not None:
-            new = self._take_slots(self._started.request, self._started.next_index)
+            new = self._take_slots(self._started.request, self._started.done)
             if new:
                 self._place(self._started, new)
                 rows += new
                 logits += [self._started.logits_V] * len(new)
-                self._started.next_index += len(new)
-                if self._started.next_index == self._started.request.count:
+                self._started.done += len(new)
+                if self._started.done == len(self._started.request.starting):
                     self._started = None
         while self._started is None and self._queue:
             batch = self._next_batch()
@@ -221,37 +233,36 @@ class NativeEngine:
             self._draw_first(rows, torch.stack(logits))
 
     def _resume_begun(self) -> None:
-        """Samples that have begun go on first: they take slots, and their keys and values are computed again."""
-        while any(entry.begun for entry in self._queue):
-            batch: list[tuple[Begun, _Row]] = []
+        """Samples that have begun take slots first, and their keys and values are computed again."""
+        while any(request.begun for request in self._queue):
+            batch: list[_Row] = []
             tokens = 0
-            for place, entry in enumerate(self._queue):
-                request = entry.request
-                while entry.begun and tokens < PREFILL_TOKENS[self._device.type]:
+            for place, request in enumerate(self._queue):
+                while request.begun and tokens < PREFILL_TOKENS[self._device.type]:
                     if not self._room_for(request):
                         break
                     slots = self._free_slots(1)
                     if not slots:
                         break
-                    first, *others = entry.begun
-                    self._rows.append(_Row(request, first.index, slots[0], first.version))
-                    batch.append((first, self._rows[-1]))
-                    tokens += len(request.prompt_ids) + len(first.token_ids)
-                    entry = self._queue[place] = replace(entry, begun=tuple(others))
-                if entry.begun:
+                    begun, *others = request.begun
+                    batch.append(_Row(request, begun, slots[0]))
+                    self._rows.append(batch[-1])
+                    tokens += len(request.prompt_ids) + len(begun.token_ids)
+                    request = self._queue[place] = replace(request, begun=tuple(others))
+                if request.begun:
                     break
             if not batch:
                 break
             self._compute_again(batch)
-        self._queue = deque(entry for entry in self._queue if entry.samples)
+        self._queue = deque(request for request in self._queue if request.samples)
 
-    def _compute_again(self, batch: Sequence[tuple[Begun, _Row]]) -> None:
-        pairs = [(row.request.prompt_ids, begun.token_ids) for begun, row in batch]
+    def _compute_again(self, batch: Sequence[_Row]) -> None:
+        pairs = [(row.request.prompt_ids, row.begun.token_ids) for row in batch]
         packed, _ = pack(pairs, self._device)
         tokens_E = torch.from_numpy(np.concatenate(packed.sequences)).to(self._device)
         positions_E = torch.cat([torch.arange(len(places)) for places in packed.sequences]).to(self._device)
         lengths = torch.tensor([len(places) for places in packed.sequences])
-        slots_B = torch.tensor([row.slot for _, row in batch])
+        slots_B = torch.tensor([row.slot for row in batch])
         slots_E = slots_B.repeat_interleave(lengths).to(self._device)
 
         def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
@@ -261,31 +272,31 @@ class NativeEngine:
         some = torch.zeros(1, dtype=torch.int64, device=self._device)
         with self._fused:
             next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, some)
-        self._start([row for _, row in batch])
-        for begun, row in batch:
-            self._state.resume(row.slot, begun.token_ids, begun.logps)
+        self._start(batch)
+        for row in batch:
+            self._state.resume(row.slot, row.begun.token_ids, row.begun.logps)
 
     def _next_batch(self) -> list[tuple[Request, list[_Row]]]:
         """The oldest requests that find slots, up to the prompt tokens of one pass."""
         batch: list[tuple[Request, list[_Row]]] = []
         tokens = 0
         while self._queue and tokens < PREFILL_TOKENS[self._device.type]:
-            entry = self._queue[0]
-            if entry.begun or not self._room_for(entry.request):
+            request = self._queue[0]
+            if request.begun or not self._room_for(request):
                 break
-            rows = self._take_slots(entry.request, entry.next_index)
+            rows = self._take_slots(request, 0)
             if not rows:
                 break
-            batch.append((self._queue.popleft().request, rows))
-            tokens += len(entry.request.prompt_ids)
-            if entry.next_index + len(rows) < entry.request.count:
+            batch.append((self._queue.popleft(), rows))
+            tokens += len(request.prompt_ids)
+            if len(rows) < len(request.starting):
                 break
         return batch
 
     def _take_slots(self, request: Request, start: int) -> list[_Row]:
-        """As many of the request's samples as there are slots, from an index on."""
-        free = self._free_slots(request.count - start)
-        rows = [_Row(request, start + i, slot, self.version) for i, slot in enumerate(free)]
+        """As many of the request's new samples as there are slots, from the `start`-th on."""
+        new = request.starting[start:]
+        rows = [_Row(request, Begun.nothing(i), slot) for i, slot in zip(new, self._free_slots(len(new)), strict=False)]
         self._rows += rows
         return rows
 
@@ -309,7 +320,7 @@ class NativeEngine:
                 positions.append(span)
         tokens_E, slots_E, positions_E = (torch.cat(x).to(self._device) for x in (tokens, slots, positions))
         (last_request, last_rows), last_start = batch[-1], starts[-2]
-        waits = last_rows[-1].index + 1 < last_request.count
+        waits = len(last_rows) < len(last_request.starting)
         keys: dict[int, Tensor] = {}
         values: dict[int, Tensor] = {}
 
@@ -323,7 +334,7 @@ class NativeEngine:
         with self._fused:
             logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
         if waits:
-            self._started = _Started(last_request, last_rows[-1].index + 1, keys, values, logits[-1])
+            self._started = _Started(last_request, len(last_rows), keys, values, logits[-1])
         return logits
 
     def _place(self, started: _Started, rows: Sequence[_Row]) -> None:
@@ -380,35 +391,25 @@ class NativeEngine:
             return []
         slots = torch.tensor([row.slot for row in self._rows], device=self._device)
         done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
-        lengths = {row.slot: length for row, length in zip(self._rows, generated, strict=True)}
-        finished = [row for row, is_done in zip(self._rows, done, strict=True) if is_done]
-        finished += [
-            row for row, is_done in zip(self._rows, done, strict=True) if row.request.params.stop and not is_done
-        ]
-        if not finished:
-            return []
-        width = max(lengths[row.slot] for row in finished)
-        slots = torch.tensor([row.slot for row in finished], device=self._device)
-        tokens = self._state.tokens[slots, :width].tolist()
-        logps = self._state.logps[slots, :width].tolist()
-        ended = dict(zip((row.slot for row in self._rows), done, strict=True))
+        rows = list(zip(self._rows, map(bool, done), generated, strict=True))
+        # A row that is not done may still have reached a stop string.
+        looked_at = [(row, count) for row, is_done, count in rows if is_done or row.request.params.stop]
+        ended = {row.slot for row, is_done, _ in rows if is_done}
         completions: list[Completion] = []
         leaving: list[_Row] = []
-        for row, row_tokens, row_logps in zip(finished, tokens, logps, strict=True):
-            end = self._end(row, row_tokens[: lengths[row.slot]], bool(ended[row.slot]))
+        for row, written in self._written(looked_at):
+            end = self._end(row, written.token_ids, row.slot in ended)
             if end is None:
                 continue
-            length, reason = end
             stop_ids = frozenset[int]() if row.request.params.ignore_eos else self._stop_ids
-            versions = (row.version, self.version)
-            sample = make_sample(self._tokenizer, row_tokens[:length], row_logps[:length], reason, stop_ids, versions)
+            sample = make_sample(self._tokenizer, written, *end, stop_ids)
             completions.append(Completion(row.request.id, row.index, sample))
             leaving.append(row)
         self._release(leaving)
         return completions
 
-    def _end(self, row: _Row, tokens: list[int], done: bool) -> tuple[int, FinishReason] | None:
-        """How many tokens a row's response has and why it ended; none where it goes on."""
+    def _end(self, row: _Row, tokens: IntArray, done: bool) -> tuple[int, FinishReason] | None:
+        """How many tokens a row's response has and why it ended; none where it continues."""
         params = row.request.params
         if params.stop:
             end = stop_string_end(self._tokenizer, tokens, params.stop, row.searched)
@@ -417,7 +418,7 @@ class NativeEngine:
             row.searched = len(tokens)
         if not done:
             return None
-        return len(tokens), "stop" if tokens[-1] in self._stop_ids and not params.ignore_eos else "length"
+        return len(tokens), "stop" if int(tokens[-1]) in self._stop_ids and not params.ignore_eos else "length"
 
     def _release(self, rows: Sequence[_Row]) -> None:
         if not rows:
@@ -429,29 +430,24 @@ class NativeEngine:
     # Memory.
 
     def _room_for(self, request: Request) -> bool:
-        """Whether the cache has, or now gets, the capacity that a request needs."""
-        needs = self._budget.capacity(len(request.prompt_ids) + request.params.max_new_tokens)
-        return self._make_room(needs, request.params.max_new_tokens)
-
-    def _make_room(self, capacity: int, longest: int) -> bool:
-        """For sequences and responses of these lengths, beside the longest so far."""
-        capacity = max(capacity, self._cache.capacity)
-        longest = max(longest, self._state.tokens.shape[1])
-        if capacity == self._cache.capacity and longest == self._state.tokens.shape[1]:
-            return True
-        slots = self._budget.slots(capacity)
-        if len(self._rows) > slots:
-            return False
-        self._close_gaps()
-        held = len(self._rows)
-        cache = KVCache(self._layers, slots + self._on_gpu, capacity, self._dtype, self._device)
-        cache.take_over(self._cache, held)
-        state = SlotState.empty(slots + self._on_gpu, longest, self._device)
-        state.take_over(self._state, held)
-        self._slots, self._cache, self._state = slots, cache, state
-        if self._on_gpu:
-            self._graphs = GraphedSteps(self._model, cache, state, self._is_stop_V, spare_slot=slots)
+        """Whether the cache has the capacity that a request needs; it gets it once nothing is in the way."""
+        needs = self._budget.capacity(max(request.longest, self._longest))
+        if needs > self._cache.capacity:
+            if self._rows:
+                return False
+            self._make_room(needs)
         return True
+
+    def _make_room(self, capacity: int) -> None:
+        """For sequences of this length, in an engine without any. What there was is freed first."""
+        self._slots = self._budget.slots(capacity)
+        self._graphs = None
+        del self._cache, self._state
+        count = self._slots + self._on_gpu
+        self._cache = KVCache(self._layers, count, capacity, self._dtype, self._device)
+        self._state = SlotState.empty(count, capacity, self._device)
+        if self._on_gpu:
+            self._graphs = GraphedSteps(self._model, self._cache, self._state, self._is_stop_V, spare_slot=self._slots)
 
 
 def _own(model: Any, dtype: torch.dtype) -> Any:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dapo_rl.rollout.draw import DrawParams
 from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,14 @@ class SlotState:
         for name, value in values.items():
             getattr(self, name)[slots] = value.to(device)
 
-    def resume(self, slot: int, tokens: Sequence[int], logps: Sequence[float]) -> None:
+    def resume(self, slot: int, tokens: IntArray, logps: FloatArray) -> None:
         """A slot that `start` has begun has written these tokens already; all but the last are in the cache."""
         count = len(tokens)
         self.position[slot] += count - 1
         self.generated[slot] = count
-        self.last_token[slot] = tokens[-1]
-        self.tokens[slot, :count] = torch.tensor(tokens, device=self.tokens.device)
-        self.logps[slot, :count] = torch.tensor(logps, device=self.logps.device)
+        self.last_token[slot] = int(tokens[-1])
+        self.tokens[slot, :count] = torch.from_numpy(tokens.astype(np.int64)).to(self.tokens.device)
+        self.logps[slot, :count] = torch.from_numpy(logps).to(self.logps.device)
 
     def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
@@ -102,9 +104,3 @@ class SlotState:
         for field in fields(self):
             tensor = getattr(self, field.name)
             tensor[target] = tensor[source]
-
-    def take_over(self, other: SlotState, slots: int) -> None:
-        """The first slots of another state, with no longer responses."""
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)[:slots]
-            mine[tuple(slice(0, n) for n in theirs.shape)] = theirs

@@ -1,0 +1,90 @@
+"""Admission: judged groups join the batch in the order in which their prompts were drawn.
+
+Taking the groups that finish first would prefer short answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.errors import CapReachedError
+from dapo_rl.fates import FATES, Fate
+from dapo_rl.rollout.fill import Filling
+from dapo_rl.types import Group, Prompt
+
+
+class Admission:
+    """Groups with verdicts that wait for an earlier draw to get its own, or for the next step."""
+
+    def __init__(self, carried: Iterable[Group] = ()) -> None:
+        self._judged: dict[int, tuple[Group, Fate]] = {group.draw: (group, "kept") for group in carried}
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    @property
+    def good(self) -> int:
+        """Groups that will be kept."""
+        return sum(fate == "kept" for _, fate in self._judged.values())
+
+    @property
+    def carried(self) -> tuple[Group, ...]:
+        """Between two steps: good groups that wait for the next one, in the order drawn."""
+        return tuple(self._judged[draw][0] for draw in sorted(self._judged))
+
+    def add(self, group: Group, fate: Fate) -> None:
+        self._judged[group.draw] = (group, fate)
+
+    def admit(self, filling: Filling, first_out: float) -> None:
+        """Takes groups in the order drawn; `first_out`, the first draw without a verdict, holds up those after it."""
+        for draw in sorted(self._judged):
+            if not filling.missing or draw > first_out:
+                break
+            group, fate = self._judged.pop(draw)
+            if fate == "kept":
+                filling.kept.append(group)
+            else:
+                filling.dropped.append((group, fate))
+
+    def drop_stale(self, filling: Filling, oldest: int) -> None:
+        """Groups of earlier steps that began with weights before `oldest`."""
+        for draw in sorted(self._judged):
+            if self._judged[draw][0].first_version < oldest:
+                filling.dropped.append((self._judged.pop(draw)[0], "stale"))
+
+    def settle(self, filling: Filling, surplus: str) -> list[Prompt]:
+        """At the end of a step only carried groups stay; returns the prompts to sample again."""
+        again: list[Prompt] = []
+        for draw in sorted(self._judged):
+            group, fate = self._judged[draw]
+            if fate == "kept" and surplus == "carry":
+                continue
+            if fate == "kept" and surplus == "requeue":
+                again.append(group.prompt)
+            filling.dropped.append((group, "surplus" if fate == "kept" else fate))
+            del self._judged[draw]
+        return again
+
+
+def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:
+    """The batch is not full and no more may be drawn: `on_cap` decides. Returns the draws that fill up the batch, and
+    what to tell the user."""
+    nothing: frozenset[int] = frozenset()
+    if settings.dynamic_batch and filling.kept:
+        return nothing, None
+    found = f"{filling.drawn} groups drawn, {len(filling.kept)} of {filling.n} kept ({filling.reasons()})"
+    if settings.on_cap == "fill":
+        spare = [group for group, fate in filling.dropped if not FATES[fate].signal]
+        chosen = spare[: filling.missing]
+        draws = frozenset(group.draw for group in chosen)
+        filling.dropped = [entry for entry in filling.dropped if entry[0].draw not in draws]
+        filling.kept = sorted([*filling.kept, *chosen], key=lambda group: group.draw)
+        if filling.kept:
+            return draws, f"sampling.cap reached: {found}; filled up with {len(draws)} uninformative groups"
+    if settings.on_cap == "partial" and filling.kept:
+        return nothing, f"sampling.cap reached: {found}; training on {len(filling.kept)} groups"
+    raise CapReachedError(
+        f"sampling.cap: {found}; raise sampling.cap, use easier or harder prompts, "
+        "or choose sampling.on_cap=partial or fill"
+    )

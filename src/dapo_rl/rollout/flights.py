@@ -1,0 +1,118 @@
+"""Flights: groups that the engine works on, from the draw of their prompt until all of their samples are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dapo_rl.errors import NonFiniteError
+from dapo_rl.rollout.draw import derive_seed
+from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
+from dapo_rl.types import Prompt, Sample
+
+
+@dataclass(slots=True)
+class Flight:
+    """A group whose samples arrive one by one."""
+
+    draw: int
+    prompt: Prompt
+    version: int
+    """The weights that it began with."""
+    request: Request
+    """What the engine was last asked for; between two steps, what is left to do."""
+    samples: list[Sample | None]
+
+    @property
+    def finished_tokens(self) -> int:
+        return sum(len(sample.token_ids) for sample in self.samples if sample is not None)
+
+    @property
+    def is_whole(self) -> bool:
+        return all(sample is not None for sample in self.samples)
+
+
+class Flights:
+    """All flights, by the ids of their requests. Between two steps the engine holds none of them."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, group_size: int, seed: int) -> None:
+        self._engine, self._params, self._group_size, self._seed = engine, params, group_size, seed
+        self._flights: dict[str, Flight] = {}
+        self.next_draw = 0
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __iter__(self) -> Iterator[Flight]:
+        return iter(self._flights.values())
+
+    def start(self, prompt: Prompt) -> Flight:
+        """One more group of this prompt."""
+        draw = self.next_draw
+        self.next_draw += 1
+        flight = Flight(draw, prompt, self._engine.version, self._request(draw, prompt), [None] * self._group_size)
+        self.add(flight)
+        self._engine.submit(flight.request)
+        return flight
+
+    def add(self, flight: Flight) -> None:
+        """A flight of an earlier step, or of a checkpoint."""
+        self._flights[flight.request.id] = flight
+
+    def rebuild(self, draw: int, prompt: Prompt) -> Request:
+        """The request that `start` made for a draw."""
+        return self._request(draw, prompt)
+
+    def resume(self) -> None:
+        """Hands what is left of the last step to the engine, in the order in which the engine gave it back."""
+        for flight in self:
+            self._engine.submit(flight.request)
+
+    def poll(self, timeout_s: float | None = None) -> tuple[list[Flight], int]:
+        """Lets the engine work until samples finish; returns the groups that are whole now, and the new tokens."""
+        whole: list[Flight] = []
+        tokens = 0
+        for completion in self._engine.poll(timeout_s):
+            flight = self._arrive(completion)
+            tokens += len(completion.sample.token_ids)
+            if flight.is_whole:
+                whole.append(self._flights.pop(completion.request_id))
+        return whole, tokens
+
+    def land(self) -> None:
+        """Takes all work out of the engine, each request with the tokens that it has."""
+        unfinished = {request.id: request for request in self._engine.take_unfinished()}
+        if unfinished.keys() != self._flights.keys():
+            lost = sorted(unfinished.keys() ^ self._flights.keys())
+            raise RuntimeError(f"the engine gave back other work than it was given: {', '.join(lost[:3])}")
+        flights, self._flights = self._flights, {}
+        for name, request in unfinished.items():
+            flights[name].request = request
+            self._flights[name] = flights[name]
+
+    def remove(self, unwanted: Callable[[Flight], bool]) -> list[Flight]:
+        """Gives up flights that the engine does not hold, in the order drawn."""
+        removed = [flight for flight in self if unwanted(flight)]
+        for flight in removed:
+            del self._flights[flight.request.id]
+        return sorted(removed, key=lambda flight: flight.draw)
+
+    def _arrive(self, completion: Completion) -> Flight:
+        flight = self._flights.get(completion.request_id)
+        if flight is None or flight.samples[completion.index] is not None:
+            raise RuntimeError(f"the engine returned sample {completion.index} of {completion.request_id} unasked")
+        if not np.isfinite(completion.sample.logps).all():
+            raise NonFiniteError("the engine sampled a token whose log-probability is not a number")
+        flight.samples[completion.index] = completion.sample
+        return flight
+
+    def _request(self, draw: int, prompt: Prompt) -> Request:
+        return Request(
+            id=f"draw-{draw}",
+            prompt_ids=prompt.token_ids,
+            count=self._group_size,
+            params=self._params,
+            seed=derive_seed(self._seed, prompt.id, draw),
+        )
