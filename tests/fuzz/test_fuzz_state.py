@@ -1,4 +1,5 @@
-"""A state.json of any content, with a manifest that vouches for it: the run goes on, or one line says what is wrong."""
+"""The JSON files of a checkpoint with any content, and a manifest that vouches for them: the run goes on, or one line
+says what is wrong."""
 
 import copy
 import io
@@ -14,10 +15,15 @@ from hypothesis import strategies as st
 from support import SMALL
 
 from dapo_rl import Config, DAPOTrainer
+from dapo_rl.base.saved import parse
 from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.rollout.saved import check_sampling
+from dapo_rl.runs.log_length import SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
-from dapo_rl.train.state import check_state
+from dapo_rl.train.progress import SavedProgress
+from dapo_rl.train.random_state import SavedRandom
 
 pytestmark = pytest.mark.slow
 
@@ -43,25 +49,31 @@ WRONG = [
 ]
 
 
+SCHEMAS = {"progress": SavedProgress, "stream": SavedStream, "random": SavedRandom, "log": SavedLog}
+
+
 def config(*overrides):
     return Config.load(DEFAULT_RECIPE, [*QUICK, *overrides])
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A run of one step, with a state that has samples in flight, and the trainer's vocabulary."""
+    """A run of one step, its state by file, with samples in flight, and the trainer's vocabulary."""
     path = tmp_path_factory.mktemp("state") / "run"
     trainer = DAPOTrainer(config=config("train.steps=1"), run_dir=path)
     with redirect_stdout(io.StringIO()):
         trainer.train()
-    state = json.loads((path / "checkpoints" / "step-1" / "state.json").read_text())
-    assert state["engine"]["work"], "something to go on with"
+    checkpoint = path / "checkpoints" / "step-1"
+    state = {name: json.loads((checkpoint / f"{name}.json").read_text()) for name in [*SCHEMAS, "sampler"]}
+    assert {file.name for file in checkpoint.glob("*.json")} == {f"{name}.json" for name in state} | {MANIFEST}
+    assert state["sampler"]["engine"]["work"], "something to go on with"
     return path, state, trainer.model.get_input_embeddings().weight.shape[0]
 
 
 def places(value, path=()):
-    """Every value in a state, of long lists the ends."""
-    yield path
+    """Every value in the files, of long lists the ends."""
+    if path:
+        yield path
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from places(inner, (*path, key))
@@ -71,8 +83,6 @@ def places(value, path=()):
 
 
 def changed(state, path, value, remove=False):
-    if not path:
-        return value
     state = copy.deepcopy(state)
     level = state
     for key in path[:-1]:
@@ -89,7 +99,8 @@ def resume(begun, copy_at, state):
     shutil.rmtree(copy_at, ignore_errors=True)
     shutil.copytree(begun, copy_at)
     checkpoint = copy_at / "checkpoints" / "step-1"
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    for name, value in state.items():
+        (checkpoint / f"{name}.json").write_text(json.dumps(value))
     (checkpoint / MANIFEST).unlink()
     _write_manifest(checkpoint, 1)
     output = io.StringIO()
@@ -107,7 +118,9 @@ def resume(begun, copy_at, state):
 
 def refusal(state, vocabulary, config=config()):  # noqa: B008 - the same for all of them
     try:
-        check_state(state, 1, config, vocabulary)
+        for name, schema in SCHEMAS.items():
+            parse(schema, state[name])
+        check_sampling(state["sampler"], config, vocabulary)
     except ValueError as error:
         line = str(error)
     else:
@@ -148,7 +161,7 @@ def test_any_state_is_sound_or_one_line(begun, data):
 def let_pass(state, vocabulary):
     """The changes that have the right shape and contradict nothing."""
     for path in places(state):
-        for value in [*WRONG, "remove"]:
+        for value in [*WRONG, "remove"][: None if len(path) > 1 else -1]:  # no file is missing
             change = changed(state, path, value, remove=value == "remove")
             if change != state and refusal(change, vocabulary) is None:
                 yield path, value, change
@@ -168,21 +181,38 @@ def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ((), [], "input should be a valid dictionary"),
-        (("progress",), [], "progress: input should be a valid dictionary"),
-        (("progress", "step"), "1", "progress.step: input should be a valid integer"),
-        (("sampler", "acceptance", "overall"), [1, 0], "sampler.acceptance does not fit the rest"),
-        (("engine", "work"), [], "engine.work does not fit the rest"),
-        (("engine", "work", 0, "next_index"), 10**9, "engine.work: its next sample does not fit the rest"),
-        (("random", "torch"), "00", "random: "),
-        (("random", "numpy", 2), 10**9, "random.numpy.2: input should be less than or equal to 624"),
-        (("stream", "front"), ["nobody"], "nobody"),
-        (("step",), 7, "step does not fit the rest"),
+        (("sampler",), [], "input should be a valid dictionary"),
+        (("progress",), [], "input should be a valid dictionary"),
+        (("progress", "step"), "1", "step: input should be a valid integer"),
+        (("progress", "step"), 7, "step does not fit the rest"),
+        (("progress", "evaluations"), [[0, 1.5]], "evaluations does not fit the rest"),
+        (("log", "bytes"), -1, "bytes: input should be greater than or equal to 0"),
+        (("sampler", "sampler", "acceptance", "overall"), [1, 0], "sampler.acceptance does not fit the rest"),
+        (("sampler", "engine", "work"), [], "engine.work does not fit the rest"),
+        (("sampler", "engine", "work", 0, "next_index"), 10**9, "engine.work: its next sample does not fit the rest"),
+        (("random", "torch"), "00", "torch: "),
+        (("random", "numpy", 2), 10**9, "numpy.2: input should be less than or equal to 624"),
+        (("stream", "front"), ["nobody"], "front: there is no prompt 'nobody'"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_it(begun, tmp_path, path, value, said):
     line = resume(begun[0], tmp_path / "run", changed(begun[1], path, value))
     checkpoint = tmp_path / "run" / "checkpoints" / "step-1"
-    assert line.startswith(f"{checkpoint / 'state.json'}: is not the state of this run: ")
-    assert said in line
+    assert line.startswith(f"{checkpoint / path[0]}.json: is not the state of this run: {said}")
     assert line.endswith(f"; remove {checkpoint} to go on from the checkpoint before it")
+
+
+def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
+    """Of each part by itself: what it reads is what it validates."""
+    trainer = DAPOTrainer(config=config("train.steps=2"), run_dir=tmp_path / "run")
+    _, *parts = trainer._parts
+    for part, name in zip(parts, ("stream", "sampler", "progress", "random", "log"), strict=True):
+        path = tmp_path / f"{name}.json"
+        for content in (b"", b"nonsense", b"[" * 100_000, b"\xff"):
+            path.write_bytes(content)
+            with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: ") as error:
+                part.load(tmp_path)
+            assert "\n" not in str(error.value)
+        path.unlink()
+        with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: it cannot be read: No such"):
+            part.load(tmp_path)

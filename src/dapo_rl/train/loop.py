@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-from torch import Tensor
+from dataclasses import dataclass
+from typing import Protocol
 
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError
+from dapo_rl.models.weights import WeightSource, all_weights
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.sampler import Fill, Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -20,9 +19,9 @@ from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import make_batch, split_mini_batches
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
-from dapo_rl.train.finite import not_finite
-from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import step_metrics
+from dapo_rl.train.progress import Progress
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import Batch, Group, TrainedTokens, TrainSample
 
@@ -34,24 +33,11 @@ class Policy(Protocol):
 
     def update(self, mini_batch: Sequence[TrainSample], lr: float) -> dict[str, float]: ...
 
-    def weights(self) -> Mapping[str, Tensor]: ...
+    def weights(self) -> WeightSource: ...
 
     def take_notes(self) -> list[str]: ...
 
     def take_tokens(self) -> list[TrainedTokens | None]: ...
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run has come; in every checkpoint."""
-
-    step: int = 0
-    wall_seconds: float = 0.0
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    """Steps and held-out accuracies; step 0 is before the first update."""
-    ledger: Ledger = field(default_factory=Ledger)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Those of the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +120,9 @@ def _step(run: Run, step: int) -> tuple[Fill, Batch, list[TrainedTokens | None],
             updates.append(run.policy.update(mini_batch, lr))
             tokens += run.policy.take_tokens()
     weights = run.policy.weights()
-    if name := not_finite(weights):
+    if name := weights_not_finite(weights):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
-    run.engine.load_weights(step, weights)
+    run.engine.load_weights(step, all_weights(weights))
 
     ended = time.perf_counter()
     metrics = step_metrics(fill, batch, [update for update in updates if update], config, version) | {
@@ -179,23 +165,3 @@ def _rows(fill: Fill, batch: Batch, tokens: Sequence[TrainedTokens | None], carr
     dropped = [GroupRow(group, fate, None) for group, fate in fill.dropped]
     waiting = [GroupRow(group, "carried", None) for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)
-
-
-def progress_state(progress: Progress) -> dict[str, Any]:
-    return {
-        "step": progress.step,
-        "wall_seconds": progress.wall_seconds,
-        "evaluations": progress.evaluations,
-        "ledger": progress.ledger.state(),
-        "metrics": progress.metrics,
-    }
-
-
-def progress_from(state: Mapping[str, Any]) -> Progress:
-    return Progress(
-        step=state["step"],
-        wall_seconds=state["wall_seconds"],
-        evaluations=[(step, accuracy) for step, accuracy in state["evaluations"]],
-        ledger=Ledger(state["ledger"]),
-        metrics=dict(state["metrics"]),
-    )

@@ -1,48 +1,23 @@
-"""The shape of state.json, so that one that is not ours is an error when it is read, and not in the middle of a step.
-
-A checksum tells what was damaged, not what was written by somebody else. Keys that are not named here are let pass.
-"""
+"""The sampler and its engine as a part of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
-from dapo_rl.base.quote import cut
+from dapo_rl.base.saved import Count, Finite, Saved, parse, read_state, refuse, restoring, write_state
 from dapo_rl.config import Config
+from dapo_rl.rollout.engine import Engine
+from dapo_rl.rollout.sampler import Sampler
 
-LARGEST = 2**53
-Count = Annotated[int, Field(ge=0, lt=LARGEST)]
-Word = Annotated[int, Field(ge=0, lt=2**32)]
-Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
+FILE = "sampler.json"
 Seen = Annotated[float, Field(ge=0, le=1e9)]
-HexText = Annotated[str, AfterValidator(lambda text: bytes.fromhex(text).hex())]
 
 
-class _State(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
-
-
-class _Progress(_State):
-    step: Count
-    wall_seconds: Annotated[float, Field(ge=0, le=1e12)]
-    evaluations: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
-    ledger: dict[str, Count]
-    metrics: dict[str, float | None]
-
-
-class _Stream(_State):
-    prompts: Count
-    fingerprint: str
-    seed: int
-    drawn: Count
-    front: list[str]
-    resting: dict[str, Count]
-
-
-class _Sample(_State):
+class _Sample(Saved):
     token_ids: Annotated[list[Count], Field(min_length=1)]
     logps: list[Finite]
     text: str
@@ -50,7 +25,7 @@ class _Sample(_State):
     versions: Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
-class _Verdict(_State):
+class _Verdict(Saved):
     model_config = ConfigDict(extra="forbid")  # it is made of all that is there
     score: Finite
     correct: bool
@@ -59,33 +34,33 @@ class _Verdict(_State):
     detail: str
 
 
-class _Carried(_State):
+class _Carried(Saved):
     draw: Count
     prompt: str
     samples: list[_Sample]
     verdicts: list[_Verdict]
 
 
-class _Flight(_State):
+class _Flight(Saved):
     draw: Count
     prompt: str
     version: Count
     samples: list[_Sample | None]
 
 
-class _Acceptance(_State):
+class _Acceptance(Saved):
     overall: Annotated[list[Seen], Field(min_length=2, max_length=2)]
     sources: dict[str, Annotated[list[Seen], Field(min_length=2, max_length=2)]]
 
 
-class _Sampler(_State):
+class _Sampler(Saved):
     next_draw: Count
     acceptance: _Acceptance
     carried: list[_Carried]
     flights: list[_Flight]
 
 
-class _Params(_State):
+class _Params(Saved):
     model_config = ConfigDict(extra="forbid")
     max_new_tokens: Count
     temperature: Annotated[float, Field(ge=0, le=1e9)]
@@ -96,7 +71,7 @@ class _Params(_State):
     ignore_eos: bool
 
 
-class _Request(_State):
+class _Request(Saved):
     model_config = ConfigDict(extra="forbid")
     id: str
     prompt_ids: Annotated[list[Count], Field(min_length=1)]
@@ -105,7 +80,7 @@ class _Request(_State):
     seed: Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Begun(_State):
+class _Begun(Saved):
     model_config = ConfigDict(extra="forbid")
     index: Count
     token_ids: Annotated[list[Count], Field(min_length=1)]
@@ -113,65 +88,49 @@ class _Begun(_State):
     version: Count
 
 
-class _Unfinished(_State):
+class _Unfinished(Saved):
     request: _Request
     next_index: Count
     begun: list[_Begun]
 
 
-class _Engine(_State):
+class _Engine(Saved):
     version: Count
-    room: Annotated[list[Count], Field(min_length=2, max_length=2)] = [0, 0]
+    room: Annotated[list[Count], Field(min_length=2, max_length=2)] = Field(default_factory=lambda: [0, 0])
     work: list[_Unfinished]
 
 
-class _Random(_State):
-    python: tuple[Literal[3], Annotated[list[Word], Field(min_length=625, max_length=625)], float | None]
-    numpy: tuple[
-        Literal["MT19937"],
-        Annotated[list[Word], Field(min_length=624, max_length=624)],
-        Annotated[int, Field(ge=0, le=624)],
-        Annotated[int, Field(ge=0, le=1)],
-        float,
-    ]
-    torch: HexText
-    cuda: list[HexText]
-
-
-class _Log(_State):
-    lines: Count
-    bytes: Count
-
-
-class _Everything(_State):
-    step: Count
-    progress: _Progress
-    stream: _Stream
+class SavedSampling(Saved):
     sampler: _Sampler
     engine: _Engine
-    random: _Random
-    log: _Log
 
 
-def check_state(state: Any, step: int, config: Config, vocabulary: int) -> None:
-    """A ValueError that says in one line where a state is not one of this run at this step."""
-    try:
-        known = _Everything.model_validate(_lists(state))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(cut(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}", 300)) from None
-    for where, wrong in _contradictions(known, step, config, vocabulary):
-        if wrong:
-            raise ValueError(f"{where} does not fit the rest")
+class SamplerPart:
+    """What the next `fill` depends on."""
+
+    def __init__(self, sampler: Sampler, engine: Engine, config: Config, vocabulary: int) -> None:
+        self._sampler, self._engine, self._config, self._vocabulary = sampler, engine, config, vocabulary
+
+    def save(self, directory: Path) -> None:
+        write_state(directory / FILE, {"sampler": self._sampler.state(), "engine": self._engine.state()})
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            state = read_state(path)
+            check_sampling(state, self._config, self._vocabulary)
+            self._sampler.restore(state["sampler"])
+            self._engine.restore(state["engine"])
 
 
-def _contradictions(state: _Everything, step: int, config: Config, vocabulary: int) -> Iterable[tuple[str, bool]]:
+def check_sampling(state: Any, config: Config, vocabulary: int) -> None:
+    """A ValueError that says in one line where a state is not one of this run."""
+    refuse(_contradictions(parse(SavedSampling, state), config, vocabulary))
+
+
+def _contradictions(state: SavedSampling, config: Config, vocabulary: int) -> Iterable[tuple[str, bool]]:
     """What has the right shape and cannot be."""
     sampler, engine = state.sampler, state.engine
-    yield "step", state.step != step or state.progress.step != step
-    yield "progress.evaluations", any(not 0 <= at <= step or at != int(at) for at, _ in state.progress.evaluations)
-    yield "progress.evaluations", any(share == share and not 0 <= share <= 1 for _, share in state.progress.evaluations)
     kept, seen = sampler.acceptance.overall
     rates = [(kept, seen), *sampler.acceptance.sources.values()]
     yield "sampler.acceptance", seen < 1e-3 or any(kept > seen for kept, seen in rates)
@@ -208,11 +167,3 @@ def _at_work(work: Iterable[_Unfinished], count: int) -> dict[str, list[int]]:
         for entry in work
         if entry.request.count == count
     }
-
-
-def _lists(state: Any) -> Any:
-    """Of tuples JSON makes lists; pydantic, when strict, wants to see tuples where there are several types."""
-    if isinstance(state, Mapping) and isinstance(random := state.get("random"), Mapping):
-        tuples = {key: tuple(value) if isinstance(value, list) else value for key, value in random.items()}
-        return {**state, "random": {**tuples, "cuda": random.get("cuda")}}
-    return state

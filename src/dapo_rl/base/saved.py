@@ -1,0 +1,83 @@
+"""The state of a part of a run as a JSON file: one that is not ours is an error when it is read, not steps later.
+
+A checksum tells what was damaged, not what was written by somebody else. Keys that a schema does not name are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from dapo_rl.base.quote import cut, one_line
+from dapo_rl.errors import UserError
+
+LARGEST = 2**53
+Count = Annotated[int, Field(ge=0, lt=LARGEST)]
+Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
+AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""JSON turns tuples into lists; a strict schema with several types in a row wants a tuple."""
+
+_NOT_OURS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What restoring raises for a state that has another shape than the one that was saved."""
+
+
+class Saved(BaseModel):
+    """The schema of one part's state."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+
+    def contradictions(self) -> Iterable[tuple[str, bool]]:
+        """What has the right shape and cannot be: the key, and whether it is wrong."""
+        return ()
+
+
+Schema = TypeVar("Schema", bound=Saved)
+
+
+def parse(schema: type[Schema], value: Any) -> Schema:
+    """A ValueError says in one line where a value is not of the schema."""
+    try:
+        state = schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ValueError(cut(f"{where}: {what}" if where else what, 300)) from None
+    refuse(state.contradictions())
+    return state
+
+
+def refuse(contradictions: Iterable[tuple[str, bool]]) -> None:
+    for where, wrong in contradictions:
+        if wrong:
+            raise ValueError(f"{where} does not fit the rest")
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(state))
+
+
+def read_state(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """Turns whatever a state of another run or program raises into one line that names its file and the remedy."""
+    try:
+        yield
+    except _NOT_OURS as error:
+        raise not_of_this_run(path, one_line(error)) from error
+    except OSError as error:
+        raise not_of_this_run(path, f"it cannot be read: {error.strerror}") from error
+
+
+def not_of_this_run(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path}: is not the state of this run: {why}; remove {path.parent} to go on from the checkpoint before it"
+    )
