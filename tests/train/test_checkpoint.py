@@ -73,13 +73,15 @@ def test_what_was_saved_comes_back(checkpoints):
 
 
 def test_progress_comes_back(checkpoints):
-    progress = Progress(4, 12.5, [(0, 0.25), (4, float("nan"))], Ledger({"total": 7}), {"acc/mean": float("nan")})
+    progress = Progress(
+        4, 12.5, [(0, 0.25), (4, float("nan"))], Ledger({"total": 7}), {"acc/mean": float("nan"), "n": 3}
+    )
     checkpoints.save(4, [progress])
     resumed = Progress()
     checkpoints.restore([resumed])
     assert repr(resumed.evaluations) == "[(0, 0.25), (4, nan)]"
     assert (resumed.step, resumed.wall_seconds, resumed.ledger.state()) == (4, 12.5, {"total": 7})
-    assert repr(resumed.metrics) == "{'acc/mean': nan}"
+    assert repr(resumed.metrics) == "{'acc/mean': nan, 'n': 3}", "a summary has the same numbers, to the letter"
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -20,7 +20,7 @@ class SavedProgress(Saved):
     wall_seconds: Annotated[float, Field(ge=0, le=1e12)]
     evaluations: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
     ledger: dict[str, Count]
-    metrics: dict[str, float | None]
+    metrics: dict[str, int | float | None]
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
         for at, share in self.evaluations:
