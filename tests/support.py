@@ -82,7 +82,7 @@ def ids(sample: Sample | Prompt) -> tuple[int, ...]:
 
 
 def weights_of(model: Any) -> ModelWeights:
-    return ModelWeights(dict(model.named_parameters()))
+    return ModelWeights(model)
 
 
 class Prompts:

@@ -13,11 +13,11 @@ from transformers.utils import logging
 from dapo_rl.algo.registry import TokenLosses
 from dapo_rl.base.files import directory_beside
 from dapo_rl.base.load import load_function
-from dapo_rl.base.quote import one_line
+from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows, once_each
 from dapo_rl.data.sources import IN_MEMORY
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
     check_tokenizer,
@@ -35,25 +35,23 @@ from dapo_rl.models.lora import add_lora, has_lora, save_adapter
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build import build_engine
-from dapo_rl.rollout.engine import SamplingParams, tokens_in_flight
-from dapo_rl.rollout.sampler import GroupFilter, Sampler
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.judging import GroupFilter
+from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import RunDirectory, new_run_directory, saved_so_far
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.live import make_display
+from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers, check_installed
-from dapo_rl.train import loop
+from dapo_rl.train import loop, progress
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
-from dapo_rl.train.finite import not_finite
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
-from dapo_rl.train.state import check_state
-
-_NOT_OURS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What restoring raises for a state that has another shape than the one that was saved."""
+from dapo_rl.train.progress import Progress
+from dapo_rl.train.random_state import RandomState, seed_everything
 
 
 class DAPOTrainer:
@@ -110,7 +108,7 @@ class DAPOTrainer:
             raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
         everything = [*self._train_prompts.prompts, *(self._eval_prompts.prompts if self._eval_prompts else [])]
         self._verifier.check(everything)
-        check_vocabulary(self.model, max(token for p in everything for token in p.token_ids))
+        check_vocabulary(self.model, max(int(p.token_ids.max()) for p in everything))
         longest_prompt = max(len(p.token_ids) for p in everything)
         check_context(self.model, longest_prompt, config.sampling.max_new_tokens)
 
@@ -140,12 +138,15 @@ class DAPOTrainer:
             max_error_share=config.reward.max_error_share,
             keep=_group_filter(config.sampling.filter),
             on_progress=lambda done, total: self.display.phase("sampling", done, total),
+            vocabulary=self.model.get_input_embeddings().weight.shape[0],
         )
         self._policy = build_policy(self.model, self.tokenizer, config, longest, losses)
         if self._policy.note:
             self._notes.append(self._policy.note)
         self._description = describe(self.model, dtype)
-        self._progress = loop.Progress()
+        self._progress = Progress()
+        self._log = LogLength(RunDirectory(self.run_dir))
+        self._parts = (self._policy, self._stream, self._sampler, self._progress, RandomState(), self._log)
         self._checkpoints = Checkpoints(self.run_dir / "checkpoints", config.checkpoint.keep)
 
     def train(self, resume: bool = False) -> dict[str, Any]:
@@ -248,89 +249,55 @@ class DAPOTrainer:
             raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
 
     def _save_checkpoint(self) -> Checkpoint:
-        optimizer = self._policy.state()
-        if name := not_finite(optimizer):
-            raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
-        return self._checkpoints.save(
-            self._progress.step,
-            self.model,
-            self.tokenizer,
-            optimizer,
-            {
-                "progress": loop.progress_state(self._progress),
-                "stream": self._stream.state(),
-                "sampler": self._sampler.state(),
-                "engine": self._engine.state(),
-                "random": random_state(),
-                "log": RunDirectory(self.run_dir).metrics_length(),
-            },
-            self.config,
-        )
+        return self._checkpoints.save(self._progress.step, self._parts, self.config)
 
     def _resume(self, directory: RunDirectory) -> None:
         """Puts everything back as the newest checkpoint has it. Nothing is written before all of it is known good."""
         before = (self._checkpoints.settings() or ConfigFile.read(directory.config_path)).over(self.config)
         check_same_run(self.run_dir, before, self.config)
-        checkpoint, damaged = self._checkpoints.newest_sound()
-        for damage in damaged:
-            self.display.note(f"damaged, going back to the one before: {damage}")
+        checkpoint = self._checkpoints.restore(
+            self._parts, note=lambda line: self.display.note(f"damaged, going back to the one before: {line}")
+        )
         if checkpoint is None:
             directory.check_log_is_short(before.checkpoint_every)
             self.display.note(f"{self.run_dir}: no checkpoint yet; starting from the first step")
             directory.forget_after(0)
             directory.write_config(self.config)
             return
+        if self._progress.step != checkpoint.step:
+            raise not_of_this_run(checkpoint.path / progress.FILE, "step does not fit the rest")
         if checkpoint.step > self.config.train.steps:
             raise UserError(
                 f"train.steps: {self.config.train.steps} is below step {checkpoint.step}, which {self.run_dir} has "
                 "reached; name more, or start a new run"
             )
-        optimizer, state = checkpoint.load(self.model)
-        self._restore(checkpoint, optimizer, state)
-        if note := directory.forget_after(checkpoint.step, state["log"]):
+        self._engine.receive(checkpoint.step, self._policy.weights())
+        if note := directory.forget_after(checkpoint.step, self._log.loaded):
             self.display.note(note)
         directory.write_config(self.config)
         self.display.note(f"resumed from {checkpoint.path}")
 
-    def _restore(self, checkpoint: Checkpoint, optimizer: dict[str, Any], state: dict[str, Any]) -> None:
-        remedy = f"remove {checkpoint.path} to go on from the checkpoint before it"
-        try:
-            self._policy.restore(optimizer)
-        except _NOT_OURS as error:
-            raise UserError(f"{checkpoint.path}: is of another optimizer: {one_line(error)}; {remedy}") from error
-        try:
-            check_state(state, checkpoint.step, self.config, self.model.get_input_embeddings().weight.shape[0])
-            self._stream.restore(state["stream"])
-            self._sampler.restore(state["sampler"])
-            self._engine.restore(state["engine"])
-            self._progress = loop.progress_from(state["progress"])
-            restore_random_state(state["random"])
-        except _NOT_OURS as error:
-            where = checkpoint.path / "state.json"
-            raise UserError(f"{where}: is not the state of this run: {one_line(error)}; {remedy}") from error
-        self._engine.load_weights(self._engine.version, self._policy.weights())
-
     def _write_results(self, directory: RunDirectory, finished: bool) -> dict[str, Any]:
-        progress, config = self._progress, self.config
+        now, config = self._progress, self.config
         paths = {"summary": directory.summary_path, "report": directory.report_path}
         if finished:
             paths["model"] = directory.model_path
-        accuracies = progress.evaluations
+        accuracies = now.evaluations
         summary = {
             "finished": finished,
-            "steps": progress.step,
+            "steps": now.step,
             "seed": config.seed,
             "accuracy_before": accuracies[0][1] if accuracies and accuracies[0][0] == 0 else None,
             "accuracy_after": accuracies[-1][1] if accuracies and accuracies[-1][0] > 0 else None,
             "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
-            "wall_seconds": progress.wall_seconds,
-            "tokens": progress.ledger.columns(self._sampler.carried_tokens, tokens_in_flight(self._engine)),
+            "wall_seconds": now.wall_seconds,
+            "tokens": now.ledger.columns(self._sampler.carried_tokens, self._sampler.begun_tokens),
             "data": {
                 "train_prompts": len(self._train_prompts.prompts),
                 "too_long": self._train_prompts.too_long,
                 "bad_rows": len(self._train_prompts.bad),
             },
-            "metrics": progress.metrics,
+            "metrics": now.metrics,
             "paths": {name: str(path) for name, path in paths.items()},
         }
         from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
@@ -359,6 +326,7 @@ def build_policy(
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=_reference(model) if config.algo.kl_coef > 0 else None,
         losses=losses,
+        tokenizer=tokenizer,
     )
 
 

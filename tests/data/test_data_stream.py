@@ -1,6 +1,7 @@
-import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,12 @@ def prompts(count):
 
 def ids(stream, count):
     return [stream.draw().id for _ in range(count)]
+
+
+def saved(stream):
+    with TemporaryDirectory() as directory:
+        stream.save(Path(directory))
+        return (Path(directory) / "stream.json").read_text()
 
 
 @light
@@ -67,13 +74,14 @@ def test_resuming_at_any_point_gives_the_same_sequence(size, seed, history, more
             stream.draw()
         else:
             stream.push_front([data[n % size] for n in action])
-    state = json.loads(json.dumps(stream.state()))
     resumed = PromptStream(prompts(size), seed)
     ids(resumed, 3)
-    resumed.restore(state)
+    with TemporaryDirectory() as directory:
+        stream.save(Path(directory))
+        resumed.load(Path(directory))
     assert resumed.epoch == stream.epoch
     assert ids(resumed, more) == ids(stream, more)
-    assert resumed.state() == stream.state()
+    assert saved(resumed) == saved(stream)
 
 
 @light
@@ -102,8 +110,8 @@ def test_it_is_an_endless_iterator():
     assert [p.id for _, p in zip(range(10), stream, strict=False)] == ids(again, 10)
 
 
-def test_other_data_or_another_seed_is_one_line():
-    state = PromptStream(prompts(5), 2).state()
+def test_other_data_or_another_seed_is_one_line(tmp_path):
+    PromptStream(prompts(5), 2).save(tmp_path)
     other_text = [*prompts(4), Prompt(id="4", text="changed", token_ids=(4,))]
     other_id = [*prompts(4), Prompt(id="5", text="text 4", token_ids=(4,))]
     other_answer = [*prompts(4), replace(prompts(5)[4], answer="changed")]
@@ -121,7 +129,7 @@ def test_other_data_or_another_seed_is_one_line():
         (prompts(5), 3, r"seed 3 draws prompts in another order than the checkpoint's; resume with seed=2"),
     ):
         with pytest.raises(UserError, match=message) as caught:
-            PromptStream(data, seed).restore(state)
+            PromptStream(data, seed).load(tmp_path)
         assert "\n" not in str(caught.value)
 
 
@@ -135,16 +143,16 @@ def test_what_cannot_be_drawn_from_is_refused():
         PromptStream(prompts(2)).push_front([stranger])
 
 
-def test_a_prompt_that_rests_is_left_out_for_its_epochs():
+def test_a_prompt_that_rests_is_left_out_for_its_epochs(tmp_path):
     stream = PromptStream(prompts(4), seed=3)
     first = [stream.draw() for _ in range(2)]
     stream.rest(first[0], epochs=2)
-    state = stream.state()
+    stream.save(tmp_path)
     epochs = [[stream.draw().id for _ in range(n)] for n in (2, 3, 3, 4)]
     assert all(first[0].id not in ids for ids in epochs[:3])
     assert first[0].id in epochs[3]
     resumed = PromptStream(prompts(4), seed=3)
-    resumed.restore(state)
+    resumed.load(tmp_path)
     assert [resumed.draw().id for _ in range(12)] == [name for ids in epochs for name in ids]
     for prompt in prompts(4):
         stream.rest(prompt, epochs=5)

@@ -188,7 +188,7 @@ def differences(one: Path, other: Path) -> list[str]:
         for path in files[0] & files[1]:
             if path.name == "manifest.json":  # the checksum of a file with times in it
                 continue
-            read = _without_times if path.name == "state.json" else Path.read_bytes
+            read = _without_times if path.name in ("progress.json", "log.json") else Path.read_bytes
             if read(one / path) != read(other / path):
                 found.append(str(path))
     leftovers = [path for path in other.rglob(".*") if path.name.startswith(".")]

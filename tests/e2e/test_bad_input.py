@@ -23,7 +23,7 @@ from support import DAPO, REPOSITORY, small_model
 from dapo_rl import cli, trainer
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.models.load import TINY
-from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
+from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -127,10 +127,13 @@ class Place:
         assert text.count(old) == 1
         self.write(name, text.replace(old, new))
 
-    def vouch_for(self, checkpoint):
+    def vouch_for(self, checkpoint, **changes):
         """A manifest for the files as they are now."""
         (checkpoint / MANIFEST).unlink()
         _write_manifest(checkpoint, int(checkpoint.name.removeprefix("step-")))
+        manifest = json.loads((checkpoint / MANIFEST).read_text()) | changes
+        manifest = {key: value for key, value in manifest.items() if value is not None}
+        (checkpoint / MANIFEST).write_text(json.dumps(manifest | {"sha256": _own_checksum(manifest)}))
 
     def hold(self, run):
         """Another process that writes the run directory."""
@@ -854,10 +857,20 @@ def _(here):
 def _(here):
     words = here.resumed()
     path = here.path / "run" / "checkpoints" / "step-2"
-    state = json.loads((path / "state.json").read_text())
-    state["progress"]["step"] = "two"
-    (path / "state.json").write_text(json.dumps(state))
+    progress = json.loads((path / "progress.json").read_text())
+    progress["step"] = "two"
+    (path / "progress.json").write_text(json.dumps(progress))
     here.vouch_for(path)
+    return words
+
+
+@case("a checkpoint of an older version")
+def _(here):
+    words = here.resumed()
+    for path in (here.path / "run" / "checkpoints").glob("step-*"):
+        state = {name: json.loads((path / f"{name}.json").read_text()) for name in ("progress", "stream", "random")}
+        (path / "state.json").write_text(json.dumps(state))
+        here.vouch_for(path, format=None)
     return words
 
 
@@ -872,7 +885,7 @@ def _(here):
 @case("every checkpoint damaged")
 def _(here):
     words = here.resumed()
-    for path in (here.path / "run" / "checkpoints").glob("step-*/state.json"):
+    for path in (here.path / "run" / "checkpoints").glob("step-*/stream.json"):
         path.unlink()
     return words
 

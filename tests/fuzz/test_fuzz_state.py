@@ -1,4 +1,5 @@
-"""A state.json of any content, with a manifest that vouches for it: the run goes on, or one line says what is wrong."""
+"""The JSON files of a checkpoint with any content, and a manifest that vouches for them: the run goes on, or one line
+says what is wrong."""
 
 import copy
 import io
@@ -7,17 +8,24 @@ import random
 import shutil
 from contextlib import redirect_stdout
 
+import numpy as np
 import pytest
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 from support import SMALL
 
 from dapo_rl import Config, DAPOTrainer
+from dapo_rl.base.saved import parse, refuse
 from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
+from dapo_rl.rollout.sampler_state import TOKENS, SavedSampler
+from dapo_rl.runs.log_length import SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
-from dapo_rl.train.state import check_state
+from dapo_rl.train.progress import SavedProgress
+from dapo_rl.train.random_state import SavedRandom
 
 pytestmark = pytest.mark.slow
 
@@ -43,25 +51,31 @@ WRONG = [
 ]
 
 
+SCHEMAS = {"progress": SavedProgress, "stream": SavedStream, "random": SavedRandom, "log": SavedLog}
+
+
 def config(*overrides):
     return Config.load(DEFAULT_RECIPE, [*QUICK, *overrides])
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A run of one step, with a state that has samples in flight, and the trainer's vocabulary."""
+    """A run of one step, and its state by file, with samples in flight."""
     path = tmp_path_factory.mktemp("state") / "run"
     trainer = DAPOTrainer(config=config("train.steps=1"), run_dir=path)
     with redirect_stdout(io.StringIO()):
         trainer.train()
-    state = json.loads((path / "checkpoints" / "step-1" / "state.json").read_text())
-    assert state["engine"]["work"], "something to go on with"
-    return path, state, trainer.model.get_input_embeddings().weight.shape[0]
+    checkpoint = path / "checkpoints" / "step-1"
+    state = {name: json.loads((checkpoint / f"{name}.json").read_text()) for name in [*SCHEMAS, "sampler"]}
+    assert {file.name for file in checkpoint.glob("*.json")} == {f"{name}.json" for name in state} | {MANIFEST}
+    assert state["sampler"]["flights"], "something to continue with"
+    return path, state
 
 
 def places(value, path=()):
-    """Every value in a state, of long lists the ends."""
-    yield path
+    """Every value in the files, of long lists the ends."""
+    if path:
+        yield path
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from places(inner, (*path, key))
@@ -71,8 +85,6 @@ def places(value, path=()):
 
 
 def changed(state, path, value, remove=False):
-    if not path:
-        return value
     state = copy.deepcopy(state)
     level = state
     for key in path[:-1]:
@@ -84,12 +96,17 @@ def changed(state, path, value, remove=False):
     return state
 
 
-def resume(begun, copy_at, state):
-    """Two more steps from a state; the line that says what is wrong, if something is."""
+def resume(begun, copy_at, state, tokens=None):
+    """Another step from a state; the line that says what is wrong, if something is."""
     shutil.rmtree(copy_at, ignore_errors=True)
     shutil.copytree(begun, copy_at)
     checkpoint = copy_at / "checkpoints" / "step-1"
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    for name, value in state.items():
+        (checkpoint / f"{name}.json").write_text(json.dumps(value))
+    if isinstance(tokens, bytes):
+        (checkpoint / TOKENS).write_bytes(tokens)
+    elif tokens is not None:
+        save_file(tokens, checkpoint / TOKENS)
     (checkpoint / MANIFEST).unlink()
     _write_manifest(checkpoint, 1)
     output = io.StringIO()
@@ -105,9 +122,11 @@ def resume(begun, copy_at, state):
     return line
 
 
-def refusal(state, vocabulary, config=config()):  # noqa: B008 - the same for all of them
+def refusal(state):
     try:
-        check_state(state, 1, config, vocabulary)
+        for name, schema in SCHEMAS.items():
+            parse(schema, state[name])
+        refuse(parse(SavedSampler, state["sampler"]).misfits(group_size=4))
     except ValueError as error:
         line = str(error)
     else:
@@ -118,45 +137,44 @@ def refusal(state, vocabulary, config=config()):  # noqa: B008 - the same for al
 
 
 def test_the_state_of_a_run_is_sound(begun):
-    _, state, vocabulary = begun
-    assert refusal(state, vocabulary) is None
+    assert refusal(begun[1]) is None
 
 
 def test_every_value_that_is_lost_or_wrong_is_sound_or_one_line(begun):
     """Of each value in turn; what is let pass is resumed from in the test below."""
-    _, state, vocabulary = begun
+    _, state = begun
     refused = 0
     for path in places(state):
         for value in WRONG:
-            refused += refusal(changed(state, path, value), vocabulary) is not None
+            refused += refusal(changed(state, path, value)) is not None
     assert refused > 1000
 
 
 @fuzz(400)
 @given(data=st.data())
 def test_any_state_is_sound_or_one_line(begun, data):
-    _, state, vocabulary = begun
+    _, state = begun
     anything = st.recursive(
         st.sampled_from(WRONG) | st.integers() | st.floats() | st.text(max_size=5),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
         max_leaves=5,
     )
     path = data.draw(st.sampled_from(list(places(state))))
-    refusal(changed(state, path, data.draw(anything)), vocabulary)
+    refusal(changed(state, path, data.draw(anything)))
 
 
-def let_pass(state, vocabulary):
+def let_pass(state):
     """The changes that have the right shape and contradict nothing."""
     for path in places(state):
-        for value in [*WRONG, "remove"]:
+        for value in [*WRONG, "remove"][: None if len(path) > 1 else -1]:  # no file is missing
             change = changed(state, path, value, remove=value == "remove")
-            if change != state and refusal(change, vocabulary) is None:
+            if change != state and refusal(change) is None:
                 yield path, value, change
 
 
 def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
-    path, state, vocabulary = begun
-    passed = list(let_pass(state, vocabulary))
+    path, state = begun
+    passed = list(let_pass(state))
     count = len(passed) if fuzz(1).max_examples > 1 else 3  # FUZZ=2 goes through all of them
     for where, value, change in random.Random(1).sample(passed, min(count, len(passed))):
         try:
@@ -168,21 +186,74 @@ def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ((), [], "input should be a valid dictionary"),
-        (("progress",), [], "progress: input should be a valid dictionary"),
-        (("progress", "step"), "1", "progress.step: input should be a valid integer"),
-        (("sampler", "acceptance", "overall"), [1, 0], "sampler.acceptance does not fit the rest"),
-        (("engine", "work"), [], "engine.work does not fit the rest"),
-        (("engine", "work", 0, "next_index"), 10**9, "engine.work: its next sample does not fit the rest"),
-        (("random", "torch"), "00", "random: "),
-        (("random", "numpy", 2), 10**9, "random.numpy.2: input should be less than or equal to 624"),
-        (("stream", "front"), ["nobody"], "nobody"),
-        (("step",), 7, "step does not fit the rest"),
+        (("sampler",), [], "input should be a valid dictionary"),
+        (("progress",), [], "input should be a valid dictionary"),
+        (("progress", "step"), "1", "step: input should be a valid integer"),
+        (("progress", "step"), 7, "step does not fit the rest"),
+        (("progress", "evaluations"), [[0, 1.5]], "evaluations does not fit the rest"),
+        (("log", "bytes"), -1, "bytes: input should be greater than or equal to 0"),
+        (("sampler", "acceptance", "overall"), [1, 0], "acceptance does not fit the rest"),
+        (("sampler", "flights", 0, "new"), [10**9], "flights does not fit the rest"),
+        (("sampler", "flights", 0, "draw"), 10**9, "next_draw does not fit the rest"),
+        (("sampler", "flights", 0, "prompt"), "nobody", "there is no prompt 'nobody'"),
+        (("random", "torch"), "00", "torch: "),
+        (("random", "numpy", 2), 10**9, "numpy.2: input should be less than or equal to 624"),
+        (("stream", "front"), ["nobody"], "front: there is no prompt 'nobody'"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_it(begun, tmp_path, path, value, said):
     line = resume(begun[0], tmp_path / "run", changed(begun[1], path, value))
     checkpoint = tmp_path / "run" / "checkpoints" / "step-1"
-    assert line.startswith(f"{checkpoint / 'state.json'}: is not the state of this run: ")
-    assert said in line
+    assert line.startswith(f"{checkpoint / path[0]}.json: is not the state of this run: {said}")
     assert line.endswith(f"; remove {checkpoint} to go on from the checkpoint before it")
+
+
+def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
+    """Of each part by itself: what it reads is what it validates."""
+    trainer = DAPOTrainer(config=config("train.steps=2"), run_dir=tmp_path / "run")
+    _, *parts = trainer._parts
+    for part, name in zip(parts, ("stream", "sampler", "progress", "random", "log"), strict=True):
+        path = tmp_path / f"{name}.json"
+        for content in (b"", b"nonsense", b"[" * 100_000, b"\xff"):
+            path.write_bytes(content)
+            with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: ") as error:
+                part.load(tmp_path)
+            assert "\n" not in str(error.value)
+        path.unlink()
+        with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: it cannot be read: No such"):
+            part.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("token_ids", lambda a: a + 10**6, "it has tokens that the model does not"),
+        ("token_ids", lambda a: -a - 1, "it has tokens that the model does not"),
+        ("token_ids", lambda a: a[1:], "lengths do not fit the rest"),
+        ("token_ids", lambda a: a.astype(np.int64), "it has other columns"),
+        ("token_ids", lambda a: a[None], "it has columns that are not flat"),
+        ("logps", lambda a: a * np.float32("nan"), "it has numbers that cannot be"),
+        ("logps", lambda a: a[:-1], "lengths do not fit the rest"),
+        ("versions", lambda a: a - 5, "it has numbers that cannot be"),
+        ("mask", lambda a: a[:0], "lengths do not fit the rest"),
+        ("lengths", lambda a: a * 0, "lengths do not fit the rest"),
+        ("lengths", lambda a: a[::-1] * 2, "lengths do not fit the rest"),
+        ("text_lengths", lambda a: a - 1, "lengths do not fit the rest"),
+        ("text_lengths", lambda a: a + 2**62, "lengths do not fit the rest"),
+        ("texts", lambda a: np.append(a, np.uint8(65)), "lengths do not fit the rest"),
+    ],
+)
+def test_tokens_that_cannot_be_are_one_line(begun, tmp_path, name, change, said):
+    path, state = begun
+    tokens = load_file(path / "checkpoints" / "step-1" / TOKENS)
+    assert len(tokens["lengths"])
+    tokens[name] = np.ascontiguousarray(change(tokens[name]))
+    line = resume(path, tmp_path / "run", state, tokens)
+    assert f"is not the state of this run: {said}" in line
+
+
+def test_a_file_of_tokens_that_is_none_is_one_line(begun, tmp_path):
+    path, state = begun
+    for content in (b"", b"nonsense", b"\xff" * 100):
+        line = resume(path, tmp_path / "run", state, content)
+        assert f"{TOKENS}: is not the state of this run: " in line

@@ -11,8 +11,12 @@ from support import ids, small_model, tokenizer
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rollout.engine import Request, SamplingParams
+
+
+class OneWeight:
+    def buckets(self, nbytes):
+        yield [("model.norm.weight", torch.ones(1))]
 
 
 class StandInParams(SimpleNamespace):
@@ -150,7 +154,7 @@ def test_new_weights_reach_the_model_and_forget_cached_prefixes(engine):
     ours, _ = engine()
     ours.submit(request("a", count=1))
     ours._engine.step()
-    ours.receive(3, ModelWeights({"model.norm.weight": torch.ones(1)}))
+    ours.receive(3, OneWeight())
     assert ours._engine.loaded == ["model.norm.weight"]
     assert ours._engine.resets == 1
     assert drain(ours)[0].sample.versions.tolist() == [0, 3, 3]

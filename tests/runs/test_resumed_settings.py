@@ -4,7 +4,6 @@ import os
 
 import pytest
 import yaml
-from support import small_model, tokenizer
 
 from dapo_rl.cli import _newest_run, _resumed_config
 from dapo_rl.config import Config, known_keys
@@ -30,7 +29,7 @@ def saved(run):
 
 def checkpoint(run, step, config="its own"):
     config = run.read_config() if config == "its own" else config
-    return Checkpoints(run.checkpoints_path, 5).save(step, small_model(), tokenizer(), {}, {}, config)
+    return Checkpoints(run.checkpoints_path, 5).save(step, [], config)
 
 
 def resumed(run, *overrides, recipe=None):

@@ -3,23 +3,47 @@ import json
 import random
 import re
 import shutil
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
-from support import small_model, tokenizer
+from checkpoint_parts import policy_of
+from support import small_model
+from test_policy import samples_for
 from transformers import AutoModelForCausalLM
 
 from dapo_rl.base import files
+from dapo_rl.base.saved import read_state, write_state
 from dapo_rl.errors import UserError
-from dapo_rl.train.checkpoint import MANIFEST, WEIGHTS, Checkpoints
-from dapo_rl.train.random_state import random_state, restore_random_state, seed_everything
+from dapo_rl.models.stored import WEIGHTS
+from dapo_rl.train.checkpoint import MANIFEST, Checkpoints, _own_checksum
+from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.progress import Progress
+from dapo_rl.train.random_state import RandomState, seed_everything
+
+
+@dataclass
+class Note:
+    """A part with any content."""
+
+    state: dict = field(default_factory=dict)
+
+    def save(self, directory):
+        write_state(directory / "note.json", self.state)
+
+    def load(self, directory):
+        self.state = read_state(directory / "note.json")
 
 
 def save(checkpoints, step, model=None, **state):
-    model = model or small_model()
-    optimizer = {"optimizer": {"moment": torch.arange(5.0) + step}}
-    return checkpoints.save(step, model, tokenizer(), optimizer, {"mark": step, **state})
+    return checkpoints.save(step, [policy_of(model or small_model()), Note(state)])
+
+
+def load(checkpoints, model=None):
+    """The newest sound checkpoint, and what the note in it says."""
+    note = Note()
+    return checkpoints.restore([policy_of(model or small_model()), note]), note.state
 
 
 def names(checkpoints):
@@ -32,14 +56,32 @@ def checkpoints(tmp_path):
 
 
 def test_what_was_saved_comes_back(checkpoints):
-    model = small_model(seed=1)
-    save(checkpoints, 3, model, list=[1.5, None])
-    other = small_model(seed=2)
-    optimizer, state = checkpoints.newest_sound()[0].load(other)
-    for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
-        assert torch.equal(a, b), name
-    assert optimizer["optimizer"]["moment"].tolist() == [3, 4, 5, 6, 7]
-    assert state == {"step": 3, "mark": 3, "list": [1.5, None]}
+    """Weights, and moments that make the next update the same; every part gets its own."""
+    model, other = small_model(seed=1), small_model(seed=2)
+    samples = samples_for(model)
+    policy = policy_of(model)
+    policy.update(samples, lr=1e-2)
+    checkpoints.save(3, [policy, Note({"list": [1.5, None]})])
+    resumed, note = policy_of(other), Note()
+    assert checkpoints.restore([resumed, note]).step == 3
+    assert note.state == {"list": [1.5, None]}
+    for update in (0, 1):
+        for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+            assert torch.equal(a, b), (update, name)
+        for each in (policy, resumed):
+            each.update(samples, lr=1e-2)
+
+
+def test_progress_comes_back(checkpoints):
+    progress = Progress(
+        4, 12.5, [(0, 0.25), (4, float("nan"))], Ledger({"total": 7}), {"acc/mean": float("nan"), "n": 3}
+    )
+    checkpoints.save(4, [progress])
+    resumed = Progress()
+    checkpoints.restore([resumed])
+    assert repr(resumed.evaluations) == "[(0, 0.25), (4, nan)]"
+    assert (resumed.step, resumed.wall_seconds, resumed.ledger.state()) == (4, 12.5, {"total": 7})
+    assert repr(resumed.metrics) == "{'acc/mean': nan, 'n': 3}", "a summary has the same numbers, to the letter"
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -54,7 +96,7 @@ def test_float32_weights_keep_every_bit_under_a_config_that_says_bfloat16(checkp
     path = save(checkpoints, 1, model).path
     assert not (path / WEIGHTS).exists(), "the weights are there once"
     again = small_model(seed=5, tie_word_embeddings=tied)
-    checkpoints.newest_sound()[0].load(again)
+    load(checkpoints, again)
     loaded = AutoModelForCausalLM.from_pretrained(path / "model")
     for other in (again, loaded):
         assert (other.lm_head.weight.data_ptr() == other.model.embed_tokens.weight.data_ptr()) == tied
@@ -69,7 +111,7 @@ def test_a_model_that_saves_other_weights_than_it_has_is_stored_once_more(checkp
     monkeypatch.setattr(model, "save_pretrained", rounded.save_pretrained)
     assert (save(checkpoints, 1, model).path / WEIGHTS).exists()
     other = small_model(seed=2)
-    checkpoints.newest_sound()[0].load(other)
+    load(checkpoints, other)
     assert torch.equal(model.lm_head.weight, other.lm_head.weight)
 
 
@@ -95,11 +137,11 @@ def cut(path):
     [
         (flip_a_bit, "model/model.safetensors", "the checksum of model/model.safetensors is wrong"),
         (flip_a_bit, "optimizer.pt", "the checksum of optimizer.pt is wrong"),
-        (flip_a_bit, "state.json", "the checksum of state.json is wrong"),
+        (flip_a_bit, "note.json", "the checksum of note.json is wrong"),
         (flip_a_bit, MANIFEST, "manifest.json is damaged"),
         (cut, "optimizer.pt", r"optimizer.pt has \d+ bytes instead of \d+"),
         (cut, MANIFEST, "manifest.json is damaged"),
-        (lambda path: path.unlink(), "state.json", "state.json is missing"),
+        (lambda path: path.unlink(), "note.json", "note.json is missing"),
         (lambda path: path.unlink(), "model/config.json", "model/config.json is missing"),
         (lambda path: path.unlink(), MANIFEST, "manifest.json is missing"),
         (lambda path: path.write_text("[]"), MANIFEST, "manifest.json is damaged"),
@@ -109,8 +151,8 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(checkpoints, harm,
     save(checkpoints, 1)
     last = save(checkpoints, 2)
     harm(last.path / file)
-    sound, damaged = checkpoints.newest_sound()
-    assert sound.step == 1
+    damaged = []
+    assert checkpoints.restore([], damaged.append).step == 1
     (line,) = damaged
     assert line.startswith(f"{last.path}: ")
     assert re.search(said, line)
@@ -119,12 +161,12 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(checkpoints, harm,
 
 def test_a_changed_manifest_does_not_vouch_for_changed_files(checkpoints):
     path = save(checkpoints, 1).path
-    (path / "state.json").write_text("{}")
+    (path / "note.json").write_text("{}")
     manifest = json.loads((path / MANIFEST).read_text())
-    del manifest["files"]["state.json"]
+    del manifest["files"]["note.json"]
     (path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=r"manifest\.json is damaged"):
-        checkpoints.newest_sound()
+        checkpoints.restore([])
 
 
 def test_when_all_are_damaged_they_are_all_named_and_stay(checkpoints):
@@ -133,13 +175,13 @@ def test_when_all_are_damaged_they_are_all_named_and_stay(checkpoints):
     with pytest.raises(
         UserError, match=r"^every checkpoint is damaged: .*step-2: .*; .*step-1: .*optimizer.pt"
     ) as error:
-        checkpoints.newest_sound()
+        checkpoints.restore([])
     assert "\n" not in str(error.value)
     assert names(checkpoints) == ["step-1", "step-2"]
 
 
 def test_no_checkpoint_is_no_error(checkpoints):
-    assert checkpoints.newest_sound() == (None, [])
+    assert checkpoints.restore([]) is None
     assert checkpoints.latest() is None
 
 
@@ -149,7 +191,7 @@ def test_damaged_ones_do_not_count_among_those_that_stay(tmp_path):
         save(keeper, step)
     cut(tmp_path / "c" / "step-3" / "optimizer.pt")
     flip_a_bit(tmp_path / "c" / "step-4" / "optimizer.pt")
-    assert checkpoints.newest_sound()[0].step == 2
+    assert checkpoints.restore([]).step == 2
     save(checkpoints, 6)
     assert names(checkpoints) == ["step-2", "step-6"]
 
@@ -158,7 +200,7 @@ def test_a_step_that_is_there_already_is_replaced(checkpoints):
     save(checkpoints, 1, small_model(seed=1), which="first")
     save(checkpoints, 1, small_model(seed=2), which="second")
     assert names(checkpoints) == ["step-1"]
-    assert checkpoints.newest_sound()[0].load(small_model())[1]["which"] == "second"
+    assert load(checkpoints)[1] == {"which": "second"}
 
 
 class Killed(BaseException):
@@ -207,11 +249,10 @@ def test_at_every_moment_there_is_a_whole_checkpoint(tmp_path, monkeypatch, keep
                 done = True
             except Killed:
                 done = False
-        sound, damaged = Checkpoints(directory, keep).newest_sound()
-        assert sound is not None
+        damaged, note = [], Note()
+        assert Checkpoints(directory, keep).restore([note], damaged.append) is not None
         assert damaged == [], "what is half removed has no checkpoint's name"
-        state = sound.load(small_model())[1]
-        assert state["which"] == "new" or not done
+        assert note.state["which"] == "new" or not done
         save(Checkpoints(directory, keep), 3, which="newest")
         assert not list(directory.glob(".*"))
         assert len(names(checkpoints)) <= keep
@@ -236,7 +277,7 @@ def test_a_disk_that_is_full_at_any_moment_leaves_the_one_before(tmp_path, monke
             count = calls(patch, fail)
             with contextlib.suppress(UserError, OSError):
                 save(checkpoints, 1, which="new")
-        assert checkpoints.newest_sound()[0] is not None
+        assert checkpoints.restore([]) is not None
         if count[0] < moment:
             return
     pytest.fail("the save never came to its end")
@@ -244,29 +285,65 @@ def test_a_disk_that_is_full_at_any_moment_leaves_the_one_before(tmp_path, monke
 
 def test_another_model_is_one_line(checkpoints):
     save(checkpoints, 1)
-    checkpoint = checkpoints.newest_sound()[0]
     for changes, said in (
         ({"hidden_size": 64}, r"has the shape \[\d+, 32\] instead of \[\d+, 64\]"),
         ({"num_hidden_layers": 3}, r"it has no model\.layers\.2\."),
         ({"num_hidden_layers": 1}, r"it has model\.layers\.1\."),
     ):
         with pytest.raises(UserError, match=f"step-1: is of another model: .*{said}") as error:
-            checkpoint.load(small_model(**changes))
+            load(checkpoints, small_model(**changes))
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="is float32 instead of bfloat16"):
-        checkpoint.load(small_model().bfloat16())
+        load(checkpoints, small_model().bfloat16())
 
 
-def test_random_numbers_go_on():
+def test_a_checkpoint_of_another_layout_is_one_line(checkpoints):
+    """Also where one of ours is before it: the run would lose steps without being asked."""
+    save(checkpoints, 1)
+    path = save(checkpoints, 2).path
+    for written, version in ((None, "an older"), (1, "an older"), (3, "a newer")):
+        manifest = json.loads((path / MANIFEST).read_text())
+        manifest.pop("format", None)
+        manifest |= {"format": written} if written else {}
+        manifest["sha256"] = _own_checksum(manifest)
+        (path / MANIFEST).write_text(json.dumps(manifest))
+        for look in (lambda: checkpoints.restore([]), checkpoints.settings):
+            with pytest.raises(UserError) as error:
+                look()
+            assert str(error.value) == (
+                f"{path}: was written by {version} version of dapo-rl, in another layout; resume it with that version, "
+                "or start a new run"
+            )
+
+
+def test_an_optimizer_of_something_else_is_one_line(checkpoints):
+    path = save(checkpoints, 1).path
+    for state, said in (
+        ({"optimizer": {"param_groups": []}}, "loaded state dict has a different number of parameter groups"),
+        ({"optimizer": policy_of(small_model())._optimizer.state_dict(), "lowered_budget": 0}, "lowered_budget is 0"),
+    ):
+        torch.save(state, path / "optimizer.pt")
+        with pytest.raises(UserError) as error:
+            policy_of(small_model()).load(path)
+        assert str(error.value) == (
+            f"{path}: is of another optimizer: {said}; remove {path} to go on from the checkpoint before it"
+        )
+    (path / "optimizer.pt").write_bytes(b"nonsense")
+    with pytest.raises(UserError, match=r"step-1: cannot be read as a checkpoint: ") as error:
+        policy_of(small_model()).load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_random_numbers_go_on(tmp_path):
     def draw():
         return random.random(), random.gauss(), float(np.random.normal()), float(torch.rand(()))
 
     seed_everything(5)
     draw()
-    state = json.loads(json.dumps(random_state()))
+    RandomState().save(tmp_path)
     expected = [draw() for _ in range(3)]
     seed_everything(6)
-    restore_random_state(state)
+    RandomState().load(tmp_path)
     assert [draw() for _ in range(3)] == expected
     seed_everything(5)
     first = draw()

@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+from checkpoint_parts import policy_of
 from safetensors import SafetensorError
-from support import small_model, tokenizer
+from support import small_model
 
 from dapo_rl.errors import UserError
 from dapo_rl.train.checkpoint import Checkpoints
+from dapo_rl.train.progress import Progress
 
 
-def save(path, state):
-    Checkpoints(path / "c", 1).save(1, small_model(), tokenizer(), {}, state)
+def save(path, **progress):
+    Checkpoints(path / "c", 1).save(1, [policy_of(small_model()), Progress(**progress)])
 
 
 @pytest.mark.parametrize(
@@ -29,10 +31,10 @@ def test_a_disk_that_takes_no_more_is_one_line(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(UserError, match=r"step-1: the checkpoint cannot be written: .*; earlier ones are untouched"):
-        save(tmp_path, {})
+        save(tmp_path)
 
 
 def test_a_state_that_cannot_be_written_is_a_bug_of_ours(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
-        save(tmp_path, {"tensor": torch.ones(3)})
+        save(tmp_path, metrics={"tensor": torch.ones(3)})
     assert list((tmp_path / "c").iterdir()) == []

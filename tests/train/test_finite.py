@@ -4,12 +4,15 @@ import json
 
 import pytest
 import torch
-from support import small_model, tokenizer
+from checkpoint_parts import policy_of
+from support import small_model
+from test_policy import samples_for
 
-from dapo_rl.errors import UserError
+from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train import checkpoint as checkpoint_module
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints
-from dapo_rl.train.finite import not_finite
+from dapo_rl.train.finite import not_finite, weights_not_finite
 
 INF, NAN = float("inf"), float("nan")
 
@@ -45,10 +48,35 @@ def test_tensors_made_of_others(scale, found):
 
 
 def save(checkpoints, step, weight=1.0, moment=1.0):
+    """With these numbers somewhere, although none that is not finite is saved."""
     model = small_model()
+    policy = policy_of(model)
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 5] = weight
-    return checkpoints.save(step, model, tokenizer(), {"optimizer": {"moment": torch.tensor([moment])}}, {})
+    checkpoint = checkpoints.save(step, [policy])
+    if moment != 1.0:
+        torch.save({"optimizer": {"moment": torch.tensor([moment])}}, checkpoint.path / "optimizer.pt")
+        (checkpoint.path / MANIFEST).unlink()
+        checkpoint_module._write_manifest(checkpoint.path, step)
+    return checkpoint
+
+
+def test_moments_that_are_not_finite_are_not_saved(tmp_path):
+    model = small_model()
+    policy = policy_of(model)
+    policy.update(samples_for(model), lr=1e-3)
+    next(iter(policy._optimizer.state.values()))["exp_avg_sq"][0] = INF
+    with pytest.raises(NonFiniteError, match=r"the state of the optimizer is not finite, in optimizer\.state\."):
+        Checkpoints(tmp_path, keep=3).save(1, [policy])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_are_looked_at_bucket_by_bucket():
+    model = small_model()
+    assert weights_not_finite(ModelWeights(model)) is None
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = NAN
+    assert weights_not_finite(ModelWeights(model)) == "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(
@@ -62,21 +90,22 @@ def test_a_checkpoint_that_is_not_finite_is_not_gone_on_with(tmp_path, bad, said
     checkpoints = Checkpoints(tmp_path, keep=3)
     good = save(checkpoints, 1)
     last = save(checkpoints, 2, **bad)
-    sound, damaged = checkpoints.newest_sound()
-    assert sound == good
+    damaged, model = [], small_model()
+    assert checkpoints.restore([policy_of(model)], damaged.append) == good
     assert damaged == [f"{last.path}: {said}"]
+    assert model.model.layers[1].mlp.up_proj.weight[3, 5] == 1
     assert checkpoints.latest() == good, "what a diverged run calls its last good one"
     (good.path / MANIFEST).unlink()
     with pytest.raises(UserError, match=r"every checkpoint is damaged: .*not finite.*manifest\.json is missing"):
-        checkpoints.newest_sound()
+        checkpoints.restore([policy_of(small_model())])
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     good = save(checkpoints, 1)
     save(checkpoints, 2).path.rename(tmp_path / "step-7")
-    sound, damaged = checkpoints.newest_sound()
-    assert sound == good
+    damaged = []
+    assert checkpoints.restore([], damaged.append) == good
     assert damaged == [f"{tmp_path / 'step-7'}: manifest.json is of step 2"]
 
 
@@ -85,7 +114,7 @@ def test_any_manifest_is_damaged_or_sound(tmp_path, text):
     checkpoints = Checkpoints(tmp_path, keep=3)
     (save(checkpoints, 1).path / MANIFEST).write_text(text)
     with pytest.raises(UserError, match=r"step-1: manifest\.json is damaged"):
-        checkpoints.newest_sound()
+        checkpoints.restore([])
 
 
 def forge(path, **changes):
@@ -97,14 +126,14 @@ def forge(path, **changes):
 
 @pytest.mark.parametrize(
     "files",
-    [[], "x", {"state.json": None}, {"state.json": {"size": "1"}}, {"\0": {"size": 1}}, {"a" * 5000: {}}, {"x": []}],
+    [[], "x", {"stream.json": None}, {"stream.json": {"size": "1"}}, {"\0": {"size": 1}}, {"a" * 5000: {}}, {"x": []}],
     ids=repr,
 )
 def test_a_manifest_that_vouches_for_itself_is_damaged_or_sound(tmp_path, files):
     checkpoints = Checkpoints(tmp_path, keep=3)
     forge(save(checkpoints, 1).path, files=files)
     with pytest.raises(UserError, match=r"every checkpoint is damaged: .*step-1: "):
-        checkpoints.newest_sound()
+        checkpoints.restore([])
 
 
 def test_what_only_has_the_name_of_a_checkpoint_is_none_and_is_removed_in_time(tmp_path):
@@ -113,7 +142,7 @@ def test_what_only_has_the_name_of_a_checkpoint_is_none_and_is_removed_in_time(t
     (tmp_path / "step-2").symlink_to(elsewhere.path)
     (tmp_path / "step-3").symlink_to("step-3")
     (tmp_path / "step-4").write_text("")
-    assert checkpoints.newest_sound()[0].step == 2
+    assert checkpoints.restore([]).step == 2
     save(checkpoints, 9)
     assert (elsewhere.path / MANIFEST).is_file(), "a link goes, and not what it leads to"
     assert [c.step for c in checkpoints.all()] == [9]

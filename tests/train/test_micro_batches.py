@@ -20,7 +20,7 @@ def samples_of(prompts, responses):
 
 def computed(samples, batch):
     """Tokens that are computed for a micro-batch, prompts shared."""
-    prompts = {samples[i].prompt_ids for i in batch}
+    prompts = {tuple(samples[i].prompt_ids.tolist()) for i in batch}
     return sum(map(len, prompts)) + sum(len(samples[i].response_ids) - 1 for i in batch)
 
 

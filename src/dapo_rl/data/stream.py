@@ -6,12 +6,25 @@ import hashlib
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from pathlib import Path
 
+from dapo_rl.base.quote import shown
+from dapo_rl.base.saved import Count, Saved, parse, read_state, restoring, write_state
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
+
+FILE = "stream.json"
+
+
+class SavedStream(Saved):
+    prompts: Count
+    fingerprint: str
+    seed: int
+    drawn: Count
+    front: list[str]
+    resting: dict[str, Count]
 
 
 class PromptStream(Iterator[Prompt]):
@@ -65,11 +78,13 @@ class PromptStream(Iterator[Prompt]):
         self._front.extendleft(reversed(prompts))
 
     def find(self, prompt_id: str) -> Prompt:
+        if prompt_id not in self._by_id:
+            raise ValueError(f"there is no prompt {shown(prompt_id)}")
         return self._by_id[prompt_id]
 
-    def state(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON."""
-        return {
+    def save(self, directory: Path) -> None:
+        """Where the next draw stands, for a stream of the same prompts."""
+        state = {
             "prompts": len(self._prompts),
             "fingerprint": self._fingerprint,
             "seed": self._seed,
@@ -77,26 +92,34 @@ class PromptStream(Iterator[Prompt]):
             "front": [prompt.id for prompt in self._front],
             "resting": dict(self._resting),
         }
+        write_state(directory / FILE, state)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        if state["prompts"] != len(self._prompts):
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            state = parse(SavedStream, read_state(path))
+            self._check_same(state)
+            if unknown := [name for name in state.front if name not in self._by_id]:
+                raise ValueError(f"front: there is no prompt {shown(unknown[0])}")
+        self._drawn = state.drawn
+        self._front = deque(self._by_id[name] for name in state.front)
+        self._resting = dict(state.resting)
+
+    def _check_same(self, state: SavedStream) -> None:
+        if state.prompts != len(self._prompts):
             raise UserError(
-                f"data.train has {len(self._prompts)} prompts, the checkpoint was written with {state['prompts']}; "
+                f"data.train has {len(self._prompts)} prompts, the checkpoint was written with {state.prompts}; "
                 "resume with the same data and data settings"
             )
-        if state["fingerprint"] != self._fingerprint:
+        if state.fingerprint != self._fingerprint:
             raise UserError(
                 "data.train has other prompts or answers than the checkpoint was written with; "
                 "resume with the same data and data settings"
             )
-        if state["seed"] != self._seed:
+        if state.seed != self._seed:
             raise UserError(
-                f"seed {self._seed} draws prompts in another order than the checkpoint's; "
-                f"resume with seed={state['seed']}"
+                f"seed {self._seed} draws prompts in another order than the checkpoint's; resume with seed={state.seed}"
             )
-        self._drawn = state["drawn"]
-        self._front = deque(self._by_id[name] for name in state["front"])
-        self._resting = dict(state["resting"])
 
     def _permutation(self, epoch: int) -> list[int]:
         # random() is the one method whose numbers Python keeps the same across versions; shuffle() is not.

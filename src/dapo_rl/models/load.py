@@ -18,14 +18,12 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED, find_pretrained
 from dapo_rl.models.lora import save_plain
-from dapo_rl.models.weights import WeightSource
+from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 CPU_FEATURES = Path("/proc/cpuinfo")
-BUCKET_BYTES = 1 << 30
-"""Weights that an engine takes over at a time."""
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:

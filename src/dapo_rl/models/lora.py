@@ -7,7 +7,7 @@ own names (an engine, a saved model) gets them with the adapters added in: base 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,15 +58,15 @@ def has_lora(model: Any) -> bool:
     return any(_is_adapted(module) for module in model.modules())
 
 
-def plain_weights(model: Any) -> dict[str, Tensor]:
-    """The parameters as a model without adapters would have them; of a model without, its own."""
-    return _merge(model, dict(model.named_parameters()))
+def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The parameters as a model without adapters would have them, merged one at a time; of a model without, its own."""
+    return _merge(model, model.named_parameters())
 
 
 def save_plain(model: Any, path: str | os.PathLike[str]) -> None:
     """Saves in Hugging Face format, adapters added in."""
     if has_lora(model):
-        model.save_pretrained(path, state_dict=_merge(model, model.state_dict()))
+        model.save_pretrained(path, state_dict=dict(_merge(model, model.state_dict().items())))
     else:
         model.save_pretrained(path)
 
@@ -118,17 +118,14 @@ def _is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
-def _merge(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _merge(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Weights under the base model's names: adapted ones with their adapter added, adapters themselves left out."""
     adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
-    result: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
+    for name, tensor in weights:
         layer, found, kind = name.partition(".base_layer.")
-        if found:
-            merged = tensor.detach()
-            if kind == "weight":
-                merged = merged + adapted[layer].get_delta_weight(_ADAPTER).detach()
-            result[f"{layer}.{kind}"] = merged
+        if found and kind == "weight":
+            yield f"{layer}.{kind}", tensor.detach() + adapted[layer].get_delta_weight(_ADAPTER).detach()
+        elif found:
+            yield f"{layer}.{kind}", tensor.detach()
         elif ".lora_" not in name:
-            result[name] = tensor.detach()
-    return result
+            yield name, tensor.detach()

@@ -1,31 +1,49 @@
-"""Weights on their way from what trains them to what samples with them."""
+"""The weights of one version, as whoever samples needs them: plain, by name, a bucket at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dapo_rl.models.lora import plain_weights
+
+BUCKET_BYTES = 1 << 30
+
 
 class WeightSource(Protocol):
-    """The weights of one version, a snapshot, under the names of the model as it was loaded."""
+    """A snapshot of one version of the weights."""
 
-    def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]: ...
+    def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """All weights once, under the names of the model as it was loaded. A bucket holds at most `nbytes`, or one
+        tensor that is larger."""
+        ...
 
 
 class ModelWeights:
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
+    """The live tensors of a model in this process: valid until the next update.
+
+    Adapters are added in bucket by bucket, so that there is never a second copy of all weights.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         bucket: list[tuple[str, Tensor]] = []
         size = 0
-        for name, tensor in self.tensors.items():
+        for name, tensor in plain_weights(self._model):
             if bucket and size + tensor.nbytes > nbytes:
                 yield bucket
                 bucket, size = [], 0
             bucket.append((name, tensor))
             size += tensor.nbytes
+            del tensor  # else one that was merged outlives its bucket
         if bucket:
             yield bucket
+
+
+def all_weights(source: WeightSource) -> dict[str, Tensor]:
+    """All of them at once, for whoever takes no buckets."""
+    return {name: tensor for bucket in source.buckets(BUCKET_BYTES) for name, tensor in bucket}

@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dapo_rl.base.saved import Count, Finite, Saved, parse, read_state, refuse, write_state
+from dapo_rl.base.saved import Count, Finite, Saved, parse, read_state, refuse, restoring, write_state
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request
 from dapo_rl.rollout.flights import Flight
@@ -75,21 +76,25 @@ class SamplerState:
         longest: int,
         vocabulary: int,
     ) -> SamplerState:
-        """`find` gives the prompt of an id, `request` the whole request of a draw. A ValueError says what is wrong."""
-        state = parse(_State, read_state(directory / FILE))
-        refuse(state.misfits(group_size))
-        tokens = _TokenFile(directory / TOKENS, longest, vocabulary)
-        carried = tuple(
-            Group(
-                entry.draw,
-                find(entry.prompt),
-                tuple(tokens.sample(reason) for reason in entry.finish_reasons),
-                tuple(Verdict(**verdict.model_dump()) for verdict in entry.verdicts),
+        """`find` gives the prompt of an id, `request` the whole request of a draw."""
+        with restoring(directory / FILE):
+            state = parse(SavedSampler, read_state(directory / FILE))
+            refuse(state.misfits(group_size))
+        with restoring(directory / TOKENS):
+            tokens = _TokenFile(directory / TOKENS, longest, vocabulary)
+            if tokens.count != state.samples:
+                raise ValueError(f"it has {tokens.count} samples instead of {state.samples}")
+        with restoring(directory / FILE):
+            carried = tuple(
+                Group(
+                    entry.draw,
+                    find(entry.prompt),
+                    tuple(tokens.sample(reason) for reason in entry.finish_reasons),
+                    tuple(Verdict(**verdict.model_dump()) for verdict in entry.verdicts),
+                )
+                for entry in state.carried
             )
-            for entry in state.carried
-        )
-        flights = tuple(_flight(entry, find(entry.prompt), request, tokens, group_size) for entry in state.flights)
-        tokens.check_end()
+            flights = tuple(_flight(entry, find(entry.prompt), request, tokens, group_size) for entry in state.flights)
         return cls(state.next_draw, Acceptance.from_state(state.acceptance.model_dump()), carried, flights)
 
 
@@ -132,27 +137,30 @@ class _TokenFile:
     """Hands out the samples of a file one after the other."""
 
     def __init__(self, path: Path, longest: int, vocabulary: int) -> None:
-        arrays = load_file(path)
+        try:
+            arrays = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
         kinds = {"lengths": "int64", "token_ids": "int32", "logps": "float32", "versions": "int32", "mask": "bool"}
         kinds |= {"text_lengths": "int64", "texts": "uint8"}
         if {name: str(array.dtype) for name, array in arrays.items()} != kinds:
-            raise ValueError(f"{TOKENS} has other columns")
+            raise ValueError("it has other columns")
         if any(array.ndim != 1 for array in arrays.values()):
-            raise ValueError(f"{TOKENS} has columns that are not flat")
+            raise ValueError("it has columns that are not flat")
         self._arrays = arrays
         lengths, text_lengths = arrays["lengths"], arrays["text_lengths"]
         count = len(arrays["token_ids"])
         fits = len(lengths) == len(text_lengths) and (text_lengths >= 0).all()
         fits = fits and ((lengths > 0) & (lengths <= longest)).all() and lengths.sum() == count
-        fits = fits and text_lengths.sum() == len(arrays["texts"])
+        fits = fits and (text_lengths <= len(arrays["texts"])).all() and text_lengths.sum() == len(arrays["texts"])
         if not fits or any(len(arrays[name]) != count for name in ("logps", "versions", "mask")):
-            raise ValueError(f"{TOKENS}: lengths do not fit the rest")
+            raise ValueError("lengths do not fit the rest")
         if count and not (arrays["token_ids"].min() >= 0 and arrays["token_ids"].max() < vocabulary):
-            raise ValueError(f"{TOKENS} has tokens that the model does not")
+            raise ValueError("it has tokens that the model does not")
         if not np.isfinite(arrays["logps"]).all() or (count and arrays["versions"].min() < 0):
-            raise ValueError(f"{TOKENS} has numbers that cannot be")
+            raise ValueError("it has numbers that cannot be")
         self._ends, self._text_ends = np.cumsum(lengths).tolist(), np.cumsum(text_lengths).tolist()
-        self._next = 0
+        self.count, self._next = len(lengths), 0
 
     def sample(self, finish_reason: FinishReason) -> Sample:
         place, text = self._take()
@@ -163,14 +171,8 @@ class _TokenFile:
         place, _ = self._take()
         return Begun(index, *(self._arrays[name][place] for name in ("token_ids", "logps", "versions", "mask")))
 
-    def check_end(self) -> None:
-        if self._next != len(self._ends):
-            raise ValueError(f"{TOKENS} has {len(self._ends)} samples instead of {self._next}")
-
     def _take(self) -> tuple[slice, str]:
         i = self._next
-        if i == len(self._ends):
-            raise ValueError(f"{TOKENS} has only {i} samples")
         self._next += 1
         place = slice(self._ends[i - 1] if i else 0, self._ends[i])
         text = self._arrays["texts"][self._text_ends[i - 1] if i else 0 : self._text_ends[i]]
@@ -211,11 +213,16 @@ class _Acceptance(Saved):
     sources: dict[str, _Rate]
 
 
-class _State(Saved):
+class SavedSampler(Saved):
     next_draw: Count
     acceptance: _Acceptance
     carried: list[_Carried]
     flights: list[_Flight]
+
+    @property
+    def samples(self) -> int:
+        carried = sum(len(group.finish_reasons) for group in self.carried)
+        return carried + sum(len(flight.arrived) + len(flight.begun) for flight in self.flights)
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
         kept, seen = self.acceptance.overall

@@ -17,8 +17,8 @@ import torch
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import BUCKET_BYTES, save_model
-from dapo_rl.models.weights import WeightSource
+from dapo_rl.models.load import save_model
+from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
 from dapo_rl.rollout.engine import Begun, Completion, Request

@@ -1,7 +1,7 @@
 """Checkpoints: written beside, fsynced, renamed, verified when they are read; the last `keep` stay.
 
-`checkpoints/step-N/` holds `model/` (Hugging Face format), `optimizer.pt`, `state.json`, the settings (`config.yaml`)
-and `manifest.json`, which has the size and the SHA-256 of every other file, and its own.
+`checkpoints/step-N/` holds what each part of the run wrote, the settings (`config.yaml`), and `manifest.json`, which
+has the size and the SHA-256 of every other file, and its own.
 """
 
 from __future__ import annotations
@@ -9,31 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors import SafetensorError
 
 from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
-from dapo_rl.base.quote import one_line, shown
+from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
-from dapo_rl.errors import UserError
-from dapo_rl.models.lora import save_plain
+from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.runs.config_file import NAME as SETTINGS
 from dapo_rl.runs.config_file import ConfigFile, settings_text
-from dapo_rl.train.finite import not_finite
 
 MANIFEST = "manifest.json"
+FORMAT = 2
+"""Of the layout, in the manifest; a checkpoint of another one is refused."""
 MOST_BYTES = 16 << 20
 """Of a manifest: a line for each file."""
-WEIGHTS = "weights.pt"
-"""The weights once more, where the Hugging Face format does not have them name by name and bit by bit."""
+
+
+class Part(Protocol):
+    """What a run cannot go on without: it writes and reads files of its own in a checkpoint's directory."""
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None:
+        """A file that is not of this run is a UserError that names it; a NonFiniteError, which leaves the part as it
+        was, sends the run back to the checkpoint before."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +69,24 @@ class Checkpoint:
             return f"{MANIFEST} is damaged"
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
-        return self._numbers() if contents else None
-
-    def _numbers(self) -> str | None:
-        """A run that diverged is not gone on with. What cannot be read is not looked at: whoever loads it says why."""
-        with suppress(Exception):
-            if name := not_finite(self._weights()):
-                return f"its weights are not finite, in {name}"
-            if name := not_finite(self._optimizer()):
-                return f"the state of its optimizer is not finite, in {name}"
         return None
 
+    def check_format(self) -> None:
+        """A checkpoint that is whole and of another layout is an error: no older one is looked for."""
+        try:
+            manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
+            whole, written = manifest["sha256"] == _own_checksum(manifest), manifest.get("format")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return  # it is damaged, and `damage` says how
+        if whole and written != FORMAT:
+            newer = type(written) is int and written > FORMAT
+            raise UserError(
+                f"{self.path}: was written by {'a newer' if newer else 'an older'} version of dapo-rl, in another "
+                "layout; resume it with that version, or start a new run"
+            )
+
     def settings(self) -> ConfigFile | None:
-        """The settings of the run as it wrote this; none where they are damaged, or not there in an older one."""
+        """The settings of the run as it wrote this; none where they are damaged."""
         if self.damage(contents=False):
             return None
         try:
@@ -83,32 +94,6 @@ class Checkpoint:
         except UserError:
             return None
         return file if file.is_whole else None
-
-    def load(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Puts the weights into the model; returns the optimizer's state and everything else."""
-        try:
-            state = json.loads((self.path / "state.json").read_text())
-            optimizer = self._optimizer()
-            weights = self._weights()
-        except Exception as error:
-            raise UserError(f"{self.path}: cannot be read as a checkpoint: {one_line(error)}") from error
-        own = model.state_dict()
-        if difference := _difference(own, weights):
-            raise UserError(f"{self.path}: is of another model: {difference}; resume with the model of the run")
-        with torch.no_grad():
-            for name, tensor in weights.items():
-                own[name].copy_(tensor)
-        return optimizer, state
-
-    def _optimizer(self) -> dict[str, Any]:
-        state: dict[str, Any] = torch.load(self.path / "optimizer.pt", map_location="cpu", weights_only=True)
-        return state
-
-    def _weights(self) -> dict[str, Tensor]:
-        if (self.path / WEIGHTS).exists():
-            weights: dict[str, Tensor] = torch.load(self.path / WEIGHTS, map_location="cpu", weights_only=True)
-            return weights
-        return dict(_stored_weights(self.path / "model"))
 
 
 class Checkpoints:
@@ -133,48 +118,42 @@ class Checkpoints:
         """The newest of which nothing is missing."""
         return next((checkpoint for checkpoint in reversed(self.all()) if self._looks_whole(checkpoint)), None)
 
-    def newest_sound(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest that is what was written, and what is wrong with those after it.
+    def restore(self, parts: Sequence[Part], note: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
+        """Loads the newest checkpoint that is what was written, with finite numbers, into the parts.
 
-        None where there is no checkpoint; where all are damaged it is an error, and they stay as they are.
+        `note` gets a line for each that is damaged. None where there is no checkpoint; where all are damaged it is an
+        error, and they stay as they are.
         """
         damaged: list[str] = []
         for checkpoint in reversed(self.all()):
-            damage = checkpoint.damage()
+            checkpoint.check_format()
+            damage = checkpoint.damage() or _load(parts, checkpoint.path)
             if damage is None:
-                return checkpoint, damaged
+                return checkpoint
             damaged.append(f"{checkpoint.path}: {damage}")
             self._damaged.add(checkpoint.path)
+            note(damaged[-1])
         if damaged:
             raise UserError(
                 f"every checkpoint is damaged: {'; '.join(damaged)}; restore one from a copy, or start anew"
             )
-        return None, []
+        return None
 
     def settings(self) -> ConfigFile | None:
         """Those of the newest checkpoint that has them."""
-        return next((file for checkpoint in reversed(self.all()) if (file := checkpoint.settings())), None)
+        for checkpoint in reversed(self.all()):
+            checkpoint.check_format()
+            if file := checkpoint.settings():
+                return file
+        return None
 
-    def save(
-        self,
-        step: int,
-        model: Any,
-        tokenizer: Any,
-        optimizer: Mapping[str, Any],
-        state: Mapping[str, Any],
-        config: Config | None = None,
-    ) -> Checkpoint:
+    def save(self, step: int, parts: Sequence[Part], config: Config | None = None) -> Checkpoint:
         final = self._directory / f"step-{step}"
         try:
             remove_leftovers(self._directory)
             with directory_beside(final, old=self._directory / f"step-{step}.old") as draft:
-                save_plain(model, draft / "model")
-                tokenizer.save_pretrained(draft / "model")
-                weights = model.state_dict()
-                if not _same_bits(weights, dict(_stored_weights(draft / "model"))):
-                    torch.save(weights, draft / WEIGHTS)
-                torch.save(dict(optimizer), draft / "optimizer.pt")
-                (draft / "state.json").write_text(json.dumps({"step": step, **state}))
+                for part in parts:
+                    part.save(draft)
                 if config is not None:
                     (draft / SETTINGS).write_bytes(settings_text(config))
                 _write_manifest(draft, step)
@@ -203,6 +182,16 @@ class Checkpoints:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
 
 
+def _load(parts: Sequence[Part], directory: Path) -> str | None:
+    """What is not finite in a checkpoint, if something is. A run that diverged does not go on from there."""
+    try:
+        for part in parts:
+            part.load(directory)
+    except NonFiniteError as error:
+        return str(error)
+    return None
+
+
 def _is_of_the_disk(error: Exception) -> bool:
     """Whether a file could not be written; of torch, safetensors and tokenizers each says so in a way of its own."""
     words = ("inline_container", "PytorchStreamWriter", "os error")
@@ -212,6 +201,7 @@ def _is_of_the_disk(error: Exception) -> bool:
 def _write_manifest(directory: Path, step: int) -> None:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest: dict[str, Any] = {
+        "format": FORMAT,
         "step": step,
         "files": {
             path.relative_to(directory).as_posix(): {"size": path.stat().st_size, "sha256": _checksum(path)}
@@ -230,29 +220,3 @@ def _own_checksum(manifest: Mapping[str, Any]) -> str:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _stored_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                yield name, file.get_tensor(name)
-
-
-def _difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str | None:
-    """Why stored weights are not those of a model, if so. Of weights that are tied one name is enough."""
-    covered = {own[name].data_ptr() for name in stored if name in own}
-    for name, tensor in stored.items():
-        if name not in own:
-            return f"it has {name}"
-        if tensor.shape != own[name].shape:
-            return f"{name} has the shape {list(tensor.shape)} instead of {list(own[name].shape)}"
-        if tensor.dtype != own[name].dtype:
-            return f"{name} is {tensor.dtype} instead of {own[name].dtype}".replace("torch.", "")
-    return next((f"it has no {name}" for name, tensor in own.items() if tensor.data_ptr() not in covered), None)
-
-
-def _same_bits(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> bool:
-    if _difference(own, stored):
-        return False
-    return all(torch.equal(tensor, own[name].cpu()) for name, tensor in stored.items())

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
+
 
 def not_finite(values: Any) -> str | None:
     """The name of the first tensor that holds an infinity or what is not a number; `values` may be nested."""
@@ -23,6 +25,11 @@ def not_finite(values: Any) -> str | None:
             if not is_finite:
                 return name
     return None
+
+
+def weights_not_finite(source: WeightSource) -> str | None:
+    """The name of the first weight that is not finite."""
+    return next((name for bucket in source.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
@@ -20,9 +20,9 @@ from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
-from dapo_rl.train.finite import not_finite
-from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import step_metrics
+from dapo_rl.train.progress import Progress
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
 
@@ -35,19 +35,6 @@ class Policy(Protocol):
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
 
     def weights(self) -> WeightSource: ...
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run has come; in every checkpoint."""
-
-    step: int = 0
-    wall_seconds: float = 0.0
-    evaluations: list[tuple[int, float]] = field(default_factory=list)
-    """Steps and held-out accuracies; step 0 is before the first update."""
-    ledger: Ledger = field(default_factory=Ledger)
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Those of the last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +126,7 @@ def _step(run: Run, step: int) -> _Done:
         updates += last_pass
     batch = as_seen(batch, [seen for update in last_pass for seen in update.seen])
     weights = run.policy.weights()
-    if name := not_finite(weights.tensors):
+    if name := weights_not_finite(weights):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
     run.engine.receive(step, weights)
 
@@ -180,23 +167,3 @@ def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
     dropped = [GroupRow(group, fate) for group, fate in done.fill.dropped]
     waiting = [GroupRow(group, "carried") for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)
-
-
-def progress_state(progress: Progress) -> dict[str, Any]:
-    return {
-        "step": progress.step,
-        "wall_seconds": progress.wall_seconds,
-        "evaluations": progress.evaluations,
-        "ledger": progress.ledger.state(),
-        "metrics": progress.metrics,
-    }
-
-
-def progress_from(state: Mapping[str, Any]) -> Progress:
-    return Progress(
-        step=state["step"],
-        wall_seconds=state["wall_seconds"],
-        evaluations=[(step, accuracy) for step, accuracy in state["evaluations"]],
-        ledger=Ledger(state["ledger"]),
-        metrics=dict(state["metrics"]),
-    )

@@ -6,6 +6,7 @@ import gc
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,12 +17,15 @@ from torch import Tensor
 from dapo_rl.algo import aggregate, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.algo.registry import TokenLosses
+from dapo_rl.base.quote import one_line
 from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.lora import WithoutAdapter, plain_weights
+from dapo_rl.models.lora import WithoutAdapter
 from dapo_rl.models.responses import Responses
+from dapo_rl.models.stored import difference, store, stored_weights
 from dapo_rl.models.weights import ModelWeights
+from dapo_rl.train.finite import not_finite
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.train.own import OwnLoss, build_losses
@@ -29,6 +33,8 @@ from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 _MOST_TOKENS = 2**17
 """Beyond so many tokens a pass is no faster."""
+
+OPTIMIZER = "optimizer.pt"
 
 T = TypeVar("T")
 
@@ -51,13 +57,14 @@ class HFPolicy:
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
         losses: TokenLosses | None = None,
+        tokenizer: Any = None,
     ) -> None:
         """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget.
 
         Where `reference` is the model itself, it is the model without its adapters. `losses` is what `algo.loss` names,
-        where that is loaded already.
+        where that is loaded already. The tokenizer is saved beside the weights.
         """
-        self.model = model
+        self.model, self._tokenizer = model, tokenizer
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -80,8 +87,8 @@ class HFPolicy:
         return self._responses.note
 
     def weights(self) -> ModelWeights:
-        """Under the names of the model as it was loaded, whatever trains beside its weights."""
-        return ModelWeights(plain_weights(self.model))
+        """Those of now, valid until the next update."""
+        return ModelWeights(self.model)
 
     @torch.no_grad()
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
@@ -126,10 +133,40 @@ class HFPolicy:
         notes, self._notes = tuple(self._notes), []
         return Update(metrics, tuple(seen), notes)
 
-    def state(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
+    def save(self, directory: Path) -> None:
+        """`model/`, `optimizer.pt`, and `weights.pt` where `model/` does not have every bit of the weights."""
+        state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
+        if name := not_finite(state):
+            raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
+        store(self.model, self._tokenizer, directory)
+        torch.save(state, directory / OPTIMIZER)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def load(self, directory: Path) -> None:
+        """What `save` wrote. A NonFiniteError leaves everything as it was: a run that diverged does not go on."""
+        try:
+            state = torch.load(directory / OPTIMIZER, map_location="cpu", weights_only=True)
+            weights = stored_weights(directory)
+        except Exception as error:
+            raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
+        if name := not_finite(weights):
+            raise NonFiniteError(f"its weights are not finite, in {name}")
+        if name := not_finite(state):
+            raise NonFiniteError(f"the state of its optimizer is not finite, in {name}")
+        own = self.model.state_dict()
+        if other := difference(own, weights):
+            raise UserError(f"{directory}: is of another model: {other}; resume with the model of the run")
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+        try:
+            self._restore(state)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{directory}: is of another optimizer: {one_line(error)}; remove {directory} to go on from the "
+                "checkpoint before it"
+            ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
         for parameter, moments in self._optimizer.state.items():
             if any(isinstance(m, Tensor) and m.dim() and m.shape != parameter.shape for m in moments.values()):

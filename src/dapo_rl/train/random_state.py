@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
+
+from dapo_rl.base.saved import AsTuple, Saved, parse, read_state, restoring, write_state
+
+FILE = "random.json"
+Word = Annotated[int, Field(ge=0, lt=2**32)]
+HexText = Annotated[str, AfterValidator(lambda text: bytes.fromhex(text).hex())]
+
+
+class SavedRandom(Saved):
+    python: Annotated[
+        tuple[Literal[3], Annotated[list[Word], Field(min_length=625, max_length=625)], float | None], AsTuple
+    ]
+    numpy: Annotated[
+        tuple[
+            Literal["MT19937"],
+            Annotated[list[Word], Field(min_length=624, max_length=624)],
+            Annotated[int, Field(ge=0, le=624)],
+            Annotated[int, Field(ge=0, le=1)],
+            float,
+        ],
+        AsTuple,
+    ]
+    torch: HexText
+    cuda: list[HexText]
 
 
 def seed_everything(seed: int) -> None:
@@ -16,29 +41,35 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def random_state() -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()
-    return {
-        "python": random.getstate(),
-        "numpy": [kind, np.asarray(keys).tolist(), *rest],
-        "torch": _text(torch.get_rng_state()),
-        "cuda": [_text(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
-    }
+class RandomState:
+    """The random numbers of this process as a part of a checkpoint."""
 
+    def save(self, directory: Path) -> None:
+        kind, keys, *rest = np.random.get_state()
+        state = {
+            "python": random.getstate(),
+            "numpy": [kind, np.asarray(keys).tolist(), *rest],
+            "torch": _text(torch.get_rng_state()),
+            "cuda": [_text(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        }
+        write_state(directory / FILE, state)
 
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """A GPU that was not there when the state was taken keeps its own. Another state than ours is a ValueError."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    try:
-        torch.set_rng_state(_tensor(state["torch"]))
-        if torch.cuda.is_available():
-            for device, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(_tensor(text), device)
-    except RuntimeError as error:
-        raise ValueError(f"random: {error}") from None
+    def load(self, directory: Path) -> None:
+        """A GPU that was not there when the state was taken keeps its own."""
+        path = directory / FILE
+        with restoring(path):
+            state = parse(SavedRandom, read_state(path))
+            version, internal, gauss = state.python
+            random.setstate((version, tuple(internal), gauss))
+            kind, keys, position, has_gauss, cached = state.numpy
+            np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+            try:
+                torch.set_rng_state(_tensor(state.torch))
+                if torch.cuda.is_available():
+                    for device, text in enumerate(state.cuda[: torch.cuda.device_count()]):
+                        torch.cuda.set_rng_state(_tensor(text), device)
+            except RuntimeError as error:
+                raise ValueError(f"torch: {error}") from None
 
 
 def _text(state: torch.Tensor) -> str:

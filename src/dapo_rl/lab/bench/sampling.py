@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -19,10 +19,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.lab.bench.rounds import Rounds
-from dapo_rl.models.weights import ModelWeights, WeightSource
+from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Begun, Completion, Request, SamplingParams
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
@@ -165,6 +166,11 @@ class SimulatedEngine:
         return Sample(written.token_ids, written.logps, text, "stop", written.versions)
 
 
+class _NoWeights:
+    def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        return iter(())
+
+
 class SaysSo:
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
@@ -207,7 +213,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
         stale += sum(step - int(g.samples[0].versions[0]) for g in useful)
-        engine.receive(step + 1, ModelWeights({}))
+        engine.receive(step + 1, _NoWeights())
     return {
         "acceptance": acceptance,
         "policy": name,

@@ -1,0 +1,60 @@
+"""How far a run has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from dapo_rl.base.saved import Count, Saved, parse, read_state, restoring, write_state
+from dapo_rl.train.ledger import Ledger
+
+FILE = "progress.json"
+
+
+class SavedProgress(Saved):
+    step: Count
+    wall_seconds: Annotated[float, Field(ge=0, le=1e12)]
+    evaluations: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
+    ledger: dict[str, Count]
+    metrics: dict[str, int | float | None]
+
+    def contradictions(self) -> Iterable[tuple[str, bool]]:
+        for at, share in self.evaluations:
+            yield "evaluations", not 0 <= at <= self.step or at != int(at)
+            yield "evaluations", share == share and not 0 <= share <= 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """In every checkpoint."""
+
+    step: int = 0
+    wall_seconds: float = 0.0
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
+    """Steps and held-out accuracies; step 0 is before the first update."""
+    ledger: Ledger = field(default_factory=Ledger)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Those of the last step."""
+
+    def save(self, directory: Path) -> None:
+        state = {
+            "step": self.step,
+            "wall_seconds": self.wall_seconds,
+            "evaluations": self.evaluations,
+            "ledger": self.ledger.state(),
+            "metrics": self.metrics,
+        }
+        write_state(directory / FILE, state)
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            state = parse(SavedProgress, read_state(path))
+        self.step, self.wall_seconds = state.step, state.wall_seconds
+        self.evaluations = [(int(step), accuracy) for step, accuracy in state.evaluations]
+        self.ledger = Ledger(state.ledger)
+        self.metrics = {name: float("nan") if value is None else value for name, value in state.metrics.items()}
