@@ -2,12 +2,12 @@
 
     python examples/dapo_in_one_file.py [--steps 40] [--seed 0]
 
-The task: four digits, `4729:`. A response may ramble as long as it likes; what counts is the digit before the full
-stop that ends it, which must be the largest of the four. A policy with random weights is right now and then, and cut
-off before its full stop now and then; DAPO makes it right most of the time, and short.
+The task: given four digits, `4729:`, name the largest. A response ends with a full stop, and the digit before it is the
+answer; anything may come before that. With random weights the policy is sometimes right, and sometimes cut off before
+its full stop. DAPO makes it right most of the time, and short.
 
-The policy is a Llama of 84,000 parameters. Everything that is DAPO comes from `dapo_rl.algo`, which knows tensors and
-numbers only. Shapes: N groups × G samples, B = N·G samples × T response tokens.
+The policy is a Llama with 84,000 parameters. Everything specific to DAPO comes from `dapo_rl.algo`, which takes only
+tensors and numbers. Shapes: N groups × G samples, B = N·G samples × T response tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from dapo_rl.algo import (
     soft_overlong_punishment,
 )
 
-# The vocabulary: the digits 0 to 9, the end of the prompt, the end of a response, and four words to ramble with.
+# The vocabulary: the digits 0 to 9, the end of the prompt, the end of a response, and four filler words.
 COLON, STOP, VOCABULARY = 10, 11, 16
 PROMPT_LENGTH = 5  # four digits and the colon
 
-# The paper's settings (Sec. 4.1), with lengths and counts for a task of this size.
+# The paper's settings (Sec. 4.1), with lengths and counts scaled to this task.
 EPSILON_LOW, EPSILON_HIGH = 0.2, 0.28  # Clip-Higher
 GROUPS, GROUP_SIZE = 16, 16  # N and G
 MAX_LENGTH, CACHE_LENGTH = 12, 4  # L_max and L_cache of Soft Overlong Punishment
-CAP = 20 * GROUPS  # groups drawn in a step at most
+CAP = 20 * GROUPS  # maximum number of groups drawn per step
 MINI_BATCHES = 4  # gradient updates per rollout step
 LEARNING_RATE = 1e-3
 
@@ -45,7 +45,7 @@ LEARNING_RATE = 1e-3
 
 
 def draw_prompts(count: int, held_out: bool = False) -> Tensor:
-    """Prompts `[count, PROMPT_LENGTH]`. Those whose digits add up to a multiple of five are never trained on."""
+    """Prompts `[count, PROMPT_LENGTH]`. Those with a digit sum divisible by five are held out."""
     drawn: list[Tensor] = []
     while len(drawn) < count:
         digits = torch.randint(10, (4,))
@@ -81,18 +81,18 @@ def random_policy() -> LlamaForCausalLM:
 
 @dataclass
 class Samples:
-    """What the old policy wrote."""
+    """Responses sampled from the old policy."""
 
     prompts_B: Tensor  # [B, PROMPT_LENGTH]
     responses_BT: Tensor
     old_logps_BT: Tensor
     lengths_B: Tensor
     finished_B: Tensor
-    """False: cut off at MAX_LENGTH."""
+    """False if cut off at MAX_LENGTH."""
     correct_B: Tensor
 
     def mask(self) -> Tensor:
-        """Response tokens, the full stop included."""
+        """Response tokens, including the full stop."""
         return torch.arange(self.responses_BT.shape[1]) < self.lengths_B[:, None]
 
     def take(self, chosen_B: Tensor) -> Samples:
@@ -117,7 +117,7 @@ def sample(policy: LlamaForCausalLM, prompts_B: Tensor) -> Samples:
         responses_BT[:, position] = tokens[:, 0]
         logps_BT[:, position] = logps_BV.gather(1, tokens)[:, 0]
         if (responses_BT[:, : position + 1] == STOP).any(1).all():
-            break  # what stands behind a full stop counts nowhere
+            break  # tokens after a full stop are masked
     is_stop_BT = responses_BT == STOP
     finished_B = is_stop_BT.any(1)
     lengths_B = torch.where(finished_B, is_stop_BT.int().argmax(1) + 1, MAX_LENGTH)
@@ -126,7 +126,7 @@ def sample(policy: LlamaForCausalLM, prompts_B: Tensor) -> Samples:
 
 
 def logprobs(policy: LlamaForCausalLM, samples: Samples) -> Tensor:
-    """What the policy of now gives the tokens that the old one wrote: the numerator of the ratio."""
+    """Log-probabilities of the responses under the current policy: the numerator of the ratio."""
     tokens = torch.cat([samples.prompts_B, samples.responses_BT], 1)
     logits = policy(tokens).logits[:, PROMPT_LENGTH - 1 : -1]
     return logits.log_softmax(-1).gather(2, samples.responses_BT[..., None])[..., 0]
@@ -138,7 +138,7 @@ def logprobs(policy: LlamaForCausalLM, samples: Samples) -> Tensor:
 def fill_batch(policy: LlamaForCausalLM) -> tuple[Samples | None, int]:
     """Dynamic Sampling (Eq. 11): sample until there are N groups that are neither all right nor all wrong.
 
-    None where CAP groups do not have as many: what the policy still gets wrong, it never gets right.
+    None if CAP groups do not contain that many. Also returns the number of groups drawn.
     """
     kept: list[Samples] = []
     drawn = groups = 0
@@ -155,23 +155,23 @@ def fill_batch(policy: LlamaForCausalLM) -> tuple[Samples | None, int]:
 
 
 def rewards_of(samples: Samples) -> Tensor:
-    """Right or wrong (Eq. 7), and Soft Overlong Punishment (Eq. 13) on top."""
+    """Correctness (Eq. 7) plus Soft Overlong Punishment (Eq. 13)."""
     outcome_B = torch.where(samples.correct_B, 1.0, -1.0)
     return outcome_B + soft_overlong_punishment(samples.lengths_B, MAX_LENGTH, CACHE_LENGTH)
 
 
 def update(policy: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Samples) -> float:
-    """MINI_BATCHES gradient steps on Eq. 8; returns the share of tokens that the upper bound clipped."""
+    """MINI_BATCHES gradient steps on Eq. 8; returns the fraction of tokens clipped at the upper bound."""
     rewards_NG = rewards_of(batch).view(GROUPS, GROUP_SIZE)
     advantages_B = group_advantages(rewards_NG).view(-1)  # Eq. 9
     clipped = 0.0
     for chosen in torch.arange(len(advantages_B)).chunk(MINI_BATCHES):
         part = batch.take(chosen)
-        # Overlong Filtering: a response that was cut off teaches nothing; it leaves the loss and its denominator.
+        # Overlong Filtering: truncated responses are left out of the loss and its denominator.
         mask_BT = part.mask() & part.finished_B[:, None]
         new_logps_BT = logprobs(policy, part)
         bounds = {"clip_low": EPSILON_LOW, "clip_high": EPSILON_HIGH}
-        # Token-level loss: every token of the mini-batch counts the same, whichever response it is in.
+        # Token-level loss: every token of the mini-batch has the same weight, whichever response it is in.
         loss = dapo_policy_loss(
             new_logps_BT, part.old_logps_BT, advantages_B[chosen], mask_BT, aggregation="token-mean", **bounds
         )
@@ -205,7 +205,7 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         batch, drawn = fill_batch(policy)
         if batch is None:
-            print(f"step {step:3}  of {drawn} groups almost all are all right or all wrong: nothing left to learn from")
+            print(f"step {step:3}  fewer than {GROUPS} of {drawn} groups are neither all right nor all wrong: stopping")
             break
         clipped = update(policy, optimizer, batch)
         if step == 1 or step % 10 == 0:

@@ -440,14 +440,14 @@ def render() -> str:
     lines = [
         "# Answers",
         "",
-        "What `reward.verifier: math` makes of an answer, by kind of ground truth. Where the truth is a number, an "
-        "answer that still has to be worked out is wrong; two answers are wrong; what cannot be read whole is never "
-        "judged by a part of it. The tests judge each answer in all of these forms of response:",
+        "Verdicts of `reward.verifier: math`, by kind of ground truth. If the truth is a number, an unevaluated "
+        "expression is wrong. Two answers are wrong. An answer that cannot be parsed completely is never judged by a "
+        "part of it. The tests judge each answer in all of these response formats:",
         "",
         *(f"- {name}: {_code(form.format('…').replace(chr(10), '⏎'))}" for name, form in FORMS.items()),
         "",
-        f"{len(judged)} answers, of which this verifier judges {_share(ours, len(judged))} as they should be, and "
-        f"math-verify 0.9 {_share(theirs, len(judged))}; the last column has its verdict where it differs. "
+        f"Of {len(judged)} answers, this verifier judges {_share(ours, len(judged))} correctly, and math-verify 0.9 "
+        f"judges {_share(theirs, len(judged))} correctly; the last column has its verdict where it differs. "
         "`python tests/rewards/answer_table.py` writes this page.",
         "",
         "| kind of truth | truth | answer | verdict | math-verify |",
