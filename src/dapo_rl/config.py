@@ -274,6 +274,8 @@ class CheckpointSettings(Section):
 class LogSettings(Section):
     rollouts: bool = True
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
+    keep_rollouts: int | None = Field(None, ge=1)
+    """Rollout files that stay, the newest; by default all of them."""
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where metrics go beside metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an extra of the package."""
 
