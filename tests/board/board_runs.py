@@ -44,11 +44,13 @@ def kept(group: Group) -> GroupRow:
 def make_run(path: Path, steps: int = 3, *, text: str = "I think 2", **overrides: object) -> RunDirectory:
     """A run of a few steps: at each a kept group and one that was all right."""
     settings = [f"{key}={value}" for key, value in {"train.steps": steps, **overrides}.items()]
-    run = RunDirectory.create(path, Config.load(None, settings))
+    config = Config.load(None, settings)
+    run = RunDirectory.create(path, config)
     for step in range(1, steps + 1):
         run.append_metrics(step, metrics_of(step))
         groups = make_group(10 * step, [(text, True), ("no idea", False)]), make_group(10 * step + 1, [("2", True)] * 2)
-        run.write_rollouts(step, [kept(groups[0]), GroupRow(groups[1], "all_correct")])
+        rows = [kept(groups[0]), GroupRow(groups[1], "all_correct")]
+        run.write_rollouts(step, rows, config.log.keep_rollouts)
     return run
 
 

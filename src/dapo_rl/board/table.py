@@ -25,6 +25,8 @@ def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> p
             table = _read(file, wanted)
     except UnreadableError as error:
         raise UnreadableError(f"{path.name}: {error}") from None
+    except FileNotFoundError:  # a running run deletes old ones, as log.keep_rollouts asks
+        raise UnreadableError(f"{path.name}: was deleted just now") from None
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UnreadableError(f"{path.name}: not a table of rollouts: {reason}") from None
