@@ -6,6 +6,9 @@ import json
 import math
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from dapo_rl.config import Config
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.types import Group, Prompt, Sample, ScoredSample, TrainedTokens, Verdict
@@ -51,7 +54,17 @@ def make_run(path: Path, steps: int = 3, *, text: str = "I think 2", **overrides
         groups = make_group(10 * step, [(text, True), ("no idea", False)]), make_group(10 * step + 1, [("2", True)] * 2)
         rows = [kept(groups[0]), GroupRow(groups[1], "all_correct")]
         run.write_rollouts(step, rows, config.log.keep_rollouts)
+        add_clipped(run.rollout(step))
     return run
+
+
+def add_clipped(path: Path) -> None:
+    """What the update says of the tokens of `kept`: the second clipped high where it pushes up, the third low."""
+    table = pq.read_table(path)
+    if "clipped" in table.column_names:
+        table = table.drop_columns(["clipped"])
+    values = [None if a is None else [0, 1, 0] if a > 0 else [0, 0, 2] for a in table.column("advantage").to_pylist()]
+    pq.write_table(table.append_column("clipped", pa.array(values, pa.list_(pa.int8()))), path)
 
 
 def metrics_of(step: int) -> dict[str, float | None]:

@@ -166,7 +166,10 @@ def test_groups(browser, address):
             chooser.select_option(colouring)
             seen = {tint: page.locator(f'[data-sample="0"] .tok.{tint}').count() for tint in TINTS}
             assert {tint: count for tint, count in seen.items() if count} == tints
-        assert "ratio 1.500" in page.locator('[data-sample="0"] .tok').nth(1).get_attribute("title")
+        facts = [page.locator(f'[data-sample="{s}"] .tok').nth(n).get_attribute("title") for s, n in ((0, 1), (1, 2))]
+        assert "ratio 1.500" in facts[0]
+        assert facts[0].endswith(" · clipped high (clip_high)")
+        assert facts[1].endswith(" · clipped low (clip_low)")
         chooser.select_option("none")
         expect(sample.locator(".text")).to_have_text("I think 2")
         page.locator(".chips").get_by_text("all right").click()
