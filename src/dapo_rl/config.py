@@ -173,7 +173,8 @@ class SamplingSettings(Section):
     max_batch: int | None = Field(None, ge=1)
     """Sequences that the engine generates at the same time, at most; by default 1024, with engine=hf 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
-    """`native`: memory for keys and values; requests beyond it wait. By default a third of a GPU, a quarter of RAM."""
+    """`native`: memory for keys and values; requests beyond it wait. By default a third of a GPU; a quarter of RAM,
+    or of what the control group allows."""
 
 
 class AlgoSettings(Section):
@@ -277,6 +278,8 @@ class CheckpointSettings(Section):
 class LogSettings(Section):
     rollouts: bool = True
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
+    keep_rollouts: int | None = Field(None, ge=1)
+    """Rollout files that stay, the newest; by default all of them."""
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where metrics go beside metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an extra of the package."""
 

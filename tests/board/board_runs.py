@@ -6,9 +6,11 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
+
 from dapo_rl.config import Config
 from dapo_rl.runs.directory import GroupRow, RunDirectory
-from dapo_rl.types import Group, Prompt, Sample, ScoredSample, TrainedTokens, Verdict
+from dapo_rl.types import Group, Prompt, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
 
 HOSTILE = (
     "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
@@ -31,24 +33,39 @@ def make_group(
 
 
 def kept(group: Group) -> GroupRow:
-    """Trained on; the update found the second token half as likely again as when it was sampled, the third half."""
-    scores = [ScoredSample(v.score - 0.25, -0.25, 1.0 if v.correct else -1.0) for v in group.verdicts]
-    change = (0.0, math.log(1.5), math.log(0.5))
-    tokens = [
-        TrainedTokens(tuple(a + b for a, b in zip(s.logps, change, strict=True)), (0.1, 0.2, 0.3))
-        for s in group.samples
-    ]
-    return GroupRow(group, "kept", scores, tokens)
+    """Trained on; the update found the second token half as likely again as when it was sampled, the third half: the
+    second was clipped where it was pushed up, the third where it was pushed down."""
+    change = np.array([0.0, math.log(1.5), math.log(0.5)], np.float32)
+    trained = TrainedGroup(
+        group,
+        samples=tuple(
+            TrainSample(group.prompt.token_ids, s.token_ids, s.logps, 1.0 if v.correct else -1.0, 0)
+            for s, v in zip(group.samples, group.verdicts, strict=True)
+        ),
+        rewards=tuple(v.score - 0.25 for v in group.verdicts),
+        length_penalties=(-0.25,) * len(group.verdicts),
+        seen=tuple(
+            SeenTokens(
+                s.logps + change,
+                np.array([0.1, 0.2, 0.3], np.float32),
+                np.array([0, 1, 0] if v.correct else [0, 0, 2], np.int8),
+            )
+            for s, v in zip(group.samples, group.verdicts, strict=True)
+        ),
+    )
+    return GroupRow(group, "kept", trained)
 
 
 def make_run(path: Path, steps: int = 3, *, text: str = "I think 2", **overrides: object) -> RunDirectory:
     """A run of a few steps: at each a kept group and one that was all right."""
     settings = [f"{key}={value}" for key, value in {"train.steps": steps, **overrides}.items()]
-    run = RunDirectory.create(path, Config.load(None, settings))
+    config = Config.load(None, settings)
+    run = RunDirectory.create(path, config)
     for step in range(1, steps + 1):
         run.append_metrics(step, metrics_of(step))
         groups = make_group(10 * step, [(text, True), ("no idea", False)]), make_group(10 * step + 1, [("2", True)] * 2)
-        run.write_rollouts(step, [kept(groups[0]), GroupRow(groups[1], "all_correct")])
+        rows = [kept(groups[0]), GroupRow(groups[1], "all_correct")]
+        run.write_rollouts(step, rows, config.log.keep_rollouts)
     return run
 
 

@@ -16,7 +16,7 @@ from dapo_rl.board.groups import groups_of
 from dapo_rl.board.lab import Lab
 from dapo_rl.board.read import Catalogue
 from dapo_rl.board.server import create_app
-from dapo_rl.runs.rollouts import SCHEMA
+from dapo_rl.board.table import TYPES
 
 ROWS = 4
 VALUES = {
@@ -50,7 +50,10 @@ VALUES = {
     "structs": pa.array([{"a": 1, "b": [1]}] * ROWS),
     "maps": pa.array([[("a", 1)], [], None, [("b", 2)]], pa.map_(pa.string(), pa.int64())),
 }
-COLUMNS = ("draw", "sample", "prompt", "response", "token_ids", "logps", "train_logps", "correct", "advantage", "fate")
+COLUMNS = (
+    *("draw", "sample", "prompt", "response", "token_ids", "logps", "train_logps", "clipped"),
+    *("correct", "advantage", "fate"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +107,9 @@ def test_the_same_values_in_other_types_are_shown_the_same(board, large):
         pa.bool_(): pa.int8(),
         pa.list_(pa.int32()): pa.large_list(pa.int64()),
         pa.list_(pa.float32()): pa.large_list(pa.float64()) if large else pa.list_(pa.float64()),
+        pa.list_(pa.int8()): pa.list_(pa.uint8()) if large else pa.list_(pa.float32()),
     }
-    pq.write_table(table.cast(pa.schema([(field.name, other[field.type]) for field in SCHEMA])), path)
+    pq.write_table(table.cast(pa.schema([(name, other[TYPES[name]]) for name in table.column_names])), path)
     assert [answer.json() for answer in ask(client)] == expected
 
 

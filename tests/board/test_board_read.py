@@ -9,7 +9,7 @@ import pytest
 from board_runs import append_line, finish, make_run
 from tokenizers import Tokenizer
 
-from dapo_rl.board.groups import UnreadableError, group_of, groups_of, is_clipped, own_parts, search
+from dapo_rl.board.groups import UnreadableError, group_of, groups_of, own_parts, search
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue, NoSuchRunError
 from dapo_rl.board.tokens import EMBEDDED, pieces, tokenizer_of
@@ -123,28 +123,42 @@ def test_ratio_clipping_and_entropy_of_tokens(tmp_path):
     assert group["colours"] == ["logp", "ratio", "clipped", "entropy"]
     right, wrong = group["samples"]
     assert right["ratio"] == pytest.approx([1, 1.5, 0.5], rel=1e-4)
-    assert right["clipped"] == [0, 1, 0]  # pushed up, and beyond 1 + 0.28
-    assert wrong["clipped"] == [0, 0, 1]  # pushed down, and below 1 - 0.2
+    assert right["clipped"] == [0, 1, 0]
+    assert wrong["clipped"] == [0, 0, 2]
     assert wrong["entropy"] == pytest.approx([0.1, 0.2, 0.3], rel=1e-4)
     dropped = group_of(entry, entry.rollout(1), 11)
     assert dropped["colours"] == ["logp"]
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "dual", "clipped"),
+    ("values", "shown"),
     [
-        (1.29, 1, None, True),
-        (1.27, 1, None, False),
-        (0.5, 1, None, False),
-        (0.79, -1, None, True),
-        (0.81, -1, None, False),
-        (9.0, -1, None, False),
-        (9.0, -1, 3.0, True),
-        (9.0, 0, 3.0, False),
+        ([0, 0, 0], [0, 0, 0]),
+        ([3, 2, 1], [3, 2, 1]),
+        ([1], [1, None, None]),  # of another length than the tokens
+        ([1, None, 2, 2, 2], [1, None, 2]),
     ],
 )
-def test_what_is_clipped(ratio, advantage, dual, clipped):
-    assert is_clipped(ratio, advantage, 0.2, 0.28, dual) is clipped
+def test_clipping_is_what_the_update_recorded(tmp_path, values, shown):
+    """Whatever the ratios and the settings say."""
+    run = make_run(tmp_path / "a", **{"algo.clip_high": 0.9, "algo.clip_low": 0.9})
+    table = pq.read_table(run.rollout(1))
+    place = table.column_names.index("clipped")
+    recorded = pa.array([values, None, None, None], pa.list_(pa.int8()))
+    pq.write_table(table.set_column(place, "clipped", recorded), run.rollout(1))
+    entry = Catalogue([tmp_path]).find("a")
+    first, second = group_of(entry, entry.rollout(1), 10)["samples"]
+    assert first["clipped"] == shown
+    assert "clipped" not in second
+
+
+def test_rollouts_that_do_not_record_clipping_offer_no_colour_for_it(tmp_path):
+    run = make_run(tmp_path / "a")
+    pq.write_table(pq.read_table(run.rollout(1)).drop_columns(["clipped"]), run.rollout(1))
+    entry = Catalogue([tmp_path]).find("a")
+    group = group_of(entry, entry.rollout(1), 10)
+    assert group["colours"] == ["logp", "ratio", "entropy"]
+    assert all("clipped" not in sample for sample in group["samples"])
 
 
 def test_a_file_that_is_no_table_says_so(tmp_path):

@@ -56,7 +56,10 @@ def test_curves(client):
 def test_groups_steps_and_search(client):
     assert client.get("/api/steps?run=a").json() == {"ranges": [[1, 3]]}
     assert [g["draw"] for g in client.get("/api/groups?run=a&step=2").json()["groups"]] == [20, 21]
-    assert client.get("/api/groups?run=a&step=77").json() == {"groups": []}
+    assert client.get("/api/groups?run=a&step=77").json() == {
+        "groups": [],
+        "why": "No groups were written at step 77.",
+    }
     assert client.get("/api/group?run=a&step=2&draw=5").status_code == 404
     assert len(client.get("/api/search?run=a&q=IDEA").json()["hits"]) == 3
     assert len(client.get("/api/search?run=a&q=IDEA&step=2").json()["hits"]) == 1

@@ -166,7 +166,10 @@ def test_groups(browser, address):
             chooser.select_option(colouring)
             seen = {tint: page.locator(f'[data-sample="0"] .tok.{tint}').count() for tint in TINTS}
             assert {tint: count for tint, count in seen.items() if count} == tints
-        assert "ratio 1.500" in page.locator('[data-sample="0"] .tok').nth(1).get_attribute("title")
+        facts = [page.locator(f'[data-sample="{s}"] .tok').nth(n).get_attribute("title") for s, n in ((0, 1), (1, 2))]
+        assert "ratio 1.500" in facts[0]
+        assert facts[0].endswith(" · clipped high (clip_high)")
+        assert facts[1].endswith(" · clipped low (clip_low)")
         chooser.select_option("none")
         expect(sample.locator(".text")).to_have_text("I think 2")
         page.locator(".chips").get_by_text("all right").click()
@@ -181,6 +184,28 @@ def test_groups(browser, address):
         expect(page.get_by_label("Step number")).to_have_value("3")
         page.get_by_label("Step before").click()
         expect(page.get_by_label("Step number")).to_have_value("2")
+
+
+def test_a_step_whose_groups_were_deleted(browser, address, runs):
+    make_run(runs / "pruned", steps=5, **{"log.keep_rollouts": 3})
+    with opened(browser, address, "#/groups?run=pruned&step=1&draw=10") as page:
+        expect(page.locator(".list")).to_have_text(
+            "The groups of step 1 were deleted: log.keep_rollouts=3 keeps those of the newest steps."
+        )
+        expect(page.get_by_label("Step number")).to_have_value("1")
+        expect(page.locator(".detail")).to_have_text("Choose a group.")
+        page.get_by_label("Next step").click()
+        expect(page.get_by_label("Step number")).to_have_value("3")
+        expect(page.locator(".group")).to_have_count(2)
+        page.get_by_label("Step number").fill("2")
+        page.get_by_label("Step number").blur()
+        expect(page.locator(".list")).to_contain_text("The groups of step 2 were deleted")
+        page.get_by_label("Step number").fill("99")
+        page.get_by_label("Step number").blur()
+        expect(page.get_by_label("Step number")).to_have_value("5")
+        expect(page.locator(".group")).to_have_count(2)
+        page.goto(f"{address}#/ledger?run=pruned")
+        expect(page.locator("figcaption")).to_contain_text("3 of 5 steps: the others have no rollout file")
 
 
 def test_ledger(browser, address):

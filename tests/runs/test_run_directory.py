@@ -2,6 +2,7 @@ import json
 import math
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
-from dapo_rl.types import Group, Prompt, Sample, ScoredSample, Verdict
+from dapo_rl.types import Group, Prompt, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
 
 
 @pytest.fixture
@@ -23,11 +24,21 @@ def run(tmp_path):
 def group(draw=7, answers=("4", None), **prompt):
     prompt = Prompt(**{"id": "p1", "text": "2+2=", "token_ids": (1, 2), "answer": "4", "data_source": "sums", **prompt})
     samples = (
-        Sample((5, 6, 2), (-0.5, -0.25, -0.125), "4", "stop", (3, 4)),
-        Sample((9,), (-2.0,), "\ud83d oops", "length", (4, 4)),
+        Sample((5, 6, 2), (-0.5, -0.25, -0.125), "4", "stop", (3, 3, 4)),
+        Sample((9,), (-2.0,), "\ud83d oops", "length", 4),
     )
     verdicts = (Verdict(1.0, True, "correct", answers[0]), Verdict(-1.0, False, "unparseable", answers[1]))
     return Group(draw, prompt, samples, verdicts)
+
+
+def trained(judged):
+    """Of the second sample, which the engine cut off, the update saw nothing."""
+    samples = tuple(
+        TrainSample(judged.prompt.token_ids, s.token_ids, s.logps, advantage, 0, in_loss=not s.truncated)
+        for s, advantage in zip(judged.samples, (0.7, -0.7), strict=True)
+    )
+    seen = SeenTokens(*(np.array(values, np.float32) for values in ((-0.5, -0.75, -1), (1, 2, 0))), np.int8([0, 2, 1]))
+    return TrainedGroup(judged, samples, (1.0, -1.5), (0.0, -0.5), (seen, None))
 
 
 def test_the_written_config_loads_back_to_the_same_run(tmp_path):
@@ -136,7 +147,7 @@ def test_truncating_forgets_later_steps_only(run):
 
 
 def test_rollouts_have_a_row_for_each_sample(run):
-    kept = GroupRow(group(), "kept", [ScoredSample(1.0, 0.0, 0.7), ScoredSample(-1.5, -0.5, -0.7)])
+    kept = GroupRow(group(), "kept", trained(group()))
     dropped = GroupRow(group(draw=8, answer=None), "surplus", None)
     run.write_rollouts(123, [kept, dropped])
     table = pq.read_table(run.path / "rollouts" / "step-000123.parquet")
@@ -163,22 +174,26 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "status": "correct",
         "reward": 1.0,
         "length_penalty": 0.0,
-        "advantage": 0.7,
+        "advantage": float(np.float32(0.7)),
         "fate": "kept",
-        "train_logps": None,
-        "entropies": None,
+        "train_logps": [-0.5, -0.75, -1],
+        "entropies": [1, 2, 0],
+        "clipped": [0, 2, 1],
     }
     assert list(first.items()) == list(expected.items())
     assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)
-    assert (second["reward"], second["length_penalty"], second["advantage"]) == (-1.5, -0.5, -0.7)
+    assert (second["reward"], second["length_penalty"]) == (-1.5, -0.5)
+    assert second["advantage"] == float(np.float32(-0.7))
+    assert second["train_logps"] is second["entropies"] is second["clipped"] is None
     assert (third["draw"], third["truth"], third["score"], third["fate"]) == (8, None, 1.0, "surplus")
     assert third["reward"] is third["length_penalty"] is third["advantage"] is None
     assert not [name for name in os.listdir(run.rollouts_path) if name.endswith(".tmp")]
 
 
-def test_scores_must_match_the_samples(run):
+def test_what_the_update_saw_must_match_the_samples(run):
+    short = replace(trained(group()), samples=trained(group()).samples[:1])
     with pytest.raises(ValueError, match="zip"):
-        run.write_rollouts(1, [GroupRow(group(), "kept", [ScoredSample(1.0, 0.0, 0.7)])])
+        run.write_rollouts(1, [GroupRow(group(), "kept", short)])
     assert list(run.rollouts_path.iterdir()) == []
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.contents import number
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.run import Run
 from dapo_rl.board.table import read_table
@@ -27,8 +26,9 @@ OF_A_SAMPLE = (
     *("sample", "answer", *OF_A_VERDICT, "length_penalty"),
     *("finish_reason", "version_first", "version_last"),
 )
-OF_A_TOKEN = ("logps", "train_logps", "entropies")
-"""Lists with a value for each token: as sampled, and as the update last saw it."""
+OF_A_TOKEN = ("logps", "train_logps", "entropies", "clipped")
+"""Lists with a value for each token: as sampled, and as the update last saw it. `clipped` says at which bound: 0 none,
+1 the upper, 2 the lower, 3 that of dual clip; runs of older versions lack it."""
 COLOURS = ("logp", "ratio", "clipped", "entropy")
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
@@ -87,9 +87,7 @@ def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
     if not rows:
         return None
     tokenizer = tokenizer_of(run)
-    settings = run.settings()
-    bounds = [number(settings.get(f"algo.{name}")) for name in ("clip_low", "clip_high", "clip_ratio_c")]
-    samples = [_sample(row, tokenizer, *bounds) for row in rows]
+    samples = [_sample(row, tokenizer) for row in rows]
     return {
         **{key: rows[0][key] for key in (*OF_A_GROUP, "prompt")},
         "decoded": tokenizer is not None,
@@ -98,9 +96,7 @@ def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
     }
 
 
-def _sample(
-    row: dict[str, Any], tokenizer: Any, low: float | None, high: float | None, dual: float | None
-) -> dict[str, Any]:
+def _sample(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     ids = [token or 0 for token in row["token_ids"] or []]
     cut = pieces(tokenizer, ids)
     counts = [count for _, count in cut]
@@ -110,9 +106,8 @@ def _sample(
         if trained := row["train_logps"]:
             ratios = [_ratio(new, old) for new, old in zip(trained, sampled, strict=False)]
             sample["ratio"] = _by_piece(ratios, counts, lambda part: max(part, key=lambda r: abs(math.log(r))))
-            if low is not None and high is not None and row["advantage"] is not None:
-                flags = [None if r is None else is_clipped(r, row["advantage"], low, high, dual) for r in ratios]
-                sample["clipped"] = _by_piece(flags, counts, max)
+    if row["clipped"]:
+        sample["clipped"] = _by_piece(row["clipped"], counts, max)
     if row["entropies"]:
         sample["entropy"] = _by_piece(row["entropies"], counts, max)
     return sample
@@ -122,13 +117,6 @@ def _ratio(new: float | None, old: float | None) -> float | None:
     if new is None or old is None or not math.isfinite(new - old):
         return None
     return math.exp(max(-50.0, min(50.0, new - old)))
-
-
-def is_clipped(ratio: float, advantage: float, low: float, high: float, dual: float | None) -> bool:
-    """Whether the token has no gradient: its ratio has gone beyond the bound that its advantage pushes it to."""
-    if advantage > 0:
-        return ratio > 1 + high
-    return advantage < 0 and (ratio < 1 - low or (dual is not None and ratio > dual))
 
 
 def _by_piece(

@@ -14,9 +14,10 @@ BARS = 160
 
 
 def ledger(run: Run) -> dict[str, Any]:
+    run.log.refresh()
     totals, whole = _totals(run)
     bars, steps = _bars(run)
-    return {"totals": totals, "final": whole, "bars": bars, "steps": steps}
+    return {"totals": totals, "final": whole, "bars": bars, "steps": steps, "last_step": run.log.last_step}
 
 
 def _totals(run: Run) -> tuple[dict[str, int], bool]:
@@ -24,7 +25,6 @@ def _totals(run: Run) -> tuple[dict[str, int], bool]:
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
         return {fate: tokens for fate, tokens in own.items() if count(tokens, LARGEST_COUNT) is not None}, True
-    run.log.refresh()
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
     of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
@@ -39,18 +39,15 @@ def _bars(run: Run) -> tuple[list[dict[str, Any]], int]:
     stride = 1
     while len(steps) > BARS * stride:  # doubled, so that the bars of a growing run are mostly those there were
         stride *= 2
-    chosen = sorted({*steps[::stride], *steps[-1:]})
-    bars = []
-    for step in chosen:
-        path = run.rollout(step)
-        if path is None:
-            continue
-        key, now = ("ledger", step), identity(str(path))
-        known = run.cache.get(key)
-        if known is None or known[0] != now:
-            known = run.cache[key] = now, _tokens(path)
-        if known[1] is not None:
-            bars.append({"step": step, "tokens": known[1]})
+    # Counted from step 1: where old files are deleted, those that are left are chosen as before.
+    chosen = [step for place, step in enumerate(steps, steps[0] - 1 if steps else 0) if place % stride == 0]
+    known, read = run.cache.get("ledger", {}), {}
+    for step in dict.fromkeys([*chosen, *steps[-1:]]):
+        if path := run.rollout(step):
+            key = step, identity(str(path))
+            read[key] = known[key] if key in known else _tokens(path)
+    run.cache["ledger"] = read
+    bars = [{"step": step, "tokens": tokens} for (step, _), tokens in read.items() if tokens is not None]
     return bars, len(steps)
 
 

@@ -104,6 +104,13 @@ class Run:
     def rollout(self, step: int) -> Path | None:
         return self.file("rollouts", _rollout_name(step))
 
+    def why_no_rollout(self, step: int) -> str:
+        """What to say of a step that has no rollout file."""
+        keep, steps = count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
+        if keep and steps and step < steps[0]:
+            return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
+        return f"No groups were written at step {step}."
+
     def evaluations(self, log: MetricsLog | None = None) -> dict[int, float]:
         """Held-out accuracy by step; the log has those after a step, the summary the one before the first too."""
         listed = self.summary().get("evaluations")

@@ -172,14 +172,17 @@ def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/groups")
     def groups(name: Name, step: Step) -> Plain:
-        path = catalogue.find(name).rollout(step)
-        return Plain({"groups": groups_of(path) if path else []})
+        run = catalogue.find(name)
+        path = run.rollout(step)
+        return Plain({"groups": groups_of(path)} if path else {"groups": [], "why": run.why_no_rollout(step)})
 
     @app.get("/api/group")
     def group(name: Name, step: Step, draw: Annotated[int, Query(ge=-(10**15), le=10**15)]) -> Plain:
         run = catalogue.find(name)
         path = run.rollout(step)
-        found = group_of(run, path, draw) if path else None
+        if path is None:
+            return Plain({"error": run.why_no_rollout(step)}, 404)
+        found = group_of(run, path, draw)
         return Plain(found) if found else Plain({"error": "there is no such group at this step"}, 404)
 
     @app.get("/api/search")

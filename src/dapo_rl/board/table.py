@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 from dapo_rl.board.files import UnreadableError, open_regular
 from dapo_rl.runs.rollouts import SCHEMA
 
+TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
+"""Of every column that the board reads."""
 MOST_ROWS, MOST_BYTES = 200_000, 4 << 30
 """Samples of a step and their size, far beyond what a page can show."""
 
@@ -25,6 +27,8 @@ def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> p
             table = _read(file, wanted)
     except UnreadableError as error:
         raise UnreadableError(f"{path.name}: {error}") from None
+    except FileNotFoundError:  # a running run deletes old ones, as log.keep_rollouts asks
+        raise UnreadableError(f"{path.name}: was deleted just now") from None
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UnreadableError(f"{path.name}: not a table of rollouts: {reason}") from None
@@ -43,7 +47,7 @@ def _read(file: pq.ParquetFile, wanted: list[str]) -> pa.Table:
     for name in wanted:
         places = table.schema.get_all_field_indices(name)
         column = table.column(places[0]) if places else pa.chunked_array([pa.nulls(table.num_rows)])
-        found[name] = as_type(column, SCHEMA.field(name).type)
+        found[name] = as_type(column, TYPES[name])
     if found["draw"].null_count == len(found["draw"]) > 0:
         kind = file.schema_arrow.field(names.index("draw")).type if "draw" in names else "missing"
         raise UnreadableError(f"not a table of rollouts: the column draw is {kind}")

@@ -13,7 +13,9 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from dapo_rl.base.memory import PROC, own_group, read_text
 
 PATIENCE_S = 1.0
 """For killed processes to leave a group. What may not be killed is left, and its group with it."""
@@ -48,19 +50,19 @@ class ControlGroup:
 
     def was_exceeded(self) -> bool:
         """Whether the kernel has killed a process for the group's limit. For the machine's it does not count."""
-        events = _read(self._events[0]) or _read(self._events[1])
+        events = read_text(self._events[0]) or read_text(self._events[1])
         counts = dict(line.split() for line in events.splitlines())
         if not int(counts.get("oom_kill", 0)):
             return False
         if "oom" in counts:
             return int(counts["oom"]) > 0
         # Version 1 does not count how often its limit was in the way: not every kernel keeps `memory.failcnt`.
-        most = (_read(self.path / f"memory.{name}max_usage_in_bytes") for name in ("", "memsw."))
-        return max(int(size or 0) for size in most) > int(_read(self.path / "memory.limit_in_bytes") or 0) - _NEAR
+        most = (read_text(self.path / f"memory.{name}max_usage_in_bytes") for name in ("", "memsw."))
+        return max(int(size or 0) for size in most) > int(read_text(self.path / "memory.limit_in_bytes") or 0) - _NEAR
 
     def pids(self) -> list[int]:
         """Those in the group; 0 is a process that this one cannot see, in another namespace."""
-        return list(map(int, _read(self.path / "cgroup.procs").split()))
+        return list(map(int, read_text(self.path / "cgroup.procs").split()))
 
     def remove(self) -> None:
         """Kills everything in the group and removes it."""
@@ -124,44 +126,17 @@ class ControlGroups:
                 yield int(name[1]), ControlGroup(path)
 
 
-def find(proc: Path = Path("/proc/self")) -> ControlGroups:
+def find(proc: Path = PROC) -> ControlGroups:
     """The groups below this process's own one."""
-    with contextlib.suppress(ValueError):  # a system that only resembles Linux
-        return ControlGroups(_own_group(_read(proc / "cgroup"), _read(proc / "mountinfo")))
-    return ControlGroups(None)
-
-
-def _own_group(groups: str, mounts: str) -> Path | None:
-    own = {}
-    for line in groups.splitlines():
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            own["cgroup"] = path
-        elif number == "0":
-            own["cgroup2"] = path
-    kind = "cgroup" if "cgroup" in own else "cgroup2"
-    directory = _mounted(mounts, kind, own[kind]) if kind in own else None
-    if directory is not None and kind == "cgroup2" and not _enable(directory):
-        return None
-    return directory
-
-
-def _mounted(mounts: str, kind: str, own: str) -> Path | None:
-    """Where a group's directory is."""
-    for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        root, point = (re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), word) for word in left.split()[3:5])
-        file_system, _, options = right.split(" ", 2)
-        if file_system == kind and (kind == "cgroup2" or "memory" in options.split(",")):
-            path = PurePosixPath(own)
-            if path.is_relative_to(root) and ".." not in path.parts:
-                return Path(point) / path.relative_to(root)
-    return None
+    own = own_group(proc)
+    if own is None or (own.version == 2 and not _enable(own.path)):
+        return ControlGroups(None)
+    return ControlGroups(own.path)
 
 
 def _enable(directory: Path) -> bool:
     """Whether version 2 counts memory below this group. Only the root may have both processes and counted children."""
-    if "memory" in _read(directory / "cgroup.subtree_control").split():
+    if "memory" in read_text(directory / "cgroup.subtree_control").split():
         return True
     with contextlib.suppress(OSError):
         _write(directory / "cgroup.subtree_control", "+memory")
@@ -184,19 +159,6 @@ def _directories(path: Path) -> list[Path]:
         return [entry for entry in path.iterdir() if entry.is_dir()]
     except OSError:
         return []
-
-
-def _read(path: Path | str) -> str:
-    try:
-        file = os.open(path, os.O_RDONLY)
-    except OSError:
-        return ""
-    try:
-        return b"".join(iter(lambda: os.read(file, 1 << 16), b"")).decode("utf-8", "surrogateescape")
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
 
 
 def _write(path: Path, text: str) -> None:

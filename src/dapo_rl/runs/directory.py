@@ -149,16 +149,26 @@ class RunDirectory:
         if self._log() != content:
             with saved_so_far(self.metrics_path):
                 atomic_write(self.metrics_path, content)
-        for file in self.rollouts_path.glob("step-*.parquet"):
-            step = file.stem.removeprefix("step-")
-            if step.isdecimal() and int(step) > last_step:
-                with saved_so_far(file):
-                    file.unlink()
+        self._remove_rollouts([step for step in self.rollout_steps() if step > last_step])
 
-    def write_rollouts(self, step: int, rows: Sequence[GroupRow]) -> None:
+    def write_rollouts(self, step: int, rows: Sequence[GroupRow], keep: int | None = None) -> None:
+        """The groups of a step. Of all rollout files only the newest `keep` stay, once the new one is on the disk."""
         with saved_so_far(self.rollout(step)):
             self.rollouts_path.mkdir(exist_ok=True)
             write_table(self.rollout(step), step, rows)
+        if keep is not None:
+            self._remove_rollouts(self.rollout_steps()[:-keep])
+
+    def rollout_steps(self) -> list[int]:
+        """The steps that have a rollout file, in order; a file under any other name is not the run's."""
+        numbers = (file.stem.removeprefix("step-") for file in self.rollouts_path.glob("step-*.parquet"))
+        steps = {int(number) for number in numbers if number.isdecimal()}
+        return sorted(step for step in steps if self.rollout(step).is_file())
+
+    def _remove_rollouts(self, steps: Sequence[int]) -> None:
+        for step in steps:
+            with saved_so_far(self.rollout(step)):
+                self.rollout(step).unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any]:
         return read_summary(self.summary_path)

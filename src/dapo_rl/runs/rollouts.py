@@ -86,8 +86,11 @@ def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
 
 def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
     group, trained = row.group, row.trained
-    for i, (sample, verdict) in enumerate(zip(group.samples, group.verdicts, strict=True)):
-        seen = trained.seen[i] if trained is not None and trained.seen is not None else None
+    absent = [None] * len(group.samples)
+    as_trained = trained.samples if trained else absent
+    as_seen = trained.seen if trained and trained.seen else absent
+    samples = zip(group.samples, group.verdicts, as_trained, as_seen, strict=True)
+    for i, (sample, verdict, train_sample, seen) in enumerate(samples):
         yield {
             "step": step,
             "draw": group.draw,
@@ -109,7 +112,7 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "reward": trained.rewards[i] if trained else None,
             "length_penalty": trained.length_penalties[i] if trained else None,
             # Exact where all tokens have the same, as double precision adds them up.
-            "advantage": trained.samples[i].advantages.mean(dtype=np.float64) if trained else None,
+            "advantage": train_sample.advantages.mean(dtype=np.float64) if train_sample else None,
             "fate": row.fate,
             "train_logps": seen.logps if seen else None,
             "entropies": seen.entropies if seen else None,

@@ -78,7 +78,8 @@ def train(run: Run) -> None:
         run.directory.append_metrics(step, metrics)
         run.track(step, metrics)
         if config.log.rollouts:
-            run.directory.write_rollouts(step, _rows(done, run.sampler.carried if last else ()))
+            rows = _rows(done, run.sampler.carried if last else ())
+            run.directory.write_rollouts(step, rows, config.log.keep_rollouts)
         if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
             with _or_diverged(run, step):
                 run.save()

@@ -52,7 +52,7 @@ export function groups(parameters, onClose) {
     "aria-label": "Step number",
     onchange: () => {
       follow = false;
-      jump(nearest(Number(number.value)));
+      jump(wanted(Number(number.value)));
     },
   });
   const words = h("input", {
@@ -90,12 +90,13 @@ export function groups(parameters, onClose) {
     }
     return i - 1;
   };
-  const nearest = (step) => at(indexOf(step));
+  // A step before the first that is left is shown as it is: the server says why it has no groups.
+  const wanted = (step) => (step >= 1 && step < (ranges[0]?.[0] ?? 0) ? step : at(indexOf(step)));
 
   async function open() {
     ({ ranges } = await get("steps", { run: memory.run }));
     slider.max = String(Math.max(0, size() - 1));
-    await jump(memory.step === null || follow ? (ranges.at(-1)?.[1] ?? 0) : nearest(memory.step), memory.draw);
+    await jump(memory.step === null || follow ? (ranges.at(-1)?.[1] ?? 0) : wanted(memory.step), memory.draw);
   }
 
   let turn = 0;
@@ -111,7 +112,8 @@ export function groups(parameters, onClose) {
     if (!listed.some((group) => group.draw === memory.draw)) memory.draw = null;
     drawChips();
     drawList();
-    if (answer.error) fill(list, h("p", { class: "empty" }, answer.error.message));
+    const why = answer.error?.message ?? answer.why;
+    if (why) fill(list, h("p", { class: "empty" }, why));
     const phone = matchMedia("(max-width: 800px)").matches;
     if (memory.draw !== null) openGroup(memory.draw);
     else if (!phone && listed.length) openGroup(shown()[0]?.draw ?? listed[0].draw);
@@ -292,7 +294,9 @@ export function groups(parameters, onClose) {
 
   const go = (by) => {
     follow = false;
-    jump(at(Math.max(0, Math.min(size() - 1, indexOf(memory.step) + by))));
+    const here = indexOf(memory.step);
+    const there = at(here) === memory.step ? here + by : here;
+    jump(at(Math.max(0, Math.min(size() - 1, there))));
   };
   return [
     h(

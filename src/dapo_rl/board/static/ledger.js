@@ -52,12 +52,7 @@ export function ledger(parameters, onClose) {
         fates.map((fate) => [fate, fateTint(fate)]),
         fateName,
       );
-    fill(
-      hint,
-      answer.bars.length < answer.steps
-        ? `${answer.bars.length} of ${answer.steps.toLocaleString()} steps, evenly spread`
-        : "every step; a group counts where it was trained on or dropped",
-    );
+    fill(hint, whichSteps(answer));
     fill(compare, names.length > 1 ? beside(names, answers) : null);
     compare.hidden = names.length < 2;
   }
@@ -74,6 +69,12 @@ export function ledger(parameters, onClose) {
   });
   queueMicrotask(load);
   return [h("div", { class: "bar" }, select), total, figure, compare];
+}
+
+function whichSteps({ bars, steps, last_step }) {
+  if (bars.length < steps) return `${bars.length} of ${steps.toLocaleString()} steps, evenly spread`;
+  if (steps < last_step) return `${steps} of ${last_step.toLocaleString()} steps: the others have no rollout file`;
+  return "every step; a group counts where it was trained on or dropped";
 }
 
 const parts = (answer) =>

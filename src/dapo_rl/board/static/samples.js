@@ -2,12 +2,19 @@
 import { fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
 import { fateClass, fateName, fateWhy } from "./fates.js";
 
+// Where a token was clipped, as the rollouts number it: at no bound, and at each of the three.
+const CLIPPED = [
+  null,
+  ["warm", "clipped high (clip_high)"],
+  ["violet", "clipped low (clip_low)"],
+  ["bad", "dual clip (clip_ratio_c)"],
+];
 const COLOURINGS = {
   none: ["no colour", () => null],
   advantage: ["advantage", (s) => s.pieces.map(() => tint(s.advantage, s.most))],
   logp: ["surprise (−log p)", (s) => s.logp?.map((v) => (isNumber(v) ? ["warm", Math.min(1, -v / 3)] : null))],
   ratio: ["ratio", (s) => s.ratio?.map((v) => (isNumber(v) ? tint(Math.log(v), 0.25) : null))],
-  clipped: ["clipped", (s) => s.clipped?.map((v) => (v ? ["warm", 1] : null))],
+  clipped: ["clipped: no gradient", (s) => s.clipped?.map((v) => (CLIPPED[v] ? [CLIPPED[v][0], 1] : null))],
   entropy: ["entropy", (s) => s.entropy?.map((v) => (isNumber(v) ? ["violet", Math.min(1, v / 2)] : null))],
 };
 const LEGENDS = {
@@ -21,7 +28,7 @@ const LEGENDS = {
     ["bad", "less likely than when sampled"],
     ["good", "more likely"],
   ],
-  clipped: [["warm", "no gradient: clipped"]],
+  clipped: CLIPPED.filter((bound) => bound),
   entropy: [["violet", "the more open, the stronger"]],
 };
 const MOST_PIECES = 1500;
@@ -186,7 +193,7 @@ function tokenText(sample, colouring, most = MOST_PIECES) {
       facts.push(`p ${percent(Math.exp(sample.logp[i]))}, log p ${fixed(sample.logp[i], 3)}`);
     if (isNumber(sample.ratio?.[i])) facts.push(`ratio ${fixed(sample.ratio[i], 3)}`);
     if (isNumber(sample.entropy?.[i])) facts.push(`entropy ${fixed(sample.entropy[i], 3)}`);
-    if (sample.clipped?.[i]) facts.push("clipped");
+    if (CLIPPED[sample.clipped?.[i]]) facts.push(CLIPPED[sample.clipped[i]][1]);
     return h(
       "span",
       { class: `tok ${cls}`, vars: cls ? { "--a": strength.toFixed(3) } : {}, title: facts.join(" · ") },

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
+from dapo_rl.base.memory import host_memory
 from dapo_rl.errors import UserError
 
 CAPACITY_STEP = {"cpu": 64, "cuda": 256}
@@ -43,7 +43,7 @@ class KVBudget:
 
 
 def memory_share(device: torch.device) -> int:
-    """A third of a GPU's free memory; a quarter of a CPU's, whoever uses the rest: a run must not depend on that."""
+    """A third of a GPU's free memory; a quarter of the host's, whoever uses the rest: a run must not depend on that."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 3
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4
+    return host_memory() // 4
