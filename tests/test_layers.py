@@ -14,6 +14,7 @@ LAYERS = [
     {"rollout"},
     {"evals"},
     {"train"},
+    {"build"},
     {"trainer"},
     {"lab"},
     {"board"},

@@ -108,15 +108,15 @@ def train(
     from dapo_rl.trainer import DAPOTrainer
 
     name = recipe.stem if recipe else "tiny"
-    trainer = DAPOTrainer(config=config, run_dir=run or new_run_directory(name))
-    stopped_by = _stop_on_signals(trainer)
-    for note in notes:
-        trainer.display.note(note)
-    try:
-        summary = trainer.train(resume=resume)
-    except KeyboardInterrupt:
-        _complain("stopped at once; --resume goes on from the last checkpoint")
-        raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
+    with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:
+        trainer.stop_requested, stopped_by = _stop_on_signals(trainer.display)
+        for note in notes:
+            trainer.display.note(note)
+        try:
+            summary = trainer.train(resume=resume)
+        except KeyboardInterrupt:
+            _complain("stopped at once; --resume goes on from the last checkpoint")
+            raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
     if not summary["finished"] and (number := stopped_by()) is not None:
         raise typer.Exit(128 + number)
 
@@ -367,8 +367,8 @@ def _stop_at_once() -> None:
     signal.signal(signal.SIGINT, handle)
 
 
-def _stop_on_signals(trainer: Any) -> Callable[[], int | None]:
-    """The first SIGINT or SIGTERM lets the step finish; a SIGINT after it stops at once."""
+def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int | None]]:
+    """The first SIGINT or SIGTERM lets the step finish; a SIGINT after it stops at once. Whether, and by which."""
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
@@ -377,12 +377,11 @@ def _stop_on_signals(trainer: Any) -> Callable[[], int | None]:
         received.append(number)
         # The signal may come in the middle of a line to the same stream, which cannot take another one then.
         with contextlib.suppress(RuntimeError):
-            trainer.display.note("stopping after this step; Ctrl-C once more stops at once")
+            display.note("stopping after this step; Ctrl-C once more stops at once")
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    trainer.stop_requested = lambda: bool(received)
-    return lambda: received[0] if received else None
+    return lambda: bool(received), lambda: received[0] if received else None
 
 
 def _quiet_transformers() -> None:

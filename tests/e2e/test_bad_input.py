@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import DAPO, REPOSITORY, small_model
 
-from dapo_rl import cli, trainer
+from dapo_rl import build, cli
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.models.load import TINY
 from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
@@ -147,7 +147,7 @@ class Place:
 
     def out_of_memory(self, tokens):
         """A GPU that holds the update of so many tokens."""
-        load = trainer.load_model
+        load = build.load_model
 
         def hook(_module, _args, inputs, _output):
             if torch.is_grad_enabled() and inputs["input_ids"].numel() > tokens:
@@ -158,7 +158,7 @@ class Place:
             model.model.register_forward_hook(hook, with_kwargs=True)
             return model, tokenizer
 
-        self.monkeypatch.setattr(trainer, "load_model", loaded)
+        self.monkeypatch.setattr(build, "load_model", loaded)
 
 
 def dapo(*words):

@@ -41,18 +41,18 @@ def test_an_update_to_infinity_is_not_saved(tmp_path):
 def test_the_last_good_checkpoint_is_finite_and_the_run_goes_on_from_it(tmp_path, what):
     run = tmp_path / "run"
     trainer = trainer_for(run, "train.steps=2")
-    update = trainer._policy.update
+    update = trainer._run.policy.update
 
     def break_the_second(*arguments):
         numbers = update(*arguments)
-        if trainer._progress.step == 1:
-            moments = next(iter(trainer._policy._optimizer.state.values()))["exp_avg_sq"]
+        if trainer._run.progress.step == 1:
+            moments = next(iter(trainer._run.policy._optimizer.state.values()))["exp_avg_sq"]
             tensor = next(trainer.model.parameters()) if what == "weights" else moments
             with torch.no_grad():
                 tensor.view(-1)[7] = float("inf")
         return numbers
 
-    trainer._policy.update = break_the_second
+    trainer._run.policy.update = break_the_second
     with pytest.raises(DivergedError, match=r"diverged at step 2: .* not finite, .*good checkpoint is .*/step-1\. "):
         trainer.train()
     assert saved(run) == (["step-1"], False)

@@ -202,14 +202,14 @@ def test_stopping_at_once_in_the_middle_of_saving_loses_nothing(tmp_path, monkey
         raise KeyboardInterrupt
 
     trainer = trainer_for(path, *settings)
-    update = trainer._policy.update
+    update = trainer._run.policy.update
 
     def interrupt_the_second_checkpoint(*arguments):
         if (path / "checkpoints" / "step-1").exists():
             monkeypatch.setattr(torch, "save", interrupt)
         return update(*arguments)
 
-    trainer._policy.update = interrupt_the_second_checkpoint
+    trainer._run.policy.update = interrupt_the_second_checkpoint
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     monkeypatch.undo()
@@ -256,18 +256,18 @@ def test_a_reward_that_draws_random_numbers_goes_on_where_it_was(tmp_path):
     drawn = {"whole": [], "parts": []}
 
     def watched(built, name):
-        update = built._policy.update
+        update = built._run.policy.update
 
         def draw(*arguments):
             drawn[name].append(float(torch.rand(())))
             return update(*arguments)
 
-        built._policy.update = draw
+        built._run.policy.update = draw
         return built
 
     watched(trainer("whole"), "whole").train()
     first = watched(trainer("parts"), "parts")
-    first.stop_requested = lambda: first._progress.step == 2
+    first.stop_requested = lambda: first._run.progress.step == 2
     assert first.train()["steps"] == 2
     watched(trainer("parts"), "parts").train(resume=True)
     assert drawn["parts"] == drawn["whole"]

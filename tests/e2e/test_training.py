@@ -155,7 +155,7 @@ def test_a_run_killed_after_a_checkpoint_forgets_what_came_later(tmp_path):
 def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
     path = tmp_path / "run"
     trainer = trainer_for(path, "checkpoint.every=1", steps=4)
-    update, calls = trainer._policy.update, []
+    update, calls = trainer._run.policy.update, []
 
     def poisoned(mini_batch, lr):
         calls.append(lr)
@@ -164,7 +164,7 @@ def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
                 next(trainer.model.parameters()).fill_(torch.nan)
         return update(mini_batch, lr)
 
-    trainer._policy.update = poisoned
+    trainer._run.policy.update = poisoned
     with pytest.raises(DivergedError, match=r"diverged at step 3: .* the last good checkpoint is .*step-2") as caught:
         trainer.train()
     assert caught.value.step == 3

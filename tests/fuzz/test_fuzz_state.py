@@ -22,7 +22,8 @@ from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.rollout.sampler_state import TOKENS, SavedSampler
-from dapo_rl.runs.log_length import SavedLog
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.log_length import LogLength, SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
 from dapo_rl.train.progress import SavedProgress
 from dapo_rl.train.random_state import SavedRandom
@@ -211,7 +212,7 @@ def test_what_is_wrong_is_one_line_that_names_it(begun, tmp_path, path, value, s
 def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
     """Of each part by itself: what it reads is what it validates."""
     trainer = DAPOTrainer(config=config("train.steps=2"), run_dir=tmp_path / "run")
-    _, *parts = trainer._parts
+    _, *parts = (*trainer._run.parts, LogLength(RunDirectory(tmp_path)))
     for part, name in zip(parts, ("stream", "sampler", "progress", "random", "log"), strict=True):
         path = tmp_path / f"{name}.json"
         for content in (b"", b"nonsense", b"[" * 100_000, b"\xff"):

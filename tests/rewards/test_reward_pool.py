@@ -653,3 +653,29 @@ def test_a_forked_copy_of_the_run_leaves_the_pool_alone():
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         assert pool(PROMPT, samples("1"))[0].score == 1
+
+
+def test_a_pool_that_cannot_start_its_threads_leaves_no_process(monkeypatch):
+    started, forked = [], []
+    start, fork = threading.Thread.start, os.fork
+
+    def start_one(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def record():
+        pid = fork()
+        if pid:
+            forked.append(pid)
+        return pid
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    monkeypatch.setattr(os, "fork", record)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        VerifierPool(lambda prompt, samples: [], RewardSettings(workers=2))
+    started[0].join(timeout=5)
+    assert not started[0].is_alive()
+    (keeper,) = forked
+    assert not os.path.exists(f"/proc/{keeper}")

@@ -51,8 +51,8 @@ def test_the_ledger_has_no_other_columns():
     ledger, one = Ledger(), SimpleNamespace(tokens=1)
     dropped_groups = [(one, fate) for fate in get_args(Fate) if fate != "kept"]
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
-    samples = [[SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]]
-    ledger.add(fill, SimpleNamespace(samples=samples))
+    samples = [SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]
+    ledger.add(fill, [SimpleNamespace(samples=samples)])
     assert set(ledger.columns()) == set(FATES) - {"kept", "dropped", "waiting"} | {"total"}
 
 

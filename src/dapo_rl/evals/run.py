@@ -29,7 +29,7 @@ from dapo_rl.evals.vote import Voting
 from dapo_rl.models.load import TINY, check_context, check_vocabulary, compute_dtype, describe, load_model, pick_device
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.build import build_engine, closing_engine
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.types import Prompt
 
@@ -126,7 +126,7 @@ def _evaluate(
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Answered]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
-    with progress.of(name, len(work.prompts), done=there):
+    with closing_engine(work.engine), progress.of(name, len(work.prompts), done=there):
         for problem in answers:
             progress.advance(sum(len(sample.token_ids) for sample in problem.samples))
             part = part_of[problem.index]

@@ -148,8 +148,12 @@ class _Processes:
             threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
             for index, caller in enumerate(self.callers)
         ]
-        for thread in self.threads:
-            thread.start()
+        try:
+            for thread in self.threads:
+                thread.start()
+        except BaseException:  # of threads, too, a system may have no more
+            self.close()
+            raise
 
     def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
         ticket = Ticket()
@@ -181,7 +185,7 @@ class _Processes:
             self.tasks.put(None)
         self.fork_server.close()
         for thread in self.threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=2.0)
 
     def _serve(self, caller: _Caller) -> None:

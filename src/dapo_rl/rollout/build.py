@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,3 +44,18 @@ def build_engine(
         return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None)
     hint = did_you_mean(nearest(name, ENGINES), f"there are {', '.join(ENGINES)}")
     raise UserError(f"engine: there is no engine {name!r}{hint}")
+
+
+def close_engine(engine: Engine) -> None:
+    """Ends the processes of an engine that has some: such an engine has a method `close`."""
+    close = getattr(engine, "close", None)
+    if close is not None:
+        close()
+
+
+@contextmanager
+def closing_engine(engine: Engine) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        close_engine(engine)

@@ -38,7 +38,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Training:
     """The parts of a run, put together by whoever reads the settings."""
 
     config: Config
@@ -57,7 +57,7 @@ class Run:
     """Where metrics go beside the run directory."""
 
 
-def train(run: Run) -> None:
+def train(run: Training) -> None:
     """From wherever the run's progress stands to its last step, or to the step at which a stop is requested."""
     config, progress = run.config, run.progress
     origin = time.perf_counter() - progress.wall_seconds
@@ -92,7 +92,7 @@ def train(run: Run) -> None:
 
 
 @contextmanager
-def _or_diverged(run: Run, step: int) -> Iterator[None]:
+def _or_diverged(run: Training, step: int) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
@@ -110,7 +110,7 @@ class _Done:
     notes: Sequence[str]
 
 
-def _step(run: Run, step: int) -> _Done:
+def _step(run: Training, step: int) -> _Done:
     """One step of Algorithm 1."""
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
@@ -142,7 +142,7 @@ def _step(run: Run, step: int) -> _Done:
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 
 
-def _evaluate(run: Run) -> dict[str, float]:
+def _evaluate(run: Training) -> dict[str, float]:
     evaluation = run.evaluate()
     if evaluation is None:
         return {}

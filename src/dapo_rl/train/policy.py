@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +20,10 @@ from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.algo.registry import TokenLosses
 from dapo_rl.base.quote import one_line
 from dapo_rl.choices import AGGREGATIONS, Aggregation
-from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.lora import WithoutAdapter
+from dapo_rl.models.load import save_model
+from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import Responses
 from dapo_rl.models.stored import difference, store, stored_weights
 from dapo_rl.models.weights import ModelWeights
@@ -58,13 +60,14 @@ class HFPolicy:
         reference: Any | None = None,
         losses: TokenLosses | None = None,
         tokenizer: Any = None,
+        settings: ModelSettings | None = None,
     ) -> None:
         """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget.
 
         Where `reference` is the model itself, it is the model without its adapters. `losses` is what `algo.loss` names,
-        where that is loaded already. The tokenizer is saved beside the weights.
+        where that is loaded already. The tokenizer is saved beside the weights; `settings` say how adapters are.
         """
-        self.model, self._tokenizer = model, tokenizer
+        self.model, self._tokenizer, self._settings = model, tokenizer, settings or ModelSettings()
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -165,6 +168,14 @@ class HFPolicy:
                 f"{directory}: is of another optimizer: {one_line(error)}; remove {directory} to go on from the "
                 "checkpoint before it"
             ) from error
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """The trained model in Hugging Face format, with its tokenizer; with `model.lora.save: adapter`, in peft's."""
+        lora = self._settings.lora
+        if lora is not None and lora.save == "adapter":
+            save_adapter(self.model, self._tokenizer, lora, self._settings.name, path)
+        else:
+            save_model(self.model, self._tokenizer, path)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])

@@ -44,7 +44,7 @@ def measure_step(work: Work) -> Measurement:
             run_dir=run_dir,
             display=watch,
         )
-        with suppress(_EnoughError):
+        with trainer, suppress(_EnoughError):
             trainer.train()
         rows = RunDirectory(run_dir).read_metrics()[work.warmup : work.rounds]
     generated = {row["sampling/tokens_generated"] for row in rows}

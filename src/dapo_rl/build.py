@@ -1,0 +1,256 @@
+"""Settings in, the parts of a run out: the one place that knows concrete classes."""
+
+from __future__ import annotations
+
+import copy
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dapo_rl.algo.registry import Advantages, TokenLosses
+from dapo_rl.base.load import load_function
+from dapo_rl.config import Config, SourceSettings
+from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows
+from dapo_rl.data.sources import IN_MEMORY
+from dapo_rl.errors import UserError
+from dapo_rl.models.load import (
+    check_context,
+    check_tokenizer,
+    check_vocabulary,
+    compute_dtype,
+    describe,
+    load_model,
+    make_savable,
+    pad_id,
+    pick_device,
+    slow_dtype,
+    to_float32,
+)
+from dapo_rl.models.lora import add_lora, has_lora
+from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rollout.build import build_engine, close_engine
+from dapo_rl.rollout.engine import Engine, SamplingParams
+from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.runs.display import Display
+from dapo_rl.runs.trackers import check_installed
+from dapo_rl.train.checkpoint import Part
+from dapo_rl.train.own import build_advantages, build_losses
+from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.progress import Progress
+from dapo_rl.train.random_state import RandomState
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller hands over beside the settings. What is None comes from them."""
+
+    model: Any = None
+    processing_class: Any = None
+    reward_funcs: Any = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+
+    @property
+    def names_a_model(self) -> bool:
+        """Whether there is a model to load, rather than a loaded one."""
+        return self.model is None or isinstance(self.model, str | os.PathLike)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that a run is made of. No part knows the run, so that all of it goes with the last reference."""
+
+    config: Config
+    model: Any
+    tokenizer: Any
+    verifier: VerifierPool
+    train_prompts: PromptSet
+    eval_prompts: PromptSet | None
+    engine: Engine
+    sampler: Sampler
+    policy: HFPolicy
+    advantages: Advantages
+    progress: Progress
+    parts: tuple[Part, ...]
+    """What a checkpoint is made of, beside the log."""
+    description: str
+    notes: tuple[str, ...]
+    """What the user should know before the first step."""
+
+    def close(self) -> None:
+        """Ends the processes that the parts have started."""
+        try:
+            close_engine(self.engine)
+        finally:
+            self.verifier.close()
+
+
+def build_run(config: Config, given: Given, display: Display) -> Run:
+    """Builds everything, or raises with everything closed that was built before."""
+    check_installed(config.log.to)
+    with ExitStack() as built:
+        # Before anything starts threads or a GPU: worker processes are forked from what is here now. How rewards are
+        # computed does not depend on what `resolve` finds out.
+        verifier = built.enter_context(_verifier(config, given))
+        config = resolve(config, given)
+        losses, advantages = build_losses(config.algo), build_advantages(config.algo)
+        model, tokenizer = _model_and_tokenizer(config, given)
+        notes = [verifier.note, to_float32(model)]
+        train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
+        longest = _longest(config, model, train_prompts, eval_prompts)
+        device = next(model.parameters()).device
+        dtype = compute_dtype(config.model, device)
+        engine = _engine(config, model, tokenizer, dtype, longest)
+        built.callback(close_engine, engine)
+        stream = PromptStream(train_prompts.prompts, config.seed)
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        sampler = _sampler(config, stream, engine, verifier, display, vocabulary)
+        policy = build_policy(model, tokenizer, config, longest, losses)
+        progress = Progress()
+        run = Run(
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            verifier=verifier,
+            train_prompts=train_prompts,
+            eval_prompts=eval_prompts,
+            engine=engine,
+            sampler=sampler,
+            policy=policy,
+            advantages=advantages,
+            progress=progress,
+            parts=(policy, stream, sampler, progress, RandomState()),
+            description=describe(model, dtype),
+            notes=tuple(note for note in (*notes, slow_dtype(dtype, device), policy.note) if note),
+        )
+        built.pop_all()
+        return run
+
+
+def resolve(config: Config, given: Given) -> Config:
+    """The settings that the run has: with the names of what was given, so that its directory tells the truth, and
+    with what `model.dtype: auto` means here, so that a resumed run goes on in it on whatever machine."""
+    changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}}
+    name = given.model if given.names_a_model else getattr(given.model, "name_or_path", None)
+    if name:
+        changes["model"]["name"] = os.fspath(name)
+    device = pick_device(config.model.device) if given.names_a_model else next(given.model.parameters()).device
+    changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
+    if (functions := given.reward_funcs) is not None:
+        functions = functions if isinstance(functions, list | tuple) else [functions]
+        changes["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else _name_of(f) for f in functions)
+    for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
+        if source is not None:
+            named = os.fspath(source) if isinstance(source, os.PathLike) else source
+            changes["data"][key] = named if isinstance(named, str | SourceSettings) else IN_MEMORY
+    sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
+    return config.model_copy(update=sections)
+
+
+def build_policy(
+    model: Any, tokenizer: Any, config: Config, longest: int = 0, losses: TokenLosses | None = None
+) -> HFPolicy:
+    """The policy that a run trains, with its optimizer; `longest` is its longest sample, where that is known."""
+    return HFPolicy(
+        model,
+        pad_id=pad_id(tokenizer),
+        temperature=config.sampling.temperature,
+        algo=config.algo,
+        train=config.train,
+        norm_length=config.norm_length,
+        token_budget=config.token_budget,
+        fill_memory=config.train.token_budget is None,
+        longest=longest,
+        dtype=compute_dtype(config.model, next(model.parameters()).device),
+        reference=_reference(model) if config.algo.kl_coef > 0 else None,
+        losses=losses,
+        tokenizer=tokenizer,
+        settings=config.model,
+    )
+
+
+def _verifier(config: Config, given: Given) -> VerifierPool:
+    functions = given.reward_funcs
+    verifier = build_verifier(config.reward) if functions is None else as_verifier(functions, config.reward)
+    return VerifierPool(verifier, config.reward)
+
+
+def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
+    if given.names_a_model:
+        model, loaded = load_model(config.model)
+        return model, given.processing_class or loaded
+    model, tokenizer = given.model, given.processing_class
+    model.eval()  # dropout would make the policy that samples another one than the policy that is trained
+    if tokenizer is None:
+        raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+    check_tokenizer(tokenizer, config.model.name)
+    make_savable(model)
+    return model, tokenizer
+
+
+def _prompt_sets(
+    config: Config, given: Given, tokenizer: Any, verifier: VerifierPool
+) -> tuple[PromptSet, PromptSet | None]:
+    """What is trained on, and what is held out."""
+
+    def prompts(source: Any, key: str) -> PromptSet:
+        return build_prompts(load_rows(source, key=key), tokenizer, config.data, verifier.needs_answer)
+
+    train = prompts(config.data.train if given.train_dataset is None else given.train_dataset, "data.train")
+    source = config.data.eval if given.eval_dataset is None else given.eval_dataset
+    held_out = None if source is None else prompts(source, "data.eval")
+    if config.eval.every is not None and held_out is None:
+        raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
+    verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
+    return train, held_out
+
+
+def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
+    """The tokens of the longest sample to come; a model that cannot have it, or some prompt, is an error."""
+    prompts = [prompt for prompt_set in prompt_sets if prompt_set for prompt in prompt_set.prompts]
+    check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
+    longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
+    check_context(model, longest_prompt, config.sampling.max_new_tokens)
+    return longest_prompt + config.sampling.max_new_tokens
+
+
+def _engine(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
+    """The engine. With LoRA the model gets its adapters here."""
+    sampled = model
+    if config.model.lora is not None:
+        # An engine samples from plain weights, which it gets with the adapters added in.
+        sampled = copy.deepcopy(model).requires_grad_(False)
+        add_lora(model, config.model.lora, config.seed)
+    return build_engine(config.engine, sampled, tokenizer, config.sampling, dtype, longest)
+
+
+def _sampler(
+    config: Config, stream: PromptStream, engine: Engine, verifier: VerifierPool, display: Display, vocabulary: int
+) -> Sampler:
+    return Sampler(
+        stream,
+        engine,
+        verifier,
+        SamplingParams.of(config.sampling),
+        config.sampling,
+        cap=config.sampling_cap,
+        seed=config.seed,
+        max_error_share=config.reward.max_error_share,
+        keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
+        on_progress=partial(display.phase, "sampling"),
+        vocabulary=vocabulary,
+    )
+
+
+def _reference(model: Any) -> Any:
+    """The model as it is now, to stay so; one with adapters has it inside."""
+    return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"

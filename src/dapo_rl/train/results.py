@@ -1,0 +1,73 @@
+"""What a run leaves behind when it ends: the model, the summary, the picture."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.base.files import directory_beside
+from dapo_rl.config import Config
+from dapo_rl.data import PromptSet
+from dapo_rl.errors import UserError
+from dapo_rl.runs.directory import RunDirectory, saved_so_far
+from dapo_rl.train.progress import Progress
+
+
+def save_result(save_model: Callable[[Path], None], path: Path) -> None:
+    """The trained model, whole or not there."""
+    if path.is_file():
+        raise UserError(f"{path}: the model is saved as a directory, and there is a file of that name")
+    rest = "checkpoints are untouched, and --resume goes on from the last"
+    try:
+        with directory_beside(path) as draft:
+            save_model(draft)
+    except OSError as error:
+        raise UserError(f"{path}: the model cannot be saved: {error.strerror}; {rest}") from error
+    except UserError as error:
+        raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
+
+
+def write_results(
+    directory: RunDirectory,
+    config: Config,
+    progress: Progress,
+    prompts: PromptSet,
+    *,
+    waiting: int,
+    in_flight: int,
+) -> dict[str, Any]:
+    """summary.json, which is returned, and report.png. `waiting` and `in_flight` are tokens for steps to come."""
+    finished = progress.step == config.train.steps
+    paths = {"summary": directory.summary_path, "report": directory.report_path}
+    if finished:
+        paths["model"] = directory.model_path
+    accuracies = progress.evaluations
+    summary = {
+        "finished": finished,
+        "steps": progress.step,
+        "seed": config.seed,
+        "accuracy_before": accuracies[0][1] if accuracies and accuracies[0][0] == 0 else None,
+        "accuracy_after": accuracies[-1][1] if accuracies and accuracies[-1][0] > 0 else None,
+        "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
+        "wall_seconds": progress.wall_seconds,
+        "tokens": progress.ledger.columns(waiting, in_flight),
+        "data": {
+            "train_prompts": len(prompts.prompts),
+            "too_long": prompts.too_long,
+            "bad_rows": len(prompts.bad),
+        },
+        "metrics": progress.metrics,
+        "paths": {name: str(path) for name, path in paths.items()},
+    }
+    from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
+
+    directory.write_summary(summary)
+    metrics = directory.read_metrics()
+    with saved_so_far(directory.report_path):
+        draw_report(metrics, accuracies, directory.report_path, title=directory.path.name)
+    # matplotlib's parsers leave exceptions in reference cycles. Their tracebacks hold every frame below them, and so
+    # the model, until the next collection.
+    gc.collect()
+    return summary
