@@ -22,8 +22,7 @@ from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
-from dapo_rl.evals.command import EVAL_HELP
-from dapo_rl.evals.command import evaluate as eval_command
+from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.version import __version__
 
@@ -129,14 +128,14 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
     """Compare a recipe with the paper, component by component, and work out its batch arithmetic."""
-    from dapo_rl.lab.check import conformance, render, to_json
+    from dapo_rl.lab.check import conformance, conformance_json, print_conformance
 
     recipe, overrides = _split(arguments)
     report = conformance(Config.load(recipe or DEFAULT_RECIPE, overrides))
     if as_json:
-        print(to_json(report))
+        print(conformance_json(report))
     else:
-        render(report)
+        print_conformance(report)
 
 
 app.command("eval", help=EVAL_HELP)(eval_command)
@@ -169,7 +168,7 @@ def ablate(
     out: Annotated[Path | None, typer.Option(help="The directory; by default runs/ablate-NAME-TIME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
 ) -> None:
-    from dapo_rl.lab.ablate.command import ablate as run_ablation
+    from dapo_rl.lab.ablate.command import run_ablation
 
     recipe, overrides = _split(arguments)
     code = run_ablation(

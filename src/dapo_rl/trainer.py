@@ -23,7 +23,7 @@ from dapo_rl.models.load import (
     check_tokenizer,
     check_vocabulary,
     compute_dtype,
-    describe,
+    describe_model,
     load_model,
     make_savable,
     pad_id,
@@ -144,7 +144,7 @@ class DAPOTrainer:
         self._policy = build_policy(self.model, self.tokenizer, config, longest, losses)
         if self._policy.note:
             self._notes.append(self._policy.note)
-        self._description = describe(self.model, dtype)
+        self._description = describe_model(self.model, dtype)
         self._progress = loop.Progress()
         self._checkpoints = Checkpoints(self.run_dir / "checkpoints", config.checkpoint.keep)
 

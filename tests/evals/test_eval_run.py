@@ -17,7 +17,7 @@ from dapo_rl import DAPOTrainer
 from dapo_rl.cli import main
 from dapo_rl.errors import UserError
 from dapo_rl.evals.plan import make_plan
-from dapo_rl.evals.progress import Progress
+from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.run import evaluate_models
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 SHORT = {"--k": 4, "--prompts": 6, "--max-new-tokens": 40}
 
 
-class Quiet(Progress):
+class Quiet(EvalProgress):
     """Counts what is sampled, and ends it as a crash would."""
 
     def __init__(self, crash_after=10**9):

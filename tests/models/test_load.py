@@ -15,7 +15,7 @@ from dapo_rl.models.load import (
     check_context,
     check_vocabulary,
     compute_dtype,
-    describe,
+    describe_model,
     load_model,
     make_savable,
     save_model,
@@ -27,7 +27,7 @@ def test_the_embedded_model_is_small_and_its_own():
     model, words = load_model(ModelSettings())
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
     assert (TINY / "model.safetensors").stat().st_size < 4_000_000
-    assert describe(model, torch.float32) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
+    assert describe_model(model, torch.float32) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
     ids = words("3+8-4+7=?\n").input_ids
     assert words.decode(ids, skip_special_tokens=True) == "3+8-4+7=?\n"
     assert len(ids) == len("3+8-4+7=?\n") + 1

@@ -16,7 +16,7 @@ from dapo_rl.models import packed as packed_module
 from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
 from dapo_rl.models.recompute import recomputing
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.types import TrainSample
 
 SHAPE = {
@@ -55,7 +55,7 @@ def ragged_samples(seed, groups=3, group_size=3):
 
 
 def responses(model, **how):
-    return Responses(model, temperature=0.8, pad_id=0, **how)
+    return ResponseLogps(model, temperature=0.8, pad_id=0, **how)
 
 
 def gradients(model, samples, **how):
@@ -133,7 +133,7 @@ def test_layers_keep_their_inputs_alone():
 
 def test_a_model_without_such_layers_is_refused():
     with pytest.raises(UserError, match=r"train\.gradient_checkpointing: Linear has no layers"):
-        Responses(torch.nn.Linear(1, 1), temperature=1.0, pad_id=0, recompute=True)
+        ResponseLogps(torch.nn.Linear(1, 1), temperature=1.0, pad_id=0, recompute=True)
 
 
 def test_autocast_is_close():

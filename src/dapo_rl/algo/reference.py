@@ -16,7 +16,7 @@ BOUND = 20
 """Of a log-ratio before it is exponentiated."""
 
 
-class ClipFractions(NamedTuple):
+class ReferenceClipFractions(NamedTuple):
     high: float
     low: float
     dual: float
@@ -89,7 +89,7 @@ def clip_fractions(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
-) -> ClipFractions:
+) -> ReferenceClipFractions:
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     high = low = dual = 0
     for i, t in zip(*np.nonzero(counted), strict=True):
@@ -98,7 +98,7 @@ def clip_fractions(
         low += int(a < 0 and r < 1 - clip_low)
         dual += int(a < 0 and clip_ratio_c is not None and r > clip_ratio_c)
     tokens = max(int(counted.sum()), 1)
-    return ClipFractions(high / tokens, low / tokens, dual / tokens)
+    return ReferenceClipFractions(high / tokens, low / tokens, dual / tokens)
 
 
 def dynamic_sampling_filter(values: ArrayLike, eps: float = 1e-6) -> Array:

@@ -20,19 +20,19 @@ LARGEST_COUNT = 2**53
 """Whole numbers up to here are the same in JavaScript."""
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A finite number, or None."""
     if type(value) is int and abs(value) <= LARGEST_COUNT:
         return value
     return value if type(value) is float and math.isfinite(value) else None
 
 
-def count(value: Any, largest: int = LAST_STEP) -> int | None:
+def as_count(value: Any, largest: int = LAST_STEP) -> int | None:
     """A whole number from 0 on, or None."""
     return value if type(value) is int and 0 <= value <= largest else None
 
 
-def text(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     return value[:LONGEST_TEXT] if isinstance(value, str) else None
 
 
@@ -49,7 +49,7 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
     return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
 
 
-def read_summary(path: str) -> dict[str, Any]:
+def read_raw_summary(path: str) -> dict[str, Any]:
     try:
         summary = json.loads(read_all(path, LARGEST_SUMMARY))
     except (ValueError, RecursionError):
@@ -64,9 +64,9 @@ def wrong_in_summary(summary: dict[str, Any]) -> str | None:
     tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
     right = {
         "finished": isinstance(summary.get("finished", True), bool),
-        "wall_seconds": summary.get("wall_seconds") is None or number(summary["wall_seconds"]) is not None,
+        "wall_seconds": summary.get("wall_seconds") is None or as_number(summary["wall_seconds"]) is not None,
         "tokens": tokens is None
-        or (isinstance(tokens, dict) and all(count(value, LARGEST_COUNT) is not None for value in tokens.values())),
+        or (isinstance(tokens, dict) and all(as_count(value, LARGEST_COUNT) is not None for value in tokens.values())),
         "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
     }
     wrong = [name for name, fine in right.items() if not fine]
@@ -74,9 +74,9 @@ def wrong_in_summary(summary: dict[str, Any]) -> str | None:
 
 
 def _is_evaluation(entry: Any) -> bool:
-    if not isinstance(entry, dict) or count(entry.get("step", 0)) is None:
+    if not isinstance(entry, dict) or as_count(entry.get("step", 0)) is None:
         return False
-    return entry.get("accuracy") is None or number(entry["accuracy"]) is not None
+    return entry.get("accuracy") is None or as_number(entry["accuracy"]) is not None
 
 
 def read_owner(path: str) -> tuple[int, str] | None:

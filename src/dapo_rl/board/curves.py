@@ -206,7 +206,7 @@ def thin(steps: Floats, values: Floats, points: int) -> tuple[Floats, Floats]:
     return steps[index], values[index]
 
 
-def smooth(steps: Floats, values: Floats, share: float, points: int) -> tuple[Floats, Floats]:
+def smooth_curve(steps: Floats, values: Floats, share: float, points: int) -> tuple[Floats, Floats]:
     """An exponential moving average over about `share` of the curve, at most `points` long.
 
     A long curve is averaged in stretches first: what those hide is far below the width of the average.
@@ -233,7 +233,7 @@ def curve(
     with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run has
         return {
             "raw": _plain(*thin(steps, values, points)),
-            "smooth": _plain(*smooth(steps, values, share, points // 2)),
+            "smooth": _plain(*smooth_curve(steps, values, share, points // 2)),
             "steps": len(steps),
         }
 

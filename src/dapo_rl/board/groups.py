@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.contents import number
+from dapo_rl.board.contents import as_number
 from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.table import read_table
 from dapo_rl.board.tokens import pieces, tokenizer_of
 
@@ -80,7 +80,7 @@ def _lengths(table: pa.Table) -> pa.ChunkedArray:
     return pc.list_value_length(table.column("token_ids"))
 
 
-def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
+def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
     """One group with its responses, whole and in tokens."""
     table = read_table(path, [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN], draw)
     rows = table.to_pylist()
@@ -88,7 +88,7 @@ def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
         return None
     tokenizer = tokenizer_of(run)
     settings = run.settings()
-    bounds = [number(settings.get(f"algo.{name}")) for name in ("clip_low", "clip_high", "clip_ratio_c")]
+    bounds = [as_number(settings.get(f"algo.{name}")) for name in ("clip_low", "clip_high", "clip_ratio_c")]
     samples = [_sample(row, tokenizer, *bounds) for row in rows]
     return {
         **{key: rows[0][key] for key in (*OF_A_GROUP, "prompt")},
@@ -144,7 +144,7 @@ def _by_piece(
     return result
 
 
-def search(run: Run, query: str, steps: Sequence[int]) -> dict[str, Any]:
+def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
     """Samples whose prompt or response has the words, newest step first, until there are enough or it takes long.
 
     `next` is the step to go on from, `left` how many there are from it on; `cut` says that there are more hits in the

@@ -36,7 +36,7 @@ class Start(BaseModel):
 
 
 @dataclass(slots=True)
-class Job:
+class LabJob:
     name: str
     path: Path
     process: subprocess.Popen[bytes]
@@ -62,7 +62,7 @@ class Job:
 class Lab:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, LabJob] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Lab:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C at the board is the board's, which then stops its runs in order
                 )
-            self._jobs[path.name] = Job(path.name, path, process)
+            self._jobs[path.name] = LabJob(path.name, path, process)
             return path.name
 
     def stop(self, name: str) -> None:

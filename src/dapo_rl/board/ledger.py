@@ -5,25 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.contents import LARGEST_COUNT, count
+from dapo_rl.board.contents import LARGEST_COUNT, as_count
 from dapo_rl.board.files import UnreadableError, identity
 from dapo_rl.board.groups import tokens_by_fate
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 
 BARS = 160
 
 
-def ledger(run: Run) -> dict[str, Any]:
+def ledger(run: BoardRun) -> dict[str, Any]:
     totals, whole = _totals(run)
     bars, steps = _bars(run)
     return {"totals": totals, "final": whole, "bars": bars, "steps": steps}
 
 
-def _totals(run: Run) -> tuple[dict[str, int], bool]:
+def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
     """The run's own account where it has ended, and what the log says until then, which knows fewer fates."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
-        return {fate: tokens for fate, tokens in own.items() if count(tokens, LARGEST_COUNT) is not None}, True
+        return {fate: tokens for fate, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
     run.log.refresh()
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
@@ -33,7 +33,7 @@ def _totals(run: Run) -> tuple[dict[str, int], bool]:
     return {"trained": trained, "dropped": dropped, "waiting": waiting, "total": generated}, False
 
 
-def _bars(run: Run) -> tuple[list[dict[str, Any]], int]:
+def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
     """A bar for each step, or for steps spread evenly where there are many."""
     steps = run.rollout_steps()
     stride = 1

@@ -16,12 +16,12 @@ from typing import Any
 from dapo_rl.base.quote import cut, printable
 from dapo_rl.board.contents import (
     LARGEST_COUNT,
-    count,
-    number,
+    as_count,
+    as_number,
+    as_text,
     read_owner,
+    read_raw_summary,
     read_settings,
-    read_summary,
-    text,
     wrong_in_summary,
 )
 from dapo_rl.board.curves import MetricsLog
@@ -42,7 +42,7 @@ AT_A_TIME = 32 << 20
 """Bytes of a log that one look reads for the row, so that a long one does not hold up the others."""
 
 
-class Run:
+class BoardRun:
     """One run directory, and what was read of it so far."""
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
@@ -50,7 +50,7 @@ class Run:
         self._real = real or os.path.realpath(path)
         self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
         self._settings = Remembered(self._at["config.yaml"], self._real, read_settings)
-        self._summary = Remembered(self._at["summary.json"], self._real, read_summary)
+        self._summary = Remembered(self._at["summary.json"], self._real, read_raw_summary)
         self._lock = Remembered(self._at[".lock"], self._real, read_owner)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
@@ -110,7 +110,7 @@ class Run:
         found: dict[int, float] = {}
         for entry in listed if isinstance(listed, list) else []:
             if isinstance(entry, dict):
-                step, accuracy = count(entry.get("step", 0)), number(entry.get("accuracy"))
+                step, accuracy = as_count(entry.get("step", 0)), as_number(entry.get("accuracy"))
                 if step is not None and accuracy is not None:
                     found[step] = accuracy
         steps, values = (log or self.log).column(ACCURACY)
@@ -160,18 +160,18 @@ class Run:
         """The run in the table."""
         self._digest.refresh(AT_A_TIME)
         settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
-        figures = {key: number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
-        figures |= {key: number(self._digest.total(name)) for key, name in TOTALS.items()}
-        if (seconds := number(summary.get("wall_seconds"))) is not None:
+        figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
+        figures |= {key: as_number(self._digest.total(name)) for key, name in TOTALS.items()}
+        if (seconds := as_number(summary.get("wall_seconds"))) is not None:
             figures["seconds"] = seconds
         return _EMPTY_ROW | {
             "name": self.name,
             "state": self.state,
             "step": self._digest.last_step,
-            "steps": count(settings.get("train.steps")),
-            "preset": text(settings.get("preset")),
-            "model": text(settings.get("model.name")),
-            "seed": count(settings.get("seed"), LARGEST_COUNT),
+            "steps": as_count(settings.get("train.steps")),
+            "preset": as_text(settings.get("preset")),
+            "model": as_text(settings.get("model.name")),
+            "seed": as_count(settings.get("seed"), LARGEST_COUNT),
             "techniques": self._settings.value[1] if self._settings.value else None,
             "before": evaluations.get(0),
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
@@ -210,7 +210,7 @@ class Run:
             ".lock": self._lock.problem,
             "rollouts": "is not a directory of this run" if no_rollouts else None,
         }
-        return one_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
+        return _problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
 
 _EMPTY_ROW: dict[str, Any] = {
@@ -221,13 +221,13 @@ _EMPTY_ROW: dict[str, Any] = {
 }
 
 
-def broken_row(run: Run, error: Exception) -> dict[str, Any]:
+def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
     """The row of a run that cannot be read at all."""
-    why = one_line(f"cannot be read: {type(error).__name__}: {error}")
+    why = _problem_line(f"cannot be read: {type(error).__name__}: {error}")
     return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
 
 
-def one_line(text: str) -> str:
+def _problem_line(text: str) -> str:
     return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
 
 

@@ -25,7 +25,7 @@ from dapo_rl.board.guard import Guard, token_matches
 from dapo_rl.board.lab import Lab, Start
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
 from dapo_rl.fates import FATES
@@ -142,7 +142,7 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
         first: float = -math.inf,
         last: float = math.inf,
     ) -> Plain:
-        def one(run: Run, name: str) -> dict[str, Any]:
+        def one(run: BoardRun, name: str) -> dict[str, Any]:
             drawn = curve(run.log, name, points=points, share=share, first=first, last=last)
             return with_start(drawn, run.evaluations()) if name == "eval/accuracy" and first <= 0 else drawn
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 
 EMBEDDED = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer.json"
 LARGEST = 128 << 20
@@ -15,7 +15,7 @@ WAIT = 8
 """Tokens that may wait for the rest of a character; no character has more bytes than half of that."""
 
 
-def tokenizer_of(run: Run) -> Any | None:
+def tokenizer_of(run: BoardRun) -> Any | None:
     """The run's own, or that of the embedded model; none where a run has written no model yet."""
     for path in _candidates(run):
         try:
@@ -26,7 +26,7 @@ def tokenizer_of(run: Run) -> Any | None:
     return None
 
 
-def _candidates(run: Run) -> Iterator[Path]:
+def _candidates(run: BoardRun) -> Iterator[Path]:
     if path := run.file("model", "tokenizer.json"):
         yield path
     for checkpoint in sorted((run.path / "checkpoints").glob("step-*"), reverse=True):

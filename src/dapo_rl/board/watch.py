@@ -17,7 +17,7 @@ from typing import Any
 
 from dapo_rl.board.files import Identity
 from dapo_rl.board.read import Catalogue
-from dapo_rl.board.run import Run, broken_row
+from dapo_rl.board.run import BoardRun, broken_row
 
 LOOK_SECONDS = 0.5
 SHARE_OF_A_CORE, LONGEST_PAUSE = 0.2, 5.0
@@ -50,7 +50,7 @@ def _event(message: str) -> bytes:
 class Watcher:
     def __init__(self, catalogue: Catalogue, jobs: Callable[[], list[dict[str, Any]]]) -> None:
         self._catalogue, self._jobs_of = catalogue, jobs
-        self._seen: dict[str, tuple[Run, tuple[Any, ...]]] = {}
+        self._seen: dict[str, tuple[BoardRun, tuple[Any, ...]]] = {}
         self._over: dict[str, Identity | None] = {}
         self._glance_seconds = 0.0
         self.looks = 0
@@ -143,7 +143,7 @@ class Watcher:
         self._tell(runs, rows, dumps(self._jobs_of()))
         return any(run.is_behind for run in stale)
 
-    def _has_changed(self, run: Run, number: int) -> bool:
+    def _has_changed(self, run: BoardRun, number: int) -> bool:
         known = self._seen.get(run.name)
         if known is None or known[0] is not run:
             self._over.pop(run.name, None)
@@ -152,7 +152,7 @@ class Watcher:
             return self._over[run.name] != self._catalogue.directory(run)
         return run.is_behind or known[1] != run.glance()
 
-    def _read(self, run: Run) -> dict[str, Any]:
+    def _read(self, run: BoardRun) -> dict[str, Any]:
         """The row; what fails in one run stays in its row."""
         directory = self._catalogue.directory(run)
         self._over.pop(run.name, None)
@@ -166,7 +166,7 @@ class Watcher:
             return broken_row(run, error)
         return row
 
-    def _tell(self, runs: Mapping[str, Run], rows: dict[str, str], jobs: str | None = None) -> None:
+    def _tell(self, runs: Mapping[str, BoardRun], rows: dict[str, str], jobs: str | None = None) -> None:
         """Makes a message of what is new; the rows stay in the order of the runs."""
         with self._told:
             changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}

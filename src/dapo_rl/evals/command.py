@@ -28,7 +28,7 @@ command goes on where it was stopped, and samples nothing that is there already.
 """
 
 
-def evaluate(
+def eval_command(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL... [KEY=VALUE]...", show_default=False)
     ] = None,
@@ -87,14 +87,14 @@ def evaluate(
         typer.echo("dapo: stopped; the same command goes on where it was", err=True)
         raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT)) from None
     from dapo_rl.base.format import short_path
-    from dapo_rl.evals.plot import draw  # matplotlib takes a second to import
-    from dapo_rl.evals.table import show
+    from dapo_rl.evals.plot import draw_evaluation  # matplotlib takes a second to import
+    from dapo_rl.evals.table import print_evaluation
 
-    draw(report, directory / "evaluation.png")
+    draw_evaluation(report, directory / "evaluation.png")
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        show(report)
+        print_evaluation(report)
         for name in ("evaluation.json", "evaluation.png"):
             print(short_path(directory / name))
 

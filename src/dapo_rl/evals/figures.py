@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dapo_rl.evals.metrics import avg, consensus, difference, estimate, passed, powers_of_two
-from dapo_rl.evals.responses import Responses
+from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, passed, powers_of_two
+from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.types import Verdict
 
 COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", "correct", "status", "detail")
@@ -38,13 +38,13 @@ class Figures:
             "problems": len(self.prompt_ids),
             "samples": len(self.prompt_ids) * self.k,
             "tokens": self.tokens,
-            "metrics": {name: _numbers(asdict(estimate(values, seed))) for name, values in self.values.items()},
+            "metrics": {name: _numbers(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
             "statuses": self.statuses,
             "verifier_errors": self.verifier_errors,
         }
 
 
-def read_figures(model: str, responses: Responses) -> Figures:
+def read_figures(model: str, responses: ResponseFile) -> Figures:
     rows = responses.read(COLUMNS)
     problems: dict[int, list[dict[str, Any]]] = {}
     for row in rows:

@@ -24,7 +24,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class BootstrapEstimate:
     value: float
     low: float
     high: float
@@ -82,11 +82,11 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
+def bootstrap(values: Sequence[float], seed: int = 0) -> BootstrapEstimate:
     """The mean over problems with its percentile bootstrap interval."""
     known = _known(values)
     low, high = _interval(known, seed)
-    return Estimate(mean(values), low, high, len(known))
+    return BootstrapEstimate(mean(values), low, high, len(known))
 
 
 def difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:

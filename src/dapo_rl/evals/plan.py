@@ -63,7 +63,7 @@ OTHER_SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     config: Config
     data: str
     """The source as the user wrote it."""
@@ -84,7 +84,7 @@ class Plan:
 
 def make_plan(
     data: str | None, options: Mapping[str, Any] | None = None, words: Iterable[str] = (), protocol: str | None = None
-) -> Plan:
+) -> EvalPlan:
     """`options` are by their names on the command line, `words` are `key=value`; they win over the protocol."""
     if not data:
         raise UserError("--data: name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic")
@@ -103,7 +103,7 @@ def make_plan(
         raise UserError(
             f"--k: {config.eval.samples} samples at temperature 0 are the same response; use --k 1 or a temperature"
         )
-    return Plan(config, data, frozenset(given | set(_protocol(protocol))))
+    return EvalPlan(config, data, frozenset(given | set(_protocol(protocol))))
 
 
 def _defaults(data: str) -> dict[str, Any]:

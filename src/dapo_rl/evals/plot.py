@@ -21,12 +21,12 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 LONGEST_NAME = 32
 
 
-def draw(report: Report, path: Path) -> None:
+def draw_evaluation(report: Report, path: Path) -> None:
     with beside(path) as draft:
-        figure(report).savefig(draft, format="png")
+        evaluation_figure(report).savefig(draft, format="png")
 
 
-def figure(report: Report) -> Figure:
+def evaluation_figure(report: Report) -> Figure:
     names = [_short(model["model"]) for model in report["models"]]
     panels: list[Any] = [_shares]
     if report["k"] > 1:

@@ -14,7 +14,7 @@ from dapo_rl.base.format import count, duration
 from dapo_rl.base.quote import printable
 
 
-class Progress:
+class EvalProgress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._bars: bars.Progress | None = None

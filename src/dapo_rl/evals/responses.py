@@ -50,7 +50,7 @@ class Judged:
     votes: Sequence[str | None]
 
 
-class Responses:
+class ResponseFile:
     """`responses.parquet` of a directory, and until it is whole the parts that there are of it."""
 
     def __init__(self, directory: Path) -> None:

@@ -21,12 +21,20 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.errors import UserError
 from dapo_rl.evals.figures import Figures, compare, read_figures
-from dapo_rl.evals.plan import Plan, fingerprint
-from dapo_rl.evals.progress import Progress
-from dapo_rl.evals.responses import Judged, Responses
+from dapo_rl.evals.plan import EvalPlan, fingerprint
+from dapo_rl.evals.progress import EvalProgress
+from dapo_rl.evals.responses import Judged, ResponseFile
 from dapo_rl.evals.sampling import Answered, answer
 from dapo_rl.evals.vote import Voting
-from dapo_rl.models.load import TINY, check_context, check_vocabulary, compute_dtype, describe, load_model, pick_device
+from dapo_rl.models.load import (
+    TINY,
+    check_context,
+    check_vocabulary,
+    compute_dtype,
+    describe_model,
+    load_model,
+    pick_device,
+)
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build import build_engine
@@ -50,12 +58,12 @@ class _Work:
 
 
 def evaluate_models(
-    plan: Plan, models: Sequence[str], out: Path | None = None, progress: Progress | None = None
+    plan: EvalPlan, models: Sequence[str], out: Path | None = None, progress: EvalProgress | None = None
 ) -> tuple[dict[str, Any], Path]:
     """Evaluates what is not there yet; returns the report, and the directory that has it as `evaluation.json`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    progress = progress or Progress()
+    progress = progress or EvalProgress()
     if twice := [name for name in models if models.count(name) > 1]:
         raise UserError(f"{twice[0]}: named twice")
     config = plan.config
@@ -69,7 +77,7 @@ def evaluate_models(
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
                 _free_memory()
-        figures = [read_figures(model, Responses(_home(out, model))) for model in models]
+        figures = [read_figures(model, ResponseFile(_home(out, model))) for model in models]
         for each in figures:
             if each.verifier_errors:
                 progress.note(
@@ -81,7 +89,7 @@ def evaluate_models(
     return report, out
 
 
-def _report(plan: Plan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
+def _report(plan: EvalPlan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
     seed = plan.config.seed
     first, *others = figures
     return {
@@ -94,20 +102,20 @@ def _report(plan: Plan, figures: Sequence[Figures], settings: dict[str, Any], ou
 
 
 def _evaluate(
-    plan: Plan,
+    plan: EvalPlan,
     name: str,
     rows: Rows,
     settings: dict[str, Any],
     home: Path,
     verifier: VerifierPool,
     voting: Voting,
-    progress: Progress,
+    progress: EvalProgress,
 ) -> None:
     """Sees to it that the responses of one model are all there."""
     directory = _directory(name)
     settings = {"model": name, "weights": _weights(directory), **settings}
     _check_same(home, settings)
-    responses = Responses(home)
+    responses = ResponseFile(home)
     if responses.whole:
         responses.tidy()
         progress.note(f"{name}: done before, taken from {responses.path}")
@@ -136,7 +144,9 @@ def _evaluate(
         responses.finish(len(work.prompts), work.k)
 
 
-def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: Progress) -> _Work:
+def _prepare(
+    plan: EvalPlan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: EvalProgress
+) -> _Work:
     """Loads a model, and finds what is wrong with it or with the data before anything is sampled or written."""
     config = plan.config
     model, tokenizer = load_model(chosen)
@@ -154,7 +164,7 @@ def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPo
     params = _params(plan, model, longest)
     dtype = compute_dtype(chosen, next(model.parameters()).device)
     engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest + params.max_new_tokens)
-    return _Work(engine, prompts, params, k, f"{describe(model, dtype)}; {_how(params)}")
+    return _Work(engine, prompts, params, k, f"{describe_model(model, dtype)}; {_how(params)}")
 
 
 def _free_memory() -> None:
@@ -173,7 +183,7 @@ def _judged(problems: list[Answered], prompts: Sequence[Prompt], voting: Voting)
     return judged
 
 
-def _params(plan: Plan, model: Any, longest: int) -> SamplingParams:
+def _params(plan: EvalPlan, model: Any, longest: int) -> SamplingParams:
     """A limit that nobody named gives way to the model's context."""
     config = plan.config
     limit, context = config.sampling.max_new_tokens, getattr(model.config, "max_position_embeddings", None)

@@ -21,7 +21,7 @@ def shown_metrics(report: Report) -> dict[str, str]:
     return dict.fromkeys(shares, "share") | {"response_length": "tokens", "truncated": "share"}
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def print_evaluation(report: Report, console: Console | None = None) -> None:
     console = console or Console()
     metrics = shown_metrics(report)
     console.print(_figures(report, metrics))

@@ -12,15 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.config import Config
-from dapo_rl.lab.arithmetic import Arithmetic, batch_arithmetic
-from dapo_rl.lab.paper import COMPONENTS, Row
+from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from dapo_rl.lab.paper import COMPONENTS, Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     verdict: str
-    rows: tuple[Row, ...]
-    arithmetic: Arithmetic
+    rows: tuple[Comparison, ...]
+    arithmetic: BatchArithmetic
 
 
 def conformance(config: Config) -> Report:
@@ -29,11 +29,11 @@ def conformance(config: Config) -> Report:
     return Report(_verdict(rows), rows, batch_arithmetic(config))
 
 
-def to_json(report: Report) -> str:
+def conformance_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=2)
 
 
-def render(report: Report, console: Console | None = None) -> None:
+def print_conformance(report: Report, console: Console | None = None) -> None:
     """Prints the report; 80 columns are enough."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
@@ -62,7 +62,7 @@ def render(report: Report, console: Console | None = None) -> None:
     console.print(Text(report.verdict, style="bold"))
 
 
-def _arithmetic_table(numbers: Arithmetic) -> Table:
+def _arithmetic_table(numbers: BatchArithmetic) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
@@ -81,7 +81,7 @@ def _arithmetic_table(numbers: Arithmetic) -> Table:
     return grid
 
 
-def _verdict(rows: tuple[Row, ...]) -> str:
+def _verdict(rows: tuple[Comparison, ...]) -> str:
     different = [row for row in rows if not row.same]
     missing = [row.component for row in different if row.kind == "algorithm"]
     if missing:

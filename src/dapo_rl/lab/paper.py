@@ -9,7 +9,7 @@ from typing import Literal
 
 from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, is_function
 from dapo_rl.config import Config, SourceSettings
-from dapo_rl.lab.arithmetic import batch_arithmetic, redraws
+from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
 
 Kind = Literal["algorithm", "settings", "evaluation"]
 """A technique that is on or off, a matter of scale, or how accuracy is measured."""
@@ -18,7 +18,7 @@ BUILT_IN_VERIFIERS = ("math", "exact", "gym")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     component: str
     reference: str
     """Where the paper has it; `verl script` where only the authors' published script does."""
@@ -34,7 +34,7 @@ class Row:
 Finding = tuple[str, bool, str]
 """The recipe's value, whether it is the paper's, and what that means."""
 
-COMPONENTS: list[Callable[[Config], Row | None]] = []
+COMPONENTS: list[Callable[[Config], Comparison | None]] = []
 
 
 def _component(
@@ -43,9 +43,9 @@ def _component(
     """Enters a comparison into the report, in the order of this file."""
 
     def enter(find: Callable[[Config], Finding | None]) -> Callable[[Config], Finding | None]:
-        def compare(config: Config) -> Row | None:
+        def compare(config: Config) -> Comparison | None:
             finding = find(config)
-            return None if finding is None else Row(name, reference, kind, keys, paper, *finding)
+            return None if finding is None else Comparison(name, reference, kind, keys, paper, *finding)
 
         COMPONENTS.append(compare)
         return find

@@ -248,7 +248,7 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and not words.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
-def describe(model: Any, dtype: torch.dtype) -> str:
+def describe_model(model: Any, dtype: torch.dtype) -> str:
     """One line about a model for the display: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6

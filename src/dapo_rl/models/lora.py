@@ -17,7 +17,7 @@ from torch import Tensor
 from dapo_rl.config import LoraSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.forward import TokenStats
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.types import TrainSample
 
 _ADAPTER = "default"
@@ -98,7 +98,7 @@ def _write_adapter(model: Any, settings: LoraSettings, base: str, path: str | os
     config.save_pretrained(path)
 
 
-class WithoutAdapter(Responses):
+class WithoutAdapter(ResponseLogps):
     """The base model's log-probabilities, on the module that has adapters: a reference that takes no memory."""
 
     @contextmanager

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-2
 """What float32 rounds differently, with room; another scale, cap or state changes log-probabilities by more."""
 
 
-class Responses:
+class ResponseLogps:
     """Computes responses at a temperature, in a type, on the module as it is."""
 
     def __init__(

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import control_group, processes, shared_memory
 from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
-from dapo_rl.rewards.wire import read
+from dapo_rl.rewards.wire import read_exactly
 from dapo_rl.rewards.worker import READY, Worker, work
 from dapo_rl.types import Verifier
 
@@ -173,7 +173,7 @@ def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socke
         channel.sendall(message)
     else:
         socket.send_fds(channel, [message], [end.fileno()])
-    return _REPLY.unpack(read(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
+    return _REPLY.unpack(read_exactly(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
 
 
 def _keep(

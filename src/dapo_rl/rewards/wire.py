@@ -78,13 +78,13 @@ def send(channel: socket.socket, call: int, body: bytes) -> None:
 
 def receive(channel: socket.socket, deadline: float | None = None, limit: int | None = None) -> tuple[int, bytearray]:
     """A call's number and the body; EOFError, TimeoutError, or CorruptReplyError where it is no message."""
-    magic, call, length = _HEADER.unpack(read(channel, _HEADER.size, deadline))
+    magic, call, length = _HEADER.unpack(read_exactly(channel, _HEADER.size, deadline))
     if magic != _MAGIC or (limit is not None and length > limit):
         raise CorruptReplyError
-    return call, read(channel, length, deadline)
+    return call, read_exactly(channel, length, deadline)
 
 
-def read(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+def read_exactly(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
     data = bytearray(count)
     view = memoryview(data)
     while view:
@@ -97,7 +97,7 @@ def read(channel: socket.socket, count: int, deadline: float | None = None) -> b
     return data
 
 
-def has_ended(channel: socket.socket) -> bool:
+def is_closed(channel: socket.socket) -> bool:
     """Whether the other end is closed, found out without waiting."""
     channel.settimeout(0)
     try:

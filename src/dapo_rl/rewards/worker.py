@@ -25,7 +25,7 @@ from dapo_rl.rewards.wire import (
     decode_reply,
     encode_call,
     encode_reply,
-    has_ended,
+    is_closed,
     receive,
     send,
 )
@@ -65,7 +65,7 @@ class Worker:
             raise EOFError(str(error)) from None
 
     def has_ended(self) -> bool:
-        return has_ended(self._channel)
+        return is_closed(self._channel)
 
     def hang_up(self) -> None:
         # Another process forked from the run may hold a copy of the socket; this ends it for all of them.

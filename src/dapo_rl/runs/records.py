@@ -41,7 +41,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-class _Evaluation(_Record):
+class _EvaluationRecord(_Record):
     step: _Step
     accuracy: _Number | None
 
@@ -51,7 +51,7 @@ class _Summary(_Record):
     steps: _Step
     accuracy_before: _Number | None = None
     accuracy_after: _Number | None = None
-    evaluations: list[_Evaluation] = []
+    evaluations: list[_EvaluationRecord] = []
     wall_seconds: _Number | None = None
     tokens: dict[str, _Number | None] = {}
 

@@ -18,7 +18,7 @@ from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.lora import WithoutAdapter, plain_weights
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.train.own import OwnLoss, build_losses
@@ -63,8 +63,8 @@ class HFPolicy:
         # Dropout would make the policy of the update another one than the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
-        frozen = WithoutAdapter if reference is model else Responses
+        self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
+        frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._tokens: list[TrainedTokens | None] = []
         self._optimizer = build_optimizer(model, train)

@@ -12,20 +12,20 @@ INTERVAL = f"{CONFIDENCE:.0%} interval of Student's t over seeds"
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class TInterval:
     mean: float
     half_width: float | None
     """None for a single value, which says nothing about the spread."""
     n: int
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def t_interval(values: Sequence[float]) -> TInterval | None:
     if not values:
         return None
     if len(values) == 1:
-        return Estimate(values[0], None, 1)
+        return TInterval(values[0], None, 1)
     error = stdev(values) / math.sqrt(len(values))
-    return Estimate(fmean(values), t_quantile(len(values) - 1) * error, len(values))
+    return TInterval(fmean(values), t_quantile(len(values) - 1) * error, len(values))
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
 from dapo_rl.lab.ablate.interval import INTERVAL
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from dapo_rl.runs.plots import SMOOTH_BEYOND, smooth
@@ -38,12 +38,12 @@ STYLES = [
 Style = tuple[str, str, str]
 
 
-def draw(plan: Plan, results: Sequence[ArmResult], path: Path) -> None:
+def draw_ablation(plan: AblationPlan, results: Sequence[ArmResult], path: Path) -> None:
     with beside(path) as draft:
-        figure(plan, results).savefig(draft, format="png")
+        ablation_figure(plan, results).savefig(draft, format="png")
 
 
-def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
+def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     by_name = {result.arm.name: result for result in results}
     parts = plan.parts()
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]

@@ -52,7 +52,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AblationPlan:
     name: str
     recipe: str
     overrides: tuple[str, ...]
@@ -78,7 +78,7 @@ class Plan:
         atomic_write(path, json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> AblationPlan:
         try:
             plan = TypeAdapter(cls).validate_json(read_bytes(path, MOST_BYTES))
             plan._check()
@@ -105,7 +105,7 @@ class Plan:
                 raise ValueError("an arm that is compared with none")
 
 
-def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> Plan:
+def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
     """Naive GRPO, the techniques added in the paper's order, and each left out of all of them."""
     base = _base(recipe, overrides)
     for technique in TECHNIQUES:
@@ -139,7 +139,7 @@ def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequenc
     return _plan(recipe, overrides, base, arms, seeds)
 
 
-def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> Plan:
+def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:
     """An arm for every combination of the values that are varied; each is compared with the first."""
     base = _base(recipe, overrides)
     axes = [_axis(words) for words in vary]
@@ -168,7 +168,7 @@ def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]
     return _plan(recipe, overrides, base, arms, seeds)
 
 
-def check_same_plan(out: Path, before: Plan, now: Plan) -> None:
+def check_same_plan(out: Path, before: AblationPlan, now: AblationPlan) -> None:
     """An error where a directory holds another ablation; more seeds are welcome."""
     other = f"{out}: holds another ablation"
     remedy = "go on with it by naming --out alone, or name another directory"
@@ -203,7 +203,7 @@ def _settings(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return Config.load(recipe, overrides).resolved()
 
 
-def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> Plan:
+def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
     if seeds < 1:
         raise UserError(f"--seeds: {seeds} is below 1")
     finished: list[Arm] = []
@@ -214,7 +214,7 @@ def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[A
         changes = {key: value for key, value in new.items() if old.get(key) != value}
         finished.append(replace(arm, directory=twin.directory, changes=changes))
     numbers = tuple(range(base.seed, base.seed + seeds))
-    return Plan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
+    return AblationPlan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
 
 
 def _axis(words: str) -> tuple[str, list[Any]]:

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from dapo_rl.base.format import duration, fixed
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.interval import INTERVAL, Estimate
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.interval import INTERVAL, TInterval
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
 
 Write = Callable[[float], str]
@@ -37,8 +37,8 @@ QUANTITIES: dict[str, tuple[str, Write]] = {
 """What is compared, with its heading and how its value is written."""
 
 
-def markdown(plan: Plan, results: Sequence[ArmResult]) -> str:
-    heads, rows = table(results)
+def markdown(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
+    heads, rows = ablation_table(results)
     lines = [f"# Ablation: {_escape(plan.name)}", "", _what(plan), ""]
     lines += _markdown_table(heads, rows)
     lines += ["", *(f"- {_escape(note)}" for note in notes(plan, results)), "", "## Every run", ""]
@@ -48,7 +48,7 @@ def markdown(plan: Plan, results: Sequence[ArmResult]) -> str:
     return "\n".join([*lines, "", "![learning curves and entropy](ablation.png)", ""])
 
 
-def to_json(plan: Plan, results: Sequence[ArmResult]) -> str:
+def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     arms = []
     for result in results:
         arm = result.arm
@@ -86,8 +86,8 @@ def to_json(plan: Plan, results: Sequence[ArmResult]) -> str:
     return json.dumps(head | {"arms": arms}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def render(plan: Plan, results: Sequence[ArmResult], console: Console) -> None:
-    heads, rows = table(results)
+def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Console) -> None:
+    heads, rows = ablation_table(results)
     columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
     # A narrow terminal gets the columns that matter most; the Markdown has them all.
     for head in [QUANTITIES[name][0] for name in reversed(QUANTITIES) if name != "accuracy"]:
@@ -105,7 +105,7 @@ def render(plan: Plan, results: Sequence[ArmResult], console: Console) -> None:
         console.print(Text(printable(note), style="dim"))
 
 
-def table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
     """One row for each arm: means over seeds with their intervals."""
     from_paper = any(result.arm.paper is not None for result in results)
     accuracy, *others = QUANTITIES
@@ -142,7 +142,7 @@ def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]
     return heads, rows
 
 
-def notes(plan: Plan, results: Sequence[ArmResult]) -> list[str]:
+def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
     several = len(plan.seeds) > 1
     lines = [
         f"accuracy: held out, the mean of the evaluations in the last {LAST_SHARE:.0%} of the steps; "
@@ -166,14 +166,14 @@ def notes(plan: Plan, results: Sequence[ArmResult]) -> list[str]:
     return lines
 
 
-def _what(plan: Plan) -> str:
+def _what(plan: AblationPlan) -> str:
     overrides = f", with {' '.join(plan.overrides)}" if plan.overrides else ""
     steps = plan.arms[0].settings["train"]["steps"]
     seeds = ", ".join(str(seed) for seed in plan.seeds)
     return _escape(f"{plan.recipe}{overrides}; {steps} steps; seeds {seeds}.")
 
 
-def _changes(plan: Plan) -> list[list[str]]:
+def _changes(plan: AblationPlan) -> list[list[str]]:
     rows = []
     for arm in plan.arms:
         words = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm.changes.items()).replace('"', "")
@@ -182,11 +182,11 @@ def _changes(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def _label_of(plan: Plan, result: ArmResult) -> str:
+def _label_of(plan: AblationPlan, result: ArmResult) -> str:
     return plan.arm(result.arm.directory).label
 
 
-def _interval(value: Estimate | None, write: Write) -> str:
+def _interval(value: TInterval | None, write: Write) -> str:
     if value is None:
         return "-"
     return write(value.mean) + (f" ± {_percent(value.half_width)}" if value.half_width is not None else "")

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo_rl.lab.ablate.interval import Estimate, estimate
-from dapo_rl.lab.ablate.plan import Arm, Plan
+from dapo_rl.lab.ablate.interval import TInterval, t_interval
+from dapo_rl.lab.ablate.plan import AblationPlan, Arm
 from dapo_rl.lab.ablate.runs import ArmRun
 from dapo_rl.runs.words import number
 
@@ -46,18 +46,18 @@ class RunResult:
 class ArmResult:
     arm: Arm
     runs: tuple[RunResult, ...]
-    difference: Estimate | None
+    difference: TInterval | None
     """Of held-out accuracy to the arm that it is compared with, seed by seed."""
 
-    def estimate(self, quantity: str) -> Estimate | None:
-        return estimate(list(self.by_seed(quantity).values()))
+    def estimate(self, quantity: str) -> TInterval | None:
+        return t_interval(list(self.by_seed(quantity).values()))
 
     def by_seed(self, quantity: str) -> dict[int, float]:
         values = {r.run.seed: getattr(r.outcome, quantity) for r in self.runs if r.outcome is not None}
         return {seed: value for seed, value in values.items() if value is not None}
 
 
-def collect(plan: Plan, runs: Sequence[ArmRun]) -> list[ArmResult]:
+def collect(plan: AblationPlan, runs: Sequence[ArmRun]) -> list[ArmResult]:
     results = {(run.arm.name, run.seed): _result(run) for run in runs}
     of_arm = {
         arm.name: tuple(results[arm.directory, seed] for seed in plan.seeds if (arm.directory, seed) in results)
@@ -71,7 +71,7 @@ def collect(plan: Plan, runs: Sequence[ArmRun]) -> list[ArmResult]:
             own = result.by_seed("accuracy")
             # The same seed means the same prompts and the same held-out random numbers: what they share cancels out.
             paired = [own[seed] - other[seed] for seed in own if seed in other]
-            result = ArmResult(arm, of_arm[arm.name], estimate(paired))
+            result = ArmResult(arm, of_arm[arm.name], t_interval(paired))
         collected[arm.name] = result
     return list(collected.values())
 

@@ -16,7 +16,7 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import printable
 from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import Arm, Plan, differences
+from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.records import parse_metrics
 from dapo_rl.runs.words import number
@@ -146,6 +146,6 @@ class ArmRun:
         return f"{said or 'no output'} ({how}; {self.log_path})"
 
 
-def all_runs(plan: Plan, out: Path) -> list[ArmRun]:
+def all_runs(plan: AblationPlan, out: Path) -> list[ArmRun]:
     """Seed by seed, so that the first results are a whole table."""
     return [ArmRun(out, arm, seed) for seed in plan.seeds for arm in plan.with_own_runs()]

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.lab.ablate.show import Watcher
+from dapo_rl.lab.ablate.show import AblationDisplay
 
 POLL_SECONDS = 0.2
 
 
-def run_all(runs: Sequence[ArmRun], jobs: int, watcher: Watcher) -> int | None:
+def run_all(runs: Sequence[ArmRun], jobs: int, display: AblationDisplay) -> int | None:
     """Returns the signal that stopped it, if one did: every run that had begun is saved then."""
     waiting = [run for run in runs if run.state == "waiting"]
     running: list[ArmRun] = []
@@ -28,15 +28,15 @@ def run_all(runs: Sequence[ArmRun], jobs: int, watcher: Watcher) -> int | None:
                     run = waiting.pop(0)
                     run.start(threads)
                     running.append(run)
-                    watcher.changed(run)
+                    display.changed(run)
                 while told < len(received):
                     told += 1
-                    watcher.note(_STOPPING[min(told, len(_STOPPING)) - 1])
+                    display.note(_STOPPING[min(told, len(_STOPPING)) - 1])
                     for run in running:
                         run.interrupt(told)
                 for run in running:
                     if run.poll(stopping=bool(received)):
-                        watcher.changed(run)
+                        display.changed(run)
                 running = [run for run in running if run.state == "running"]
                 if running:
                     time.sleep(POLL_SECONDS)

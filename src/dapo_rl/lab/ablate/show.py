@@ -16,11 +16,11 @@ from rich.text import Text
 
 from dapo_rl.base.format import duration, percent, write_line
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.runs import ArmRun
 
 
-class Watcher(Protocol):
+class AblationDisplay(Protocol):
     """Used as a context manager, so that the terminal is whole again afterwards."""
 
     def changed(self, run: ArmRun) -> None:
@@ -35,7 +35,7 @@ class Watcher(Protocol):
     ) -> None: ...
 
 
-class Pace:
+class AblationPace:
     """How long the rest takes, by the steps done so far."""
 
     def __init__(self, runs: Sequence[ArmRun], clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,11 +56,11 @@ class Pace:
         return sum(run.step for run in self._runs)
 
 
-class PlainWatcher:
+class PlainAblationDisplay:
     """A line when a run begins, when it has been evaluated, and when it ends."""
 
     def __init__(self, stream: TextIO, runs: Sequence[ArmRun]) -> None:
-        self._stream, self._runs, self._pace = stream, runs, Pace(runs)
+        self._stream, self._runs, self._pace = stream, runs, AblationPace(runs)
         self._last: dict[str, tuple[str, float | None]] = {}
 
     def changed(self, run: ArmRun) -> None:
@@ -91,11 +91,11 @@ class PlainWatcher:
         pass
 
 
-class LiveWatcher:
+class LiveAblationDisplay:
     """Arms in rows and seeds in columns, redrawn in place; what failed scrolls by above."""
 
-    def __init__(self, console: Console, plan: Plan, runs: Sequence[ArmRun]) -> None:
-        self._console, self._plan, self._runs, self._pace = console, plan, runs, Pace(runs)
+    def __init__(self, console: Console, plan: AblationPlan, runs: Sequence[ArmRun]) -> None:
+        self._console, self._plan, self._runs, self._pace = console, plan, runs, AblationPace(runs)
         self._live = Live(self, console=console, refresh_per_second=4)
 
     def changed(self, run: ArmRun) -> None:
@@ -138,8 +138,8 @@ def _cell(run: ArmRun) -> Text:
     return Text(f"{what}  {accuracy:>5}", style=style)
 
 
-def watcher(plan: Plan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> Watcher:
+def ablation_display(plan: AblationPlan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> AblationDisplay:
     stream = stream or sys.stdout
     console = Console(file=stream)
     live = stream.isatty() and not console.is_dumb_terminal
-    return LiveWatcher(console, plan, runs) if live else PlainWatcher(stream, runs)
+    return LiveAblationDisplay(console, plan, runs) if live else PlainAblationDisplay(stream, runs)

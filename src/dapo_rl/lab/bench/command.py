@@ -35,7 +35,7 @@ ENGINE: str = Config.model_fields["engine"].default
     "rollout",
     help="Sampling with log-probabilities. `--against generate` is transformers' generate as it is, without them.",
 )
-def measure(
+def bench_command(
     context: typer.Context,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
     model: Annotated[
@@ -105,9 +105,9 @@ def sampling(
         rates = []
     if not rates or not all(0.01 <= rate <= 1 for rate in rates):
         raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
-    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, policies, simulate, table
+    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, print_simulation, simulate, strategies
 
-    names = list(policies(SimulatedEngine(World(1.0, group), 1), group, prompts))
+    names = list(strategies(SimulatedEngine(World(1.0, group), 1), group, prompts))
     rows = []
     console = Console(stderr=True)
     with console.status("simulating") if console.is_terminal else nullcontext():
@@ -118,7 +118,7 @@ def sampling(
     if as_json:
         print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
     else:
-        table(rows)
+        print_simulation(rows)
 
 
 def _run(
@@ -129,7 +129,7 @@ def _run(
     if variant is not None and against is None:
         raise UserError("--peer-variant: there is no peer; name one with --against")
     from dapo_rl.lab.bench.run import bench
-    from dapo_rl.lab.bench.show import show
+    from dapo_rl.lab.bench.show import print_benchmarks
 
     name, works = _sweep(work, sweep)
     for each in works:
@@ -150,7 +150,7 @@ def _run(
         result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
         print(json.dumps(result, indent=2))
     else:
-        show(reports, name)
+        print_benchmarks(reports, name)
 
 
 def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:

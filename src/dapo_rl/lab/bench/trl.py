@@ -30,7 +30,7 @@ def measure_trl(work: Work, variant: str) -> Measurement:
 
     how = TRL_VARIANTS[variant]
     device = pick_device(work.device)
-    watch = _Watch(work, device)
+    watch = _StepClock(work, device)
 
     class Callback(TrainerCallback):  # type: ignore[misc]
         """Steps are measured from end to end: TRL samples inside of the step that it trains."""
@@ -100,7 +100,7 @@ def _arguments(work: Work, how: Variant) -> dict[str, Any]:
     return arguments | how.arguments
 
 
-class _Watch:
+class _StepClock:
     """The ends of steps, the memory after the warm-up, and the tokens that were sampled."""
 
     def __init__(self, work: Work, device: torch.device) -> None:

@@ -58,9 +58,9 @@ def _equal_numbers(truth: Node, given: Node, point: Mapping[str, Fraction]) -> b
     """Whether both have one value; NotComputedError where the truth has none at this point."""
     digits = DIGITS
     for _ in range(2):
-        theirs, lost = _Evaluation(digits, point).value(truth)
+        theirs, lost = _Evaluator(digits, point).value(truth)
         try:
-            ours, lost_too = _Evaluation(digits, point).value(given)
+            ours, lost_too = _Evaluator(digits, point).value(given)
         except NotComputedError:
             return False
         if max(lost, lost_too) < DIGITS - SAME_DIGITS:
@@ -110,7 +110,7 @@ def is_multiple(truth: Node, given: Node) -> bool:
     first: tuple[Any, Any] | None = None
     for point in _points(names) if names else ():
         try:
-            theirs, ours = (_Evaluation(DIGITS, point).value(node)[0] for node in (truth, given))
+            theirs, ours = (_Evaluator(DIGITS, point).value(node)[0] for node in (truth, given))
         except NotComputedError:
             continue
         if not theirs and not ours:
@@ -152,7 +152,7 @@ def load() -> None:
     _context()
 
 
-class _Evaluation:
+class _Evaluator:
     """One value to so many digits, and how many of these cancelled out on the way."""
 
     def __init__(self, digits: int, point: Mapping[str, Fraction]) -> None:

@@ -8,7 +8,7 @@ from dapo_rl.config import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class BatchArithmetic:
     groups_per_step: int
     samples_per_step: int
     updates_per_step: int
@@ -23,11 +23,11 @@ class Arithmetic:
     total_updates: int
 
 
-def batch_arithmetic(config: Config) -> Arithmetic:
+def batch_arithmetic(config: Config) -> BatchArithmetic:
     sampling, train = config.sampling, config.train
     samples = sampling.prompts_per_step * sampling.group_size
     draws = config.sampling_cap if redraws(config) else sampling.prompts_per_step
-    return Arithmetic(
+    return BatchArithmetic(
         groups_per_step=sampling.prompts_per_step,
         samples_per_step=samples,
         updates_per_step=config.updates_per_step,
