@@ -165,7 +165,7 @@ def test_directories_have_plain_names_whatever_is_varied():
         (["algo.clip_high"], "is not KEY=VALUE"),
         (["algo.clip_high="], "is not KEY=VALUE"),
         (["algo.clip_high=0.2,0.20"], "gives the same settings"),
-        (["algo.clip_high=0.2", "algo.clip_high=0.3"], "is there twice"),
+        (["algo.clip_high=0.2", "algo.clip_high=0.3"], "appears twice"),
         (["seed=1,2"], "--seeds"),
         (["train.lr=[1,2"], "is not a value"),
         (["train.steps=" + ",".join(str(n) for n in range(1, 302))], "301 combinations"),

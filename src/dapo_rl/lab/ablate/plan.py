@@ -145,7 +145,7 @@ def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]
     axes = [_axis(words) for words in vary]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
-        raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} is there twice")
+        raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} appears twice")
     if (combinations := prod(len(values) for _, values in axes)) > MOST_ARMS:
         raise UserError(f"--vary: {combinations} combinations are more than {MOST_ARMS}; name fewer values")
     arms: list[Arm] = []
