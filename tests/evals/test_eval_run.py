@@ -260,7 +260,7 @@ def test_a_run_directory_stands_for_its_model(tmp_path, random_model):
         (["tiny", "--data", "arithmatic"], "did you mean arithmetic"),
         (["./nowhere", "--data", "arithmetic"], "no directory ./nowhere"),
         (["tiny", "--data", "arithmetic", "--verifier", "mth"], "did you mean math?"),
-        (["tiny", "--data", "arithmetic", "--max-new-tokens", "600"], "the model is made for 512"),
+        (["tiny", "--data", "arithmetic", "--max-new-tokens", "600"], "the model's context of 512"),
         (["tiny", "--data", "arithmetic", "--out", "a-file"], "a-file is a file; name a directory"),
     ],
 )

@@ -117,7 +117,7 @@ def test_step_beside_trl():
         (["rollout", "--against", "generate", "--peer-variant", "paged"], "generate has no variant 'paged'"),
         (["rollout", "--sweep", "lr=1,2"], "NAME one of prompts, group, tokens, prompt_tokens"),
         (["step", "train.lr=abc"], "train.lr"),
-        (["rollout", *QUICK, "--tokens", "1000"], "the model is made for 512"),
+        (["rollout", *QUICK, "--tokens", "1000"], "the model's context of 512"),
         (["rollout", "engine=hf"], "engine: use --engine"),
         (["step", "sampling.max_new_tokens=4"], "sampling.max_new_tokens: use --tokens"),
         (["update", "train.steps=4"], "train.steps: the benchmark's work has its own"),

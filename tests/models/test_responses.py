@@ -166,8 +166,8 @@ def test_under_autocast_attention_is_in_one_type():
     [
         ("Gemma2", {}, "caps its logits"),
         ("Gemma2", {"final_logit_softcapping": None}, "has attention with softcap"),
-        ("Granite", {"logits_scaling": 4.0}, "gives other probabilities"),
-        ("Cohere", {"logit_scale": 0.25}, "gives other probabilities"),
+        ("Granite", {"logits_scaling": 4.0}, "gives different results"),
+        ("Cohere", {"logit_scale": 0.25}, "gives different results"),
         ("Mistral", {"sliding_window": 16}, "has a sliding window of 16 tokens in a context of 20"),
         ("Bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]}, ""),
     ],
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so(name, changes, reas
     ours = responses(model, longest=20)
     assert not ours.packed
     assert ours.note.startswith(f"{name}ForCausalLM {reason}")
-    assert ours.note.endswith("samples are padded, which is slower and takes more memory")
+    assert ours.note.endswith("samples are padded, which is slower and uses more memory")
     assert_equal_computations(gradients(model, samples, longest=20), gradients(model, samples, packed=False))
 
 
@@ -210,7 +210,7 @@ def test_rectangles_have_little_padding():
     random = np.random.default_rng(0)
     lengths = random.integers(1, 300, 60).tolist()
     row, _ = pack([((1,), (1,) * n) for n in lengths], torch.device("cpu"), share_prompts=False)
-    blocks = [block.asking for block in row._blocks.blocks]
+    blocks = [block.queries for block in row._blocks.blocks]
     assert sum(len(b) for b in blocks) == 60
     assert sum(b.numel() for b in blocks) <= sum(lengths) / 0.75
     assert len(blocks) < 10
@@ -219,7 +219,7 @@ def test_rectangles_have_little_padding():
 
 def test_a_shared_prompt_asks_once():
     row, _ = pack([((1, 2, 3, 4, 5, 6), (7,) * 4)] * 8, torch.device("cpu"))
-    assert sum(block.asking.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
+    assert sum(block.queries.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
     assert [block.mask is None for block in row._blocks.blocks] == [True, False]
 
 
