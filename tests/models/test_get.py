@@ -156,7 +156,7 @@ def test_without_an_index_that_has_it_there_is_one_line(index):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UserError, match=r"no model 'smollm2-153m' to get; did you mean smollm2-135m\?"):
+    with pytest.raises(UserError, match=r"no model 'smollm2-153m'; did you mean smollm2-135m\?"):
         get_pretrained("smollm2-153m")
     with pytest.raises(UserError, match="there is smollm2-135m"):
         get_pretrained("x")
