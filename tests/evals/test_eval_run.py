@@ -157,7 +157,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
 
     again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=200)
     assert again.returncode == 0, again.stderr
-    assert f"going on: {8 * len(parts)} of 32 problems are there" in again.stderr
+    assert f"resuming: {8 * len(parts)} of 32 problems are done" in again.stderr
     whole = tmp_path / "whole"
     subprocess.run([DAPO, *words, "--out", whole], env=environment, check=True, capture_output=True)
     assert files(out) == files(whole)
@@ -181,7 +181,7 @@ def test_another_evaluation_in_the_same_place_is_refused(tmp_path, random_model)
         evaluate_models(make_plan("arithmetic", SHORT | changes), [random_model], tmp_path / "out", Quiet())
 
     run()
-    with pytest.raises(UserError, match=r"was begun with other settings: seed 0 → 1; name another --out"):
+    with pytest.raises(UserError, match=r"was started with different settings: seed 0 → 1; name another --out"):
         run(**{"--seed": 1})
     small_model(seed=1, max_position_embeddings=4096).save_pretrained(random_model)
     with pytest.raises(UserError, match="other settings: the model's weights"):
@@ -197,7 +197,7 @@ def test_the_32_copies_of_aime_are_not_multiplied(tmp_path, random_model):
     report, out = evaluate_models(make_plan(data, {"--max-new-tokens": 2}), [random_model], tmp_path, seen)
     (model,) = report["models"]
     assert (report["k"], model["problems"], model["samples"]) == (32, 30, 960)
-    assert any("each problem 32 times over: taken once, with 32 samples" in note for note in seen.notes)
+    assert any("each problem 32 times: used once, with 32 samples" in note for note in seen.notes)
     rows = pq.read_table(out / model["responses"], columns=["prompt", "truth", "data_source"]).to_pylist()
     assert len({row["prompt"] for row in rows}) == 30
     assert {row["data_source"] for row in rows} == {"math_dapo"}

@@ -51,8 +51,8 @@ def test_the_picture(tmp_path):
     draw_evaluation(report(), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     titles = [axis.get_title(loc="left") for axis in evaluation_figure(report()).axes]
-    assert titles[:3] == ["Share that is right", "pass@k", "Response length"]
-    assert titles[3].startswith("Difference to")
+    assert titles[:3] == ["Share correct", "pass@k", "Response length"]
+    assert titles[3].startswith("Difference from")
     one = report(k=1)
     alone = evaluation_figure({**one, "models": one["models"][:1], "comparisons": []})
-    assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share that is right", "Response length"]
+    assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share correct", "Response length"]

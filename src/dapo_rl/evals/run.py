@@ -1,4 +1,4 @@
-"""An evaluation: models × problems × k samples, into a directory that goes on where it was stopped."""
+"""Runs an evaluation: models × problems × k samples, in a directory from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from dapo_rl.types import Prompt
 
 SETTINGS = "settings.json"
 ENDS = 2**20
-"""Bytes at either end of a file of weights that tell it from another: training changes all of them."""
+"""Bytes at either end of a weights file that go into its fingerprint: training changes all weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A model that is ready to answer."""
+    """A model that is ready to be sampled."""
 
     engine: Engine
     prompts: list[Prompt]
@@ -60,7 +60,7 @@ class _Work:
 def evaluate_models(
     plan: EvalPlan, models: Sequence[str], out: Path | None = None, progress: EvalProgress | None = None
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates what is not there yet; returns the report, and the directory that has it as `evaluation.json`."""
+    """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     progress = progress or EvalProgress()
@@ -72,7 +72,7 @@ def evaluate_models(
     settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)}
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
-        # Before anything starts threads or a GPU: worker processes are forked from what is here now.
+        # Workers are forked from this process, so they must start before any threads or a GPU context.
         with VerifierPool(build_verifier(config.reward), config.reward) as verifier, Voting(config.reward) as voting:
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
@@ -111,14 +111,14 @@ def _evaluate(
     voting: Voting,
     progress: EvalProgress,
 ) -> None:
-    """Sees to it that the responses of one model are all there."""
+    """Completes the responses of one model."""
     directory = _directory(name)
     settings = {"model": name, "weights": _weights(directory), **settings}
     _check_same(home, settings)
     responses = ResponseFile(home)
     if responses.whole:
         responses.tidy()
-        progress.note(f"{name}: done before, taken from {responses.path}")
+        progress.note(f"{name}: already evaluated, read from {responses.path}")
         return
     progress.note(f"{name}: loading")
     dtype = settings["model.dtype"]
@@ -130,7 +130,7 @@ def _evaluate(
     there = len(work.prompts) - sum(map(len, missing))
     progress.note(f"{name} ({work.description}): {len(work.prompts)} problems, {work.k} samples each")
     if there:
-        progress.note(f"going on: {there} of {len(work.prompts)} problems are there")
+        progress.note(f"resuming: {there} of {len(work.prompts)} problems are done")
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Answered]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
@@ -147,7 +147,7 @@ def _evaluate(
 def _prepare(
     plan: EvalPlan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: EvalProgress
 ) -> _Work:
-    """Loads a model, and finds what is wrong with it or with the data before anything is sampled or written."""
+    """Loads a model, and checks it and the data before anything is sampled or written."""
     config = plan.config
     model, tokenizer = load_model(chosen)
     found = build_prompts(rows, tokenizer, config.data, verifier.needs_answer)
@@ -157,7 +157,7 @@ def _prepare(
     # Greedy samples are all the same.
     k = plan.k or (repeated if config.eval.temperature > 0 else 1)
     if repeated > 1:
-        progress.note(f"{plan.data} has each problem {repeated} times over: taken once, with {k} samples")
+        progress.note(f"{plan.data} repeats each problem {repeated} times: used once, with {k} samples")
     verifier.check(prompts)
     check_vocabulary(model, max(token for prompt in prompts for token in prompt.token_ids))
     longest = max(len(prompt.token_ids) for prompt in prompts)
@@ -168,7 +168,7 @@ def _prepare(
 
 
 def _free_memory() -> None:
-    """The next model needs what the last one had."""
+    """Frees the memory of the last model for the next one."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -184,7 +184,7 @@ def _judged(problems: list[Answered], prompts: Sequence[Prompt], voting: Voting)
 
 
 def _params(plan: EvalPlan, model: Any, longest: int) -> SamplingParams:
-    """A limit that nobody named gives way to the model's context."""
+    """Sampling parameters; a default length limit is lowered to the model's context."""
     config = plan.config
     limit, context = config.sampling.max_new_tokens, getattr(model.config, "max_position_embeddings", None)
     if "sampling.max_new_tokens" not in plan.given and isinstance(context, int):
@@ -195,11 +195,11 @@ def _params(plan: EvalPlan, model: Any, longest: int) -> SamplingParams:
 
 def _how(params: SamplingParams) -> str:
     top_p = f", top_p {params.top_p:g}" if params.top_p < 1 else ""
-    return f"temperature {params.temperature:g}{top_p}, {params.max_new_tokens} tokens at most"
+    return f"temperature {params.temperature:g}{top_p}, at most {params.max_new_tokens} tokens"
 
 
 def _check_same(home: Path, settings: dict[str, Any]) -> None:
-    """What is there already must be of the same model, problems and settings."""
+    """Existing responses must be from the same model, problems and settings."""
     path = home / SETTINGS
     if not path.exists():
         return
@@ -214,7 +214,7 @@ def _check_same(home: Path, settings: dict[str, Any]) -> None:
     if changed:
         what = {"weights": "the model's weights", "rows": "the data"}
         listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
-        raise UserError(f"{home}: was begun with other settings: {listed}; name another --out, or remove it")
+        raise UserError(f"{home}: was started with different settings: {listed}; name another --out, or remove it")
 
 
 def _home(out: Path, model: str) -> Path:
@@ -222,7 +222,7 @@ def _home(out: Path, model: str) -> Path:
 
 
 def _directory(name: str) -> Path | None:
-    """The directory of a local model; a run directory stands for the model that it ended with."""
+    """The directory of a local model; a run directory stands for its final model."""
     if name == "tiny":
         return TINY
     path = Path(name).expanduser()
@@ -232,7 +232,7 @@ def _directory(name: str) -> Path | None:
 
 
 def _weights(directory: Path | None) -> str | None:
-    """Tells a model's weights from others in the same directory; a name on the hub stands for itself."""
+    """A fingerprint of the weights in a directory; None for a model on the hub."""
     if directory is None:
         return None
     digest = sha256()
@@ -261,7 +261,7 @@ def _locked(out: Path) -> Iterator[None]:
     finally:
         release()
         with suppress(OSError):
-            out.rmdir()  # where a mistake was found before there was anything to keep
+            out.rmdir()  # empty if a mistake was found before anything was written
 
 
 def _slug(name: str) -> str:
