@@ -301,7 +301,7 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "| 1/3 |" in text
     assert "| algo.clip_high=0.28 | 2 | 10.0 | 61.0 |" in text
     assert "| algo.clip_high=0.4 | 0 | waiting | - |" in text
-    assert "95% interval of Student's t over seeds" in text
+    assert "95% Student's t interval over seeds" in text
     assert "default.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
     assert "paper" not in text
 
@@ -339,7 +339,7 @@ def test_rows_of_the_papers_table(tmp_path):
     assert rows[6][:4] == ["DAPO without Overlong Filtering", "", "62.5 ± 31.8", "+10.0 ± 0.0"]
     assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 ± 31.8", "-10.0 ± 0.0"]
     text = markdown(plan, results)
-    assert "DAPO without Dynamic Sampling: the same settings, and so the same runs, as + Token-level Loss." in text
+    assert "DAPO without Dynamic Sampling: same settings, and therefore same runs, as + Token-level Loss." in text
     assert text.count("| DAPO without Dynamic Sampling |") == 2, "in the table and among the arms, not among the runs"
     draw_ablation(plan, results, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -358,7 +358,7 @@ def test_a_run_with_other_settings_is_named(tmp_path):
     accuracies = {arm.name: {0: 0.4} for arm in plan.arms}
     written(tmp_path, plan, accuracies)
     other = grid(DEFAULT, ["train.steps=4", "train.lr=1e-3"], 1, ["algo.clip_high=0.2,0.28"])
-    with pytest.raises(UserError, match=r"seed-0: holds a run with other settings: train\.lr 0\.0002 → 0\.001"):
+    with pytest.raises(UserError, match=r"seed-0: holds a run with different settings: train\.lr 0\.0002 → 0\.001"):
         all_runs(other, tmp_path)
 
 
@@ -406,7 +406,7 @@ def test_the_live_table_has_every_run(tmp_path):
     assert next(line.split()[1:] for line in lines if line.startswith("algo.clip_high=0.28")) == [
         "3/4",
         "25.0%",
-        "waits",
+        "waiting",
     ]
     assert "algo.clip_high=0.2, seed 1 failed: it diverged \\x1b[2J" in text
 

@@ -25,7 +25,7 @@ def load(path):
         assert plan.parts()
         assert all(not os.path.isabs(arm.directory) and ".." not in arm.directory for arm in plan.arms)
         return [arm.config(seed) for arm in plan.arms for seed in plan.seeds]
-    assert line.startswith(f"{path}: cannot be read as an ablation's plan")
+    assert line.startswith(f"{path}: cannot be read as the plan of an ablation")
     assert "\n" not in line
     return None
 

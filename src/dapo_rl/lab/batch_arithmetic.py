@@ -1,4 +1,4 @@
-"""The batch arithmetic of a recipe: how many samples, updates and tokens a step has."""
+"""The batch arithmetic of a recipe: samples, updates and tokens per step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class BatchArithmetic:
     updates_per_step: int
     samples_per_update: int
     tokens_generated_per_step: int
-    """At most, where every group that is drawn is kept."""
+    """Maximum, if every group that is drawn is kept."""
     tokens_generated_per_step_at_cap: int
-    """At most, where dynamic sampling draws up to its cap."""
+    """Maximum, if dynamic sampling draws up to its cap."""
     tokens_trained_per_step: int
-    """At most."""
+    """Maximum."""
     steps: int
     total_updates: int
 
@@ -41,5 +41,5 @@ def batch_arithmetic(config: Config) -> BatchArithmetic:
 
 
 def redraws(config: Config) -> bool:
-    """Whether a step goes on sampling until its batch is full."""
+    """Whether a step keeps sampling until its batch is full."""
     return config.sampling.dynamic and not config.sampling.dynamic_batch

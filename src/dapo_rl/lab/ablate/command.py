@@ -1,4 +1,4 @@
-"""`dapo ablate`: plans, runs what is left, and writes the tables and the picture."""
+"""`dapo ablate`: plans the runs, runs those that are missing, and writes the tables and the figure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run_ablation(
     out: Path | None = None,
     jobs: int = 1,
 ) -> int:
-    """Returns the exit code: 0 when every run is done, that of the first run that failed, or 128 + a signal."""
+    """Returns the exit code: 0 if every run is done, that of the first run that failed, or 128 + a signal."""
     if out is not None and "=" in str(out):
-        raise UserError(f"--out: {out} has an = in it, which makes it a setting on the command line; name another")
+        raise UserError(f"--out: {out} contains =, so it would be read as a setting on the command line; rename it")
     saved = AblationPlan.load(out / "plan.json") if out is not None and (out / "plan.json").exists() else None
     if saved is not None and recipe is None and not overrides and not vary and only is None:
         first = saved.seeds[0]
@@ -67,18 +67,18 @@ def _run(plan: AblationPlan, out: Path, jobs: int) -> int:
     console = Console()
     left = sum(run.state != "done" for run in runs)
     size = f"{len(plan.arms)} arm{'s' if len(plan.arms) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
-    again = f"; done already: {len(runs) - left}" if left < len(runs) else ""
+    again = f"; {len(runs) - left} already done" if left < len(runs) else ""
     console.print(f"{size} in {short_path(out)}{again}", markup=False, highlight=False, soft_wrap=True)
     with ablation_display(plan, runs) as display:
         stopped_by = run_all(runs, jobs, display)
     results = collect(plan, runs)
     _write(plan, results, runs, out, console)
     if stopped_by is not None:
-        line = f"stopped; dapo ablate --out {short_path(out)} goes on"
+        line = f"stopped; resume with dapo ablate --out {short_path(out)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         return 128 + stopped_by
     codes = [run.exit_code for run in runs if run.state == "failed" and run.exit_code is not None]
-    if any(run.state == "stopped" for run in runs):  # somebody stopped a single one
+    if any(run.state == "stopped" for run in runs):  # a single run was stopped from outside
         codes.append(128 + signal.SIGINT)
     return next((code if code > 0 else 1 for code in codes), 0)
 
@@ -87,7 +87,7 @@ def _write(
     plan: AblationPlan, results: Sequence[ArmResult], runs: Sequence[ArmRun], out: Path, console: Console
 ) -> None:
     if not any(run.state == "done" for run in runs):
-        console.print("no run has finished yet: there is nothing to compare")
+        console.print("no run has finished yet; nothing to compare")
         return
     from dapo_rl.lab.ablate.picture import draw_ablation  # matplotlib takes a second to import
 
@@ -105,6 +105,6 @@ def _plan(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str
         raise UserError(f"--only: {only!r} is not one of {', '.join(PARTS)}")
     if vary:
         if only is not None:
-            raise UserError("--only: is a part of the paper's table, and --vary makes a table of its own")
+            raise UserError("--only: selects a part of the paper's table, and --vary replaces that table; use one")
         return grid(recipe, overrides, seeds, vary)
     return table_one(recipe, overrides, seeds, (only,) if only else PARTS)

@@ -1,4 +1,4 @@
-"""What the user sees while an ablation runs: a table of arms and seeds on a terminal, lines anywhere else."""
+"""The display of an ablation: a table of arms and seeds on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from dapo_rl.lab.ablate.runs import ArmRun
 
 
 class AblationDisplay(Protocol):
-    """Used as a context manager, so that the terminal is whole again afterwards."""
+    """A context manager, so that the terminal is restored afterwards."""
 
     def changed(self, run: ArmRun) -> None:
-        """A run began, made a step or ended."""
+        """Called when a run started, made a step or ended."""
 
     def note(self, text: str) -> None: ...
 
@@ -36,7 +36,7 @@ class AblationDisplay(Protocol):
 
 
 class AblationPace:
-    """How long the rest takes, by the steps done so far."""
+    """Estimates the remaining time from the steps done so far."""
 
     def __init__(self, runs: Sequence[ArmRun], clock: Callable[[], float] = time.monotonic) -> None:
         self._runs, self._clock = runs, clock
@@ -57,7 +57,7 @@ class AblationPace:
 
 
 class PlainAblationDisplay:
-    """A line when a run begins, when it has been evaluated, and when it ends."""
+    """Prints a line when a run starts, is evaluated, and ends."""
 
     def __init__(self, stream: TextIO, runs: Sequence[ArmRun]) -> None:
         self._stream, self._runs, self._pace = stream, runs, AblationPace(runs)
@@ -73,7 +73,7 @@ class PlainAblationDisplay:
         how_far = f"[{self._pace.ended}/{len(self._runs)}]"
         accuracy = f", held-out accuracy {percent(run.accuracy, 1)}" if run.accuracy is not None else ""
         if run.state == "running":
-            what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "begins"
+            what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "started"
         else:
             what = f"{run.state}{f': {run.message}' if run.message else f' at step {run.step}{accuracy}'}"
         rest = f", {left} left" if left not in ("-", "0.0s") else ""
@@ -92,7 +92,7 @@ class PlainAblationDisplay:
 
 
 class LiveAblationDisplay:
-    """Arms in rows and seeds in columns, redrawn in place; what failed scrolls by above."""
+    """A table of arms and seeds, redrawn in place; failures scroll above it."""
 
     def __init__(self, console: Console, plan: AblationPlan, runs: Sequence[ArmRun]) -> None:
         self._console, self._plan, self._runs, self._pace = console, plan, runs, AblationPace(runs)
@@ -130,7 +130,7 @@ class LiveAblationDisplay:
 def _cell(run: ArmRun) -> Text:
     accuracy = percent(run.accuracy, 1) if run.accuracy is not None else ""
     if run.state == "waiting":
-        return Text("waits" if run.step == 0 else f"waits at {run.step}/{run.steps}", style="dim")
+        return Text("waiting" if run.step == 0 else f"waiting at {run.step}/{run.steps}", style="dim")
     if run.state == "done":
         return Text(f"done  {accuracy:>5}", style="green")
     style = {"running": "cyan", "failed": "bold red", "stopped": "yellow"}[run.state]

@@ -1,4 +1,4 @@
-"""Which settings stand for which of the paper's techniques, in the order of its Table 1."""
+"""The settings of the paper's techniques, in the order of its Table 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo_rl.runs.settings import flat
 
 @dataclass(frozen=True, slots=True)
 class SameAs:
-    """The value that another setting has."""
+    """The value of another setting."""
 
     key: str
 
@@ -22,16 +22,16 @@ class SameAs:
 class Technique:
     name: str
     on: Mapping[str, Any]
-    """What a recipe gets that does not have the technique; one that has it keeps its own values."""
+    """Settings that switch the technique on in a recipe without it; a recipe that has it keeps its values."""
     off: Mapping[str, Any]
     is_on: Callable[[Config], bool]
     paper: int
-    """AIME 2024 avg@32 in the paper, with this technique and all before it."""
+    """AIME 2024 avg@32 in the paper with this technique and all previous ones."""
     meaning: str
-    """What it does, in a line."""
+    """What it does, in one line."""
 
     def settings(self, base: Config, on: bool) -> dict[str, Any]:
-        """What to change in a recipe to have the technique on or off."""
+        """The settings to change in a recipe to switch the technique on or off."""
         if on:
             return {} if self.is_on(base) else dict(self.on)
         own = flat(base.resolved())
@@ -39,7 +39,7 @@ class Technique:
 
 
 BASELINE, BASELINE_PAPER = "Naive GRPO", 30
-"""None of the techniques. The KL term is the recipe's in every arm: Table 1 has no row for it."""
+"""None of the techniques. Every arm has the recipe's KL term, since Table 1 has no row for it."""
 
 TECHNIQUES = (
     Technique(

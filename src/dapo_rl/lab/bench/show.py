@@ -1,4 +1,4 @@
-"""A benchmark's report, for people."""
+"""Prints the reports of a benchmark."""
 
 from __future__ import annotations
 
