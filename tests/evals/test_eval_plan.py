@@ -47,7 +47,7 @@ def test_two_tokens_are_a_limit_too():
         ("arithmetic", {}, ["data.eval=x.jsonl"], None, "data.eval: given twice; --data is the same setting"),
         ("arithmetic", {}, ["seed=1", "seed=2"], None, "seed: given twice"),
         ("arithmetic", {}, ["train.lr=1"], None, "train.lr: has no effect on an evaluation"),
-        ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: changes nothing"),
+        ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: has no effect"),
         ("arithmetic", {}, ["model.name=tiny"], None, "name models as arguments"),
         ("arithmetic", {}, ["eval.tmperature=1"], None, "did you mean eval.temperature?"),
         ("arithmetic", {"--k": 0}, [], None, "eval.samples: input should be greater than or equal to 1, got 0"),

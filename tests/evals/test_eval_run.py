@@ -92,7 +92,7 @@ def test_two_models_by_the_command(monkeypatch, capsys, tmp_path, random_model):
     code, printed, told = dapo(monkeypatch, capsys, *words, "--json")
     assert code == 0
     assert json.loads(printed) == report
-    assert told.count("done before") == 2
+    assert told.count("already evaluated") == 2
 
 
 def test_an_evaluation_of_training_says_the_same(tmp_path):
@@ -184,7 +184,7 @@ def test_another_evaluation_in_the_same_place_is_refused(tmp_path, random_model)
     with pytest.raises(UserError, match=r"was started with different settings: seed 0 → 1; name another --out"):
         run(**{"--seed": 1})
     small_model(seed=1, max_position_embeddings=4096).save_pretrained(random_model)
-    with pytest.raises(UserError, match="other settings: the model's weights"):
+    with pytest.raises(UserError, match="different settings: the model's weights"):
         run()
     small_model(max_position_embeddings=4096).save_pretrained(random_model)
     run()

@@ -66,7 +66,7 @@ def test_weights_that_transformers_would_make_up_are_refused(tmp_path):
         "its config.json may belong to another model"
     )
     assert message(intermediate_size=48) == (
-        "model.name: the weights of it are not of its config.json: model.layers.0.mlp.down_proj.weight is 32 × 64, "
+        "model.name: the weights of it do not match its config.json: model.layers.0.mlp.down_proj.weight is 32 × 64, "
         "and config.json says 32 × 48"
     )
     assert "no weights for 1 of its 21 tensors (lm_head.weight)" in message(tie_word_embeddings=False)
@@ -83,7 +83,7 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_named():
-    with pytest.raises(UserError, match=r"model.device: cuda is asked for"):
+    with pytest.raises(UserError, match=r"model.device: cuda was requested"):
         load_model(ModelSettings(device="cuda"))
 
 

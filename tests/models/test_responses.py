@@ -202,7 +202,7 @@ def test_what_a_ragged_kernel_gets():
     ragged = row._ragged
     assert ragged.starts_q.tolist() == [0, 4, 6]
     assert ragged.starts_k.tolist() == [0, 4, 9]
-    assert ragged.written_out.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert ragged.key_indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (ragged.longest_q, row.longest) == (4, 5)
 
 
