@@ -336,7 +336,7 @@ def test_of_a_summary_only_what_a_run_writes_is_taken(tmp_path):
     run = BoardRun("run", tmp_path)
     assert run.evaluations() == {6: 0.25}
     assert ledger(run)["totals"] == {"total": 10}
-    assert run.row()["problem"] == "summary.json: tokens is not what a run writes"
+    assert run.row()["problem"] == "summary.json: tokens has an unexpected value"
 
 
 def test_a_log_that_adds_up_to_infinity(tmp_path):

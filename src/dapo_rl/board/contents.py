@@ -1,4 +1,4 @@
-"""What the small files of a run say, and whether they say it as a run writes it."""
+"""Reads and checks the small files of a run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dapo_rl.runs.settings import flat
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
 LONGEST_TEXT = 300
 LARGEST_COUNT = 2**53
-"""Whole numbers up to here are the same in JavaScript."""
+"""JavaScript represents integers exactly up to here."""
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, or None."""
+    """The value if it is a finite number, otherwise None."""
     if type(value) is int and abs(value) <= LARGEST_COUNT:
         return value
     return value if type(value) is float and math.isfinite(value) else None
 
 
 def as_count(value: Any, largest: int = LAST_STEP) -> int | None:
-    """A whole number from 0 on, or None."""
+    """The value if it is a non-negative integer, otherwise None."""
     return value if type(value) is int and 0 <= value <= largest else None
 
 
@@ -37,7 +37,7 @@ def as_text(value: Any) -> str | None:
 
 
 def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | None]:
-    """The settings, the techniques that are on, and why those are not known: settings of another version, say."""
+    """The settings, the techniques that are on, and why those are unknown, for example settings of another version."""
     nested: dict[str, Any] = {}
     for key, value in load_yaml(read_all(path, LARGEST_CONFIG)).items():
         put(nested, str(key), value)
@@ -45,7 +45,7 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
     try:
         config = Config.build(nested)
     except UserError as error:
-        return settings, None, str(error).partition("; ")[0]  # without advice for who writes a recipe
+        return settings, None, str(error).partition("; ")[0]  # without the advice for authors of recipes
     return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
 
 
@@ -60,7 +60,7 @@ def read_raw_summary(path: str) -> dict[str, Any]:
 
 
 def wrong_in_summary(summary: dict[str, Any]) -> str | None:
-    """The first of the values shown here that is not what a run writes."""
+    """The first displayed value that a run would not write."""
     tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
     right = {
         "finished": isinstance(summary.get("finished", True), bool),
@@ -70,7 +70,7 @@ def wrong_in_summary(summary: dict[str, Any]) -> str | None:
         "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
     }
     wrong = [name for name, fine in right.items() if not fine]
-    return f"{wrong[0]} is not what a run writes" if wrong else None
+    return f"{wrong[0]} has an unexpected value" if wrong else None
 
 
 def _is_evaluation(entry: Any) -> bool:
@@ -80,7 +80,7 @@ def _is_evaluation(entry: Any) -> bool:
 
 
 def read_owner(path: str) -> tuple[int, str] | None:
-    """The process that writes the run, and its machine; where the file system has no locks, nobody is named."""
+    """The process that writes the run, and its machine; None if the file system has no locks."""
     words = read_all(path, LARGEST_LOCK).decode("utf-8", "replace").split()
     if not words:
         return None

@@ -1,4 +1,4 @@
-"""Where the generated tokens went: in all, and step by step."""
+"""Where the generated tokens went: in total and per step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ledger(run: BoardRun) -> dict[str, Any]:
 
 
 def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
-    """The run's own account where it has ended, and what the log says until then, which knows fewer fates."""
+    """The totals of a finished run, or those of the log until then, which distinguishes fewer fates."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
         return {fate: tokens for fate, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
@@ -34,10 +34,10 @@ def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
 
 
 def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
-    """A bar for each step, or for steps spread evenly where there are many."""
+    """A bar per step, or for evenly spaced steps if there are many."""
     steps = run.rollout_steps()
     stride = 1
-    while len(steps) > BARS * stride:  # doubled, so that the bars of a growing run are mostly those there were
+    while len(steps) > BARS * stride:  # doubling keeps most bars of a growing run the same
         stride *= 2
     chosen = sorted({*steps[::stride], *steps[-1:]})
     bars = []
@@ -62,5 +62,5 @@ def _tokens(path: Path) -> dict[str, int] | None:
 
 
 def _whole(value: float) -> int:
-    """A number of tokens; a log that was tampered with can add up to anything."""
+    """A number of tokens, bounded: a log that was tampered with can add up to anything."""
     return round(value) if 0 <= value <= LARGEST_COUNT else 0

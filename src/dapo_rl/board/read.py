@@ -1,6 +1,6 @@
-"""Which runs there are, found in the directories that the board was started with.
+"""Finds the runs in the directories that the board was started with.
 
-A run is asked for by its name in the list. No name, step or number that comes from outside becomes part of a path.
+Requests refer to a run by its name in the list. No name, step or number from a request becomes part of a path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dapo_rl.board.files import Identity, identity
 from dapo_rl.board.run import BoardRun
 
 DEPTH = 3
-"""How far below a directory runs are looked for: an ablation keeps its own in directories of their own."""
+"""How many levels below a directory are searched for runs: an ablation has its runs in subdirectories."""
 SCAN_SECONDS = 1.0
 MOST_LOGS = 64
 
@@ -54,11 +54,11 @@ class Catalogue:
             raise NoSuchRunError(name) from None
 
     def directory(self, run: BoardRun) -> Identity | None:
-        """The directory itself as the last scan found it: it changes when a file in it comes, goes or is replaced."""
+        """The identity of the directory at the last scan; it changes when a file is added, removed or replaced."""
         return self._directories.get(str(run.path))
 
     def with_logs(self, names: Sequence[str]) -> list[BoardRun]:
-        """Runs whose logs are read to the end; those that nobody has asked for lately are closed."""
+        """Runs with up-to-date logs; the least recently used logs are closed."""
         runs = [self.find(name) for name in names]
         with self._lock:
             for run in runs:
@@ -94,7 +94,7 @@ class Catalogue:
                 yield name, run
 
     def _run_directories(self, directory: str, depth: int, found: dict[str, Identity]) -> Iterator[str]:
-        """A directory with a config.yaml, whatever that is. One that has not changed since is still what it was."""
+        """Directories with a config.yaml of any content. Unchanged directories are not scanned again."""
         now = identity(directory)
         if now is None:
             return
@@ -119,5 +119,5 @@ def _subdirectories(directory: str) -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """A name that JSON and addresses can carry, also where the file system's is not UTF-8."""
+    """A name that is safe in JSON and URLs even if the file system's is not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")

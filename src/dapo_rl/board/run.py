@@ -1,7 +1,6 @@
-"""One run directory: its settings, its summary, its log, its state, and its row in the table.
+"""A run directory: its settings, summary, log, state, and its row in the table.
 
-Whatever lies in the directory was written by somebody else: what is not as a run writes it is left out, and the row
-says so in a line.
+The content of the directory is untrusted: what a run would not write is ignored, and the row says so in one line.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ RECENT = {
 TOTALS = {"tokens": "sampling/tokens_generated", "seconds": "timing_s/step"}
 ACCURACY = "eval/accuracy"
 AT_A_TIME = 32 << 20
-"""Bytes of a log that one look reads for the row, so that a long one does not hold up the others."""
+"""Bytes of a log to read per refresh of the row, so that a long log does not delay the others."""
 
 
 class BoardRun:
-    """One run directory, and what was read of it so far."""
+    """A run directory, and what was read from it so far."""
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         self.name, self.path = name, path
@@ -55,18 +54,18 @@ class BoardRun:
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
         self.cache: dict[Any, Any] = {}
-        """What others keep about files of this run; they look after what makes it out of date."""
+        """A cache for other modules, which are responsible for invalidating their entries."""
 
     @cached_property
     def log(self) -> MetricsLog:
-        """All metrics. The row has a log of its own, with the few that it needs: there can be thousands of rows."""
+        """All metrics. The row has its own log with the few that it needs, since there can be thousands of rows."""
         return MetricsLog(lambda: self.file("metrics.jsonl"))
 
     def close_log(self) -> None:
         self.__dict__.pop("log", None)
 
     def file(self, *parts: str) -> Path | None:
-        """A file of the run; none where it is missing, or a link that leads out of the directory."""
+        """A file of the run; None if it is missing or a link that points out of the directory."""
         path = os.path.join(self.path, *parts)
         return Path(path) if regular(path, self._real) else None
 
@@ -79,7 +78,7 @@ class BoardRun:
         return self._summary.look() or {}
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose groups were written down."""
+        """The steps whose groups were recorded."""
         directory = self._at["rollouts"]
         try:
             changed = os.stat(directory).st_mtime_ns
@@ -91,7 +90,7 @@ class BoardRun:
         return self._rollouts[1]
 
     def _has_rollouts(self) -> bool:
-        """Without listing them all."""
+        """Whether there are any, without listing them all."""
         directory = self._at["rollouts"]
         try:
             if not is_inside(directory, self._real):
@@ -105,7 +104,7 @@ class BoardRun:
         return self.file("rollouts", _rollout_name(step))
 
     def evaluations(self, log: MetricsLog | None = None) -> dict[int, float]:
-        """Held-out accuracy by step; the log has those after a step, the summary the one before the first too."""
+        """Held-out accuracy by step; only the summary has the evaluation before the first step."""
         listed = self.summary().get("evaluations")
         found: dict[int, float] = {}
         for entry in listed if isinstance(listed, list) else []:
@@ -118,7 +117,7 @@ class BoardRun:
 
     @property
     def state(self) -> str:
-        """`running`, `finished`, or `stopped`: by a signal, by an error, or with its machine."""
+        """`running`, `finished`, or `stopped` (by a signal, an error, or a crash of the machine)."""
         if self._is_written():
             return "running"
         return "finished" if self.summary().get("finished") is True else "stopped"
@@ -129,7 +128,7 @@ class BoardRun:
             return False
         process, host = owner
         if host != socket.gethostname():
-            return True  # its processes cannot be seen from here
+            return True  # its processes are not visible from here
         try:
             os.kill(process, 0)
         except PermissionError:
@@ -139,12 +138,12 @@ class BoardRun:
         return True
 
     def glance(self) -> tuple[Any, ...]:
-        """What changes when the row does; it costs a look at each of a few files, and opens none that is unchanged."""
+        """A value that changes when the row does. It costs a `stat` of a few files, and opens only changed ones."""
         return (*(identity(self._at[name]) for name in WATCHED), self._is_written(), self._lock.problem)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody writes here: then a change shows in the directory itself."""
+        """Whether nothing writes here any more, so that every change shows in the directory's identity."""
         return self.summary().get("finished") is True and not os.path.lexists(self._at[".lock"])
 
     def first_row(self) -> dict[str, Any]:
@@ -188,7 +187,7 @@ class BoardRun:
         return self._digest.is_behind
 
     def rest(self) -> None:
-        """Keeps no more than the row of a run that is over."""
+        """Frees all but the row of a finished run."""
         self._digest.forget()
 
     @property
@@ -199,7 +198,7 @@ class BoardRun:
             return None
 
     def _problem(self) -> str | None:
-        """What cannot be read, in a line."""
+        """What cannot be read, in one line."""
         read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
         no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
