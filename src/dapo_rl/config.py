@@ -125,7 +125,7 @@ class RewardSettings(Section):
     memory_mb: int = Field(2048, ge=64)
     """Memory limit of a verifier, on top of what the run had loaded when it started; a call that exceeds it fails."""
     workers: int | None = Field(None, ge=0)
-    """Verifier processes; by default one per core but one, at most 8. 0: run in this process, without limits."""
+    """Verifier processes; by default the number of cores minus one, at most 8. 0: no processes, and no limits."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops if the verifier fails on more than this share of a step's groups."""
 
@@ -160,7 +160,7 @@ class SamplingSettings(Section):
     on_cap: Literal["error", "partial", "fill"] = "error"
     """At the cap: stop with an error, train on the groups kept so far, or fill up with uninformative ones."""
     surplus: Literal["carry", "requeue", "drop"] = "carry"
-    """Groups beyond a full batch: keep them for the next step, sample their prompts again next, or drop them."""
+    """Groups beyond a full batch: carry them over to the next step, sample their prompts again next, or drop them."""
     max_staleness: int = Field(1, ge=0)
     """Maximum age of a group in weight versions when it is trained on; older groups are dropped."""
     dynamic_batch: bool = False

@@ -48,7 +48,7 @@ TECHNIQUES = (
         off={"overlong.mask_truncated": False},
         is_on=lambda config: config.overlong.mask_truncated,
         paper=36,
-        meaning="responses that were cut off stay out of the loss",
+        meaning="truncated responses are excluded from the loss",
     ),
     Technique(
         "Clip-Higher",
@@ -56,7 +56,7 @@ TECHNIQUES = (
         off={"algo.clip_high": SameAs("algo.clip_low")},
         is_on=lambda config: config.algo.clip_high > config.algo.clip_low,
         paper=38,
-        meaning="unlikely tokens may gain more before the ratio is clipped",
+        meaning="unlikely tokens can gain more probability before the ratio is clipped",
     ),
     Technique(
         "Soft Overlong Punishment",
@@ -64,7 +64,7 @@ TECHNIQUES = (
         off={"overlong.shape": "off"},
         is_on=lambda config: config.overlong.shape == "soft",
         paper=41,
-        meaning="a penalty that grows with the last stretch before the length limit",
+        meaning="a penalty that grows over the last tokens before the length limit",
     ),
     Technique(
         "Token-level Loss",
@@ -72,7 +72,7 @@ TECHNIQUES = (
         off={"algo.aggregation": "seq-mean-token-mean"},
         is_on=lambda config: AGGREGATIONS[config.algo.aggregation].token_level,
         paper=42,
-        meaning="every token weighs the same, in long responses too",
+        meaning="every token has the same weight, in long responses too",
     ),
     Technique(
         "Dynamic Sampling",
@@ -80,6 +80,6 @@ TECHNIQUES = (
         off={"sampling.dynamic": False, "sampling.dynamic_batch": False},
         is_on=lambda config: config.sampling.dynamic,
         paper=50,
-        meaning="groups that are all right or all wrong are replaced by others",
+        meaning="groups that are all right or all wrong are dropped and replaced by new ones",
     ),
 )

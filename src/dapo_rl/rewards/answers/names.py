@@ -51,5 +51,5 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def _is_function(word: str) -> bool:
-    """Whether a word makes a function of the thing that was asked for."""
+    """Whether a word names a function of the value that was asked for, such as its root."""
     return changes_value(word) or re.fullmatch("roots?|squares?|cubes?|logarithm|log|sine|cosine", word) is not None
