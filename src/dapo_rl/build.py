@@ -22,7 +22,7 @@ from dapo_rl.models.load import (
     check_tokenizer,
     check_vocabulary,
     compute_dtype,
-    describe,
+    describe_model,
     load_model,
     make_savable,
     pad_id,
@@ -125,7 +125,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             advantages=advantages,
             progress=progress,
             parts=(policy, stream, sampler, progress, RandomState()),
-            description=describe(model, dtype),
+            description=describe_model(model, dtype),
             notes=tuple(note for note in (*notes, slow_dtype(dtype, device), policy.note) if note),
         )
         built.pop_all()

@@ -1,6 +1,6 @@
-"""What settings of `algo` choose among: each name once, and what it stands for. It imports no torch.
+"""The choices of the `algo` settings, each name defined once with its meaning. Imports no torch.
 
-`dapo_rl.algo` has the functions; settings, `dapo check`, the ablation and docs/losses.md read this table.
+`dapo_rl.algo` implements them; settings, `dapo check`, the ablation and docs/losses.md read this table.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Unit = Literal["tokens", "groups", "samples", "micro-batches"]
 @dataclass(frozen=True, slots=True)
 class AggregationChoice:
     weight: str
-    """What a token's loss is multiplied by, before the sum is divided."""
+    """Weight of a token's loss in the sum."""
     denominator: Unit
     """What the sum is divided by: the number of these in the optimizer step."""
     token_level: bool
-    """Whether it is the paper's token-level loss (Eq. 12)."""
+    """Whether this is the paper's token-level loss (Eq. 12)."""
     effect: str
-    """What it does to the run; `{norm_length}` stands for the setting."""
+    """Effect on the run; `{norm_length}` is replaced by the setting."""
 
 
 AGGREGATIONS: dict[Aggregation, AggregationChoice] = {
@@ -33,33 +33,33 @@ AGGREGATIONS: dict[Aggregation, AggregationChoice] = {
         "1",
         "tokens",
         True,
-        "over all tokens of the optimizer step, as the authors' script; Eq. 12 to the letter takes each group by its "
-        "own count (token-mean-per-group)",
+        "averages over all tokens of the optimizer step, as the authors' script does; Eq. 12, read literally, averages "
+        "within each group (token-mean-per-group)",
     ),
     "token-mean-per-group": AggregationChoice(
         "1 / tokens of its group",
         "groups",
         True,
-        "Eq. 12 to the letter; the authors' script takes all tokens of the step at once",
+        "Eq. 12, read literally; the authors' script averages over all tokens of the step",
     ),
     "seq-mean-token-mean": AggregationChoice(
         "1 / tokens of its sample",
         "samples",
         False,
-        "each response weighs the same, so the tokens of long ones count less: long good reasoning is learned slowly, "
-        "and long repetition is hardly punished",
+        "every response has the same weight, so tokens of long responses count less: good long reasoning is learned "
+        "slowly, and long repetition is hardly penalised",
     ),
     "seq-mean-token-sum-norm": AggregationChoice(
         "1 / `algo.norm_length`",
         "samples",
         False,
-        "token sums are divided by a constant ({norm_length}): the update's size grows with the length of responses",
+        "token sums are divided by a constant ({norm_length}), so the size of the update grows with response length",
     ),
     "micro-batch-token-mean": AggregationChoice(
         "1 / tokens of its micro-batch",
         "micro-batches",
         False,
-        "each micro-batch counts its own tokens, so the gradient depends on how the batch is split",
+        "each micro-batch is averaged over its own tokens, so the gradient depends on how the batch is split",
     ),
 }
 
@@ -70,7 +70,7 @@ class NormalizeChoice:
     by_std: bool
     """Whether advantages are divided by a standard deviation."""
     after: str = ""
-    """The method that has it so."""
+    """The method that uses it."""
 
 
 NORMALIZATIONS: dict[Normalize, NormalizeChoice] = {
@@ -87,11 +87,11 @@ KL_KINDS: dict[KLKind, str] = {
 }
 
 LOSSES: dict[str, str] = {"dapo": "the clipped policy loss of Eq. 8"}
-"""Beside these, `algo.loss` takes a function of the user's own."""
-ADVANTAGES: dict[str, str] = {"group": "each sample beside its group, by `algo.normalize`"}
-"""Beside these, `algo.advantage` takes a function of the user's own."""
+"""`algo.loss` also accepts a user-defined function."""
+ADVANTAGES: dict[str, str] = {"group": "reward relative to the group, by `algo.normalize`"}
+"""`algo.advantage` also accepts a user-defined function."""
 
 
 def is_function(name: str) -> bool:
-    """Whether a setting names code of the user's own, `module:name` or `file.py:name`."""
+    """Whether a setting names a user-defined function, `module:name` or `file.py:name`."""
     return ":" in name

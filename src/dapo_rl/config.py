@@ -1,7 +1,7 @@
 """Every setting: one spelling, one type, one default, in one place.
 
-A recipe is a YAML file in these sections. A key is `section.name` everywhere: in the file, on the command line, in
-the run directory and in error messages. Settings are frozen; what follows from several of them is a property.
+A recipe is a YAML file with these sections. A key is `section.name` everywhere: in the file, on the command line, in
+the run directory and in error messages. Settings are frozen; values derived from several of them are properties.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "overlong": {"shape": "off"},
     },
 }
-"""What each preset changes; a recipe or an override that names the key wins over it."""
+"""What each preset changes. A recipe or an override that sets the same key overrides the preset."""
 
 
 class Section(BaseModel):
@@ -49,7 +49,7 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and info.field_name:
             kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
             if bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds):
@@ -59,28 +59,28 @@ class Section(BaseModel):
 
 class LoraSettings(Section):
     rank: int = Field(16, ge=1)
-    """The adapters' rank."""
+    """Rank of the adapters."""
     alpha: float = Field(32.0, gt=0)
-    """Adapters are added with the weight alpha / rank."""
+    """Scale of the adapters: their output is multiplied by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
-    """The layers that get one: `all-linear` (all but the output layer), or names: `[q_proj, v_proj]`."""
+    """Layers to adapt: `all-linear` (all but the output layer), or a list of names such as `[q_proj, v_proj]`."""
     save: Literal["merged", "adapter"] = "merged"
-    """How the trained model is saved: whole, with the adapters added in, or the adapters alone, as peft loads them."""
+    """Save the full model with the adapters merged in, or the adapters alone, in peft's format."""
 
 
 class ModelSettings(Section):
     name: str = "tiny"
-    """A directory, a hub name, `tiny` (inside the package), or one of `dapo model get`: `smollm2-135m`."""
+    """A directory, a hub name, `tiny` (part of the package), or a model from `dapo model get` (`smollm2-135m`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What is computed in; trained weights are float32. `auto`: bfloat16 where the machine multiplies it natively."""
+    """Compute type; trained weights stay in float32. `auto`: bfloat16 if the hardware supports it natively."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes a GPU where there is one."""
+    """`auto` uses a GPU if there is one."""
     lora: LoraSettings | None = None
-    """Train adapters of a low rank and not the weights, with the settings below; none: the weights."""
+    """Train low-rank adapters with the settings below instead of the weights; none: train the weights."""
 
     @field_validator("lora", mode="before")
     @classmethod
-    def _lora_has_settings(cls, value: Any) -> Any:
+    def _require_lora_settings(cls, value: Any) -> Any:
         if value is not None and not isinstance(value, Mapping | LoraSettings):
             raise PydanticCustomError("no_settings", "expected settings, for example model.lora.rank=16")
         return value
@@ -89,144 +89,144 @@ class ModelSettings(Section):
 class SourceSettings(Section):
     model_config = ConfigDict(frozen=True, extra="allow")
     source: str
-    """What `data.train` may say as a plain string; all other keys here are parameters of the source."""
+    """The source, as in a plain `data.train` string; all other keys are parameters of the source."""
 
 
 class DataSettings(Section):
     train: str | SourceSettings = "arithmetic"
-    """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME`, or `arithmetic`; or {source: …, parameters}."""
+    """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters."""
     eval: str | SourceSettings | None = None
-    """Held-out prompts, in the same forms; none: no evaluation."""
+    """Held-out prompts, given in the same way; none: no evaluation."""
     prompt_key: str = "prompt"
-    """The column with the prompt, a string or chat messages; without `prompt`, `question` or `problem` stand in."""
+    """Column with the prompt, a string or chat messages; if there is no `prompt`, `question` or `problem` is used."""
     answer_key: str | None = None
-    """The column with the ground truth (a dotted name goes inside); by default the usual names are tried."""
+    """Column with the ground truth (dots address nested fields); by default the usual names are tried."""
     system_prompt: str | None = None
-    """Put before every prompt as a system message (or as a first paragraph, without a chat template)."""
+    """System message added to every prompt (as a first paragraph if there is no chat template)."""
     chat_template: Literal["auto", "always", "never"] = "auto"
-    """`auto`: the tokenizer's template for prompts that are messages or where there is a system prompt."""
+    """`auto`: apply the tokenizer's template to prompts that are chat messages or if there is a system prompt."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
 
 
 class RewardSettings(Section):
     verifier: str = "math"
-    """`math` (the last `Answer:` line), `exact`, `gym`, or a function: `module:name` or `file.py:name`."""
+    """`math` (the last `Answer:` line), `exact`, `gym`, or your own function: `module:name` or `file.py:name`."""
     boxed: bool = False
-    """`math`: fall back to the last `\\boxed{}` where there is no `Answer:` line."""
+    """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     correct: float = 1.0
-    """The reward of a correct response (built-in verifiers)."""
+    """Reward of a correct response (built-in verifiers)."""
     wrong: float = -1.0
-    """The reward of any other response."""
+    """Reward of any other response."""
     threshold: float | None = None
-    """A user function's score above this is correct (by default 0.5), a gym scorer's from this on (full marks)."""
+    """Correct means a score above this (your own function, by default 0.5) or at least this (gym, by default 1)."""
     timeout_s: float = Field(5.0, gt=0)
-    """A call of the verifier that takes longer is killed, and counted as timed out, not as wrong."""
+    """Time limit of a verifier call. A call that exceeds it is killed and counted as a timeout, not as wrong."""
     memory_mb: int = Field(2048, ge=64)
-    """Memory that a verifier may take beside what the run had loaded when it started; beyond it the call fails."""
+    """Memory limit of a verifier, on top of what the run had loaded when it started; a call that exceeds it fails."""
     workers: int | None = Field(None, ge=0)
-    """Processes for the verifier, by default one less than the cores, 8 at most; 0: in this one, without limits."""
+    """Verifier processes; by default the number of cores minus one, at most 8. 0: no processes, and no limits."""
     max_error_share: float = Field(0.5, ge=0, le=1)
-    """The run stops when the verifier failed on more than this share of a step's groups."""
+    """The run stops if the verifier fails on more than this share of a step's groups."""
 
 
 class SamplingSettings(Section):
     prompts_per_step: int = Field(16, ge=1)
-    """Groups that a rollout step trains on (N)."""
+    """Groups to train on per rollout step (N)."""
     group_size: int = Field(16, ge=1)
-    """Samples for each prompt (G)."""
+    """Samples per prompt (G)."""
     max_new_tokens: int = Field(1024, ge=1)
-    """The engine stops a response here and says so (finish reason `length`)."""
+    """Maximum length of a response; a longer one is truncated (finish reason `length`)."""
     temperature: float = Field(1.0, gt=0)
-    """The policy that is trained is the one at this temperature."""
+    """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 is off. Log-probabilities are kept without the truncation."""
+    """Nucleus sampling; 1 is off. Recorded log-probabilities ignore the truncation."""
     top_k: int = Field(0, ge=0)
-    """Sample among the k likeliest tokens; 0 is off."""
+    """Sample from the k most likely tokens; 0 is off."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Leave out tokens below this share of the likeliest one's probability; 0 is off."""
+    """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, beside the end-of-sequence token."""
+    """Strings that end a response, in addition to the end-of-sequence token."""
     ignore_eos: bool = False
-    """For benchmarks: responses run to max_new_tokens, whatever tokens they have."""
+    """For benchmarks: continue past the end-of-sequence token, up to max_new_tokens."""
     dynamic: bool = True
-    """Dynamic Sampling: drop groups that are all right or all wrong, and go on sampling until the batch is full."""
+    """Dynamic Sampling: drop groups that are all right or all wrong, and keep sampling until the batch is full."""
     metric: Literal["correct", "score"] = "correct"
-    """What the filter looks at: correctness, or the spread of scores (for rewards that are not right-or-wrong)."""
+    """What the filter compares within a group: correctness, or scores (for rewards that are not binary)."""
     filter: str | None = None
-    """One more filter of your own, `module:name` or `file.py:name`: a function of a group that says keep or not."""
+    """Your own additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
     cap: int | None = Field(None, ge=1)
-    """Groups drawn per step at most; by default 30 × prompts_per_step, what verl's recipe allows."""
+    """Maximum number of groups drawn per step; by default 30 × prompts_per_step, as in verl's recipe."""
     on_cap: Literal["error", "partial", "fill"] = "error"
-    """At the cap: stop, train on the groups there are, or fill up with uninformative ones."""
+    """At the cap: stop with an error, train on the groups kept so far, or fill up with uninformative ones."""
     surplus: Literal["carry", "requeue", "drop"] = "carry"
-    """Beyond the batch: go on and wait for the next step, sample the prompts again first, or drop."""
+    """Groups beyond a full batch: carry them over to the next step, sample their prompts again next, or drop them."""
     max_staleness: int = Field(1, ge=0)
-    """Weight versions that a group may be old when it is trained on; older ones are dropped."""
+    """Maximum age of a group in weight versions when it is trained on; older groups are dropped."""
     dynamic_batch: bool = False
-    """Draw prompts_per_step groups, no more, and train on those that pass the filter (AReaL's dynamic_bs)."""
+    """Draw exactly prompts_per_step groups and train on those that pass the filter (AReaL's dynamic_bs)."""
     wait_for_verdicts: bool = True
-    """The engine waits for verdicts that are late, so that the same seed gives the same run. For slow verifiers, false
-    takes verdicts as they come."""
+    """The engine waits for late verdicts, so that a seed always gives the same run. With slow verifiers, set false to
+    take verdicts as they come."""
     retire: int = Field(0, ge=0)
-    """Epochs for which a prompt rests after all of its samples were right; 0 is off."""
+    """Number of epochs to skip a prompt after all of its samples were right; 0 is off."""
     max_batch: int | None = Field(None, ge=1)
-    """Sequences that the engine generates at the same time, at most; by default 1024, with engine=hf 256."""
+    """Maximum number of sequences that the engine generates at once; by default 1024, with engine=hf 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
-    """`native`: memory for keys and values; requests beyond it wait. By default a third of a GPU; a quarter of RAM,
-    or of what the control group allows."""
+    """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
+    the control group's limit."""
 
 
 class AlgoSettings(Section):
     loss: str = "dapo"
-    """The loss of a token: `dapo` (Eq. 8), or a function of your own, `module:name` or `file.py:name`."""
+    """Token loss: `dapo` (Eq. 8), or your own function, `module:name` or `file.py:name`."""
     clip_low: float = 0.2
-    """The ratio's lower bound is 1 − this."""
+    """The ratio is clipped below at 1 − clip_low."""
     clip_high: float = 0.28
-    """Clip-Higher: the ratio's upper bound is 1 + this."""
+    """Clip-Higher: the ratio is clipped above at 1 + clip_high."""
     clip_ratio_c: float | None = None
-    """PPO's dual clip for negative advantages; none is off."""
+    """Dual-clip PPO: bound of the ratio for negative advantages; none is off."""
     aggregation: Aggregation = "token-mean"
-    """Token-level loss: how token losses become one number."""
+    """Token-level loss: how token losses are averaged."""
     norm_length: int | None = Field(None, ge=1)
-    """The constant of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
+    """Divisor of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
     advantage: str = "group"
-    """`group`: a sample beside its group, by the three settings below; or a function of your own, without them."""
+    """`group`: reward relative to the group, by the three settings below; or your own function, which ignores them."""
     normalize: Normalize = "group"
-    """Advantages: by the group's mean and std, the batch's std, the mean only, or the mean of the others."""
+    """Baseline and scale: group mean and group std, batch std, no std, or the mean of the other samples (RLOO)."""
     ddof: Literal[0, 1] = 1
-    """1: the sample's standard deviation, as in every peer; 0: NumPy's."""
+    """Standard deviation with divisor n − ddof; 1 (Bessel's correction) is what TRL and verl use."""
     advantage_eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL term to the frozen starting model; 0 is off, and the reference is not loaded."""
+    """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded."""
     kl_kind: KLKind = "k3"
-    """The estimator of the KL term."""
+    """Estimator of the KL penalty."""
 
 
 class OverlongSettings(Section):
     shape: Literal["soft", "linear", "off"] = "soft"
-    """Soft Overlong Punishment (Eq. 13); `linear` penalises in proportion beyond max_length; or none."""
+    """`soft`: Soft Overlong Punishment (Eq. 13); `linear`: a penalty proportional to the excess over max_length."""
     max_length: int | None = Field(None, ge=1)
-    """The length at which the penalty is whole; by default sampling.max_new_tokens."""
+    """Length from which the soft penalty is full and the linear one starts; by default sampling.max_new_tokens."""
     cache_length: int | None = Field(None, ge=0)
-    """The soft interval before max_length; by default a fifth of it, the paper's proportion."""
+    """Interval before max_length over which the soft penalty grows; by default max_length / 5, as in the paper."""
     factor: float = Field(1.0, ge=0)
-    """The whole penalty (soft), or its weight (linear)."""
+    """The full penalty (`soft`), or the weight of the penalty (`linear`)."""
     mask_truncated: bool = False
-    """Overlong Filtering: samples that the engine cut off stay out of the loss and its denominator."""
+    """Overlong Filtering: exclude truncated samples from the loss and its denominator."""
     masked_in_baseline: bool = True
-    """Whether masked samples count in their group's mean and std: their reward is real."""
+    """Whether masked samples count towards the mean and std of their group."""
 
     @field_validator("shape", mode="before")
     @classmethod
-    def _off_is_a_boolean_in_yaml(cls, value: Any) -> Any:
+    def _accept_yaml_off(cls, value: Any) -> Any:
         return "off" if value is False else value
 
 
 class TrainSettings(Section):
     steps: int = Field(100, ge=1)
-    """Rollout steps."""
+    """Number of rollout steps."""
     mini_batches: int = Field(1, ge=1)
     """Gradient updates per pass over a step's groups."""
     epochs_per_step: int = Field(1, ge=1)
@@ -234,34 +234,34 @@ class TrainSettings(Section):
     lr: float = Field(1e-6, gt=0)
     """AdamW's learning rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: constant as in the paper, or falling to `min_lr_share` at the last step."""
+    """After the warm-up: constant, as in the paper, or decaying to min_lr_share × lr at the last step."""
     min_lr_share: float = Field(0.1, ge=0, le=1)
-    """Where a falling schedule ends, as a share of lr."""
+    """Final learning rate of a decaying schedule, as a share of lr."""
     warmup_steps: int = Field(20, ge=0)
     """Rollout steps of linear warm-up."""
     weight_decay: float = Field(0.1, ge=0)
-    """AdamW's weight decay, on matrices."""
+    """AdamW's weight decay, applied to matrices only."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's moments."""
+    """AdamW's decay rates of the moments."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Gradients are clipped to this norm."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw_8bit` keeps the moments in 2 bytes a weight instead of 8, with torchao."""
+    """`adamw_8bit` (torchao) stores the moments in 2 bytes per weight instead of 8."""
     token_budget: int | None = Field(None, ge=1)
-    """Tokens of a micro-batch at most; by default 16384 or the longest sample, on a GPU what a third of it holds."""
+    """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as 1/3 of it holds."""
     packed: bool = True
-    """Samples one after the other in a row, prompts of a group once; false: padded, as the model itself computes."""
+    """Concatenate samples without padding and compute the prompt of a group once; false: pad samples."""
     gradient_checkpointing: bool = False
-    """Compute each layer again in the backward pass: a quarter more time, a fraction of the memory."""
+    """Recompute each layer in the backward pass: about a quarter more time, a fraction of the memory."""
 
 
 class EvalSettings(Section):
     every: int | None = Field(None, ge=1)
-    """Evaluate after every so many steps, beside before the first and after the last."""
+    """Steps between evaluations, in addition to one before the first step and one after the last."""
     prompts: int | None = Field(None, ge=1)
-    """Held-out prompts to use at most."""
+    """Maximum number of held-out prompts to use."""
     samples: int = Field(1, ge=1)
-    """Samples for each held-out prompt (avg@k); copies of a prompt in an avg@k file are not counted."""
+    """Samples per held-out prompt (avg@k); repeated copies of a prompt in the file are ignored."""
     temperature: float = Field(1.0, ge=0)
     """0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -270,32 +270,32 @@ class EvalSettings(Section):
 
 class CheckpointSettings(Section):
     every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; by default a tenth of train.steps. The last step always writes one."""
+    """Steps between checkpoints; by default train.steps / 10. The last step always writes one."""
     keep: int = Field(2, ge=1)
-    """Checkpoints that stay."""
+    """Number of checkpoints to keep."""
 
 
 class LogSettings(Section):
     rollouts: bool = True
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
     keep_rollouts: int | None = Field(None, ge=1)
-    """Rollout files that stay, the newest; by default all of them."""
+    """Keep only the newest K rollout files; by default all."""
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where metrics go beside metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an extra of the package."""
+    """Trackers in addition to metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an optional dependency."""
 
     @field_validator("to", mode="before")
     @classmethod
-    def _one_is_a_list_of_one(cls, value: Any) -> Any:
+    def _accept_a_single_name(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else () if value is None else value
 
 
 class Config(Section):
     preset: Preset = "dapo"
-    """dapo: the paper's techniques on; grpo: none of them; dr_grpo: mean-only advantages and a constant norm."""
+    """dapo: all of the paper's techniques; grpo: none of them; dr_grpo: no std in advantages, a constant divisor."""
     seed: int = Field(0, ge=0)
-    """Decides prompts, samples and everything else that is random."""
+    """Seed of the prompt order, the samples and everything else that is random."""
     engine: Literal["native", "hf", "vllm"] = "native"
-    """`native` samples on the model itself; `hf` is transformers' generate, for any architecture; `vllm` is vLLM."""
+    """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()
@@ -307,7 +307,7 @@ class Config(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     log: LogSettings = LogSettings()
 
-    # What follows from the settings.
+    # Derived values.
 
     @property
     def overlong_max_length(self) -> int:
@@ -343,7 +343,7 @@ class Config(Section):
         return self.train.mini_batches * self.train.epochs_per_step
 
     def resolved(self) -> dict[str, Any]:
-        """Every setting with its value, defaults that follow from others included; loads back to the same run."""
+        """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")
         settings["overlong"] |= {"max_length": self.overlong_max_length, "cache_length": self.overlong_cache_length}
         settings["algo"]["norm_length"] = self.norm_length
@@ -352,7 +352,7 @@ class Config(Section):
         return settings
 
     @model_validator(mode="after")
-    def _combinations_that_cannot_work(self) -> Config:
+    def _reject_conflicts(self) -> Config:
         for key, wrong, remedy in self._conflicts():
             raise ValueError(f"{key}: {wrong}; {remedy}")
         return self
@@ -435,20 +435,20 @@ class Config(Section):
         if sampling.dynamic and sampling.surplus == "carry" and sampling.max_staleness == 0:
             yield (
                 "sampling.max_staleness",
-                "0 with sampling.surplus=carry: what is carried is a version old when its turn comes",
+                "0 with sampling.surplus=carry: a carried group is one version old when it is trained on",
                 "use 1 or more, or sampling.surplus=drop",
             )
         if sampling.dynamic_batch and not sampling.dynamic:
-            yield "sampling.dynamic_batch", "it needs the filter of sampling.dynamic", "set sampling.dynamic=true"
+            yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-        """A recipe file (none: the defaults), then `key=value` overrides on top of it."""
+        """Settings of a recipe file (None: the defaults), with `key=value` overrides."""
         return cls.override(read_recipe(Path(recipe)) if recipe is not None else {}, overrides)
 
     @classmethod
     def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:
-        """Nested settings, into which `key=value` overrides are put."""
+        """Nested settings, with `key=value` overrides."""
         for override in overrides:
             key, equals, value = override.partition("=")
             if not equals or not key:
@@ -458,7 +458,7 @@ class Config(Section):
 
     @classmethod
     def build(cls, settings: Mapping[str, Any]) -> Config:
-        """Settings as a mapping, nested or with dotted keys; the preset fills in what they do not name."""
+        """Settings from a mapping, nested or with dotted keys; the preset supplies those that it does not set."""
         try:
             sections = nested(settings)
             preset = sections.get("preset", "dapo")
@@ -474,7 +474,7 @@ class Config(Section):
 
 
 def known_keys() -> dict[str, Any]:
-    """Every dotted key with its pydantic field, in the order of the documentation."""
+    """Every dotted key with its pydantic field, in order of definition."""
     keys: dict[str, Any] = {}
     for name, field in Config.model_fields.items():
         if isinstance(field.default, Section):

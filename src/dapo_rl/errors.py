@@ -1,12 +1,12 @@
-"""The errors a user can meet. Everything else that escapes is a bug of ours."""
+"""The errors that users may see. Any other exception that escapes is a bug."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """A mistake in what the user gave us: shown as one line, exit code 2.
+    """A mistake in the user's input: shown as one line, exit code 2.
 
-    `more` goes below that line: the traceback of a function of the user's own.
+    `more` is printed below that line: the traceback of a user-defined function.
     """
 
     exit_code = 2
@@ -17,11 +17,11 @@ class UserError(Exception):
 
 
 class NonFiniteError(ArithmeticError):
-    """A log-probability, loss or gradient that is not a number, met before the weights were touched."""
+    """A log-probability, loss or gradient is not finite. Raised before the weights change."""
 
 
 class DivergedError(Exception):
-    """A run that met a number that is not finite stops with everything saved untouched, exit code 3."""
+    """The run met a number that is not finite. It stops and leaves everything saved untouched; exit code 3."""
 
     exit_code = 3
 
@@ -35,4 +35,4 @@ class DivergedError(Exception):
 
 
 class CapReachedError(UserError):
-    """Dynamic sampling drew `sampling.cap` groups and could not fill the batch, with `sampling.on_cap: error`."""
+    """Dynamic sampling reached `sampling.cap` before the batch was full, with `sampling.on_cap: error`."""

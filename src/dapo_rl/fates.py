@@ -1,6 +1,6 @@
-"""What becomes of groups and of generated tokens: every fate once, with its words and colours, in the order shown.
+"""What happens to groups and generated tokens: every fate once, with its labels and colours, in display order.
 
-The sampler, the ledger, the run log, the report and the board read this table; the page gets it from the server.
+The sampler, the ledger, the run log, the report and the board read this table; the web page gets it from the server.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Literal
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus", "stale"]
-"""What became of a group: trained on, or the one reason why not."""
+"""What happened to a group: it was trained on, or the one reason why not."""
 Waiting = Literal["carried"]
-"""A group that is not settled when the run ends."""
+"""A group that is still undecided when the run ends."""
 Role = Literal["good", "dropped", "bad", "calm"]
 
 
@@ -21,19 +21,19 @@ Role = Literal["good", "dropped", "bad", "calm"]
 class FateChoice:
     label: str
     of: Literal["group", "tokens"]
-    """Of a whole group, which its tokens share, or of single tokens."""
+    """Whether it applies to a whole group, including its tokens, or to single tokens."""
     tint: str
-    """Its colour on the page, in light and dark."""
+    """Colour on the web page, in light and dark mode."""
     role: Role = "dropped"
-    """How the page marks a group."""
+    """How the web page marks a group."""
     ink: str = GREY
-    """Its colour in report.png."""
+    """Colour in report.png."""
     why: str = ""
-    """A sentence for a group that has it."""
+    """A sentence that explains it, shown with a group."""
     tokens: str = ""
-    """What its tokens are called, where that is another word."""
+    """Label for its tokens, if it differs."""
     signal: bool = True
-    """False: the samples of the group are all alike."""
+    """False: the samples of the group are all the same, so they give no gradient."""
 
     @property
     def label_of_tokens(self) -> str:
@@ -81,23 +81,23 @@ FATES: dict[str, FateChoice] = {
     ),
     "surplus": FateChoice("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
     "stale": FateChoice(
-        "stale", "group", "#a8763e", ink=ORANGE, why="Dropped: sampled by weights that are too old by now."
+        "stale", "group", "#a8763e", ink=ORANGE, why="Dropped: the weights that sampled it are too old."
     ),
     "carried": FateChoice(
         "carried over",
         "group",
         "#8d99a8",
         "calm",
-        why="Waited for the next step when the run ended: this step's batch was full.",
+        why="The run ended while the group waited for the next step: this step's batch was full.",
     ),
     "cancelled": FateChoice("cancelled", "tokens", "#5f6b7a"),
     "masked_truncated": FateChoice("masked: cut off", "tokens", "#d98fb8"),
-    # While a run goes on, its log tells no more of its tokens than these.
+    # The log of an unfinished run distinguishes no more than these.
     "dropped": FateChoice("dropped", "tokens", "#d9a06c"),
     "waiting": FateChoice("waiting or cancelled", "tokens", "#8d99a8", "calm"),
 }
 
 
 def tokens_label(fate: str) -> str:
-    """The word for tokens of a fate; one of another version of the package is written as it is named."""
+    """The label for tokens of a fate. An unknown fate, from another version of the package, is shown by its name."""
     return FATES[fate].label_of_tokens if fate in FATES else fate.replace("_", " ")

@@ -1,4 +1,4 @@
-"""Reading a recipe, and explaining in one line what is wrong with one. Which keys there are, `config.py` knows."""
+"""Reads recipes, and explains mistakes in them in one line. The keys are defined in `config.py`."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ NAMES_ELSEWHERE = {
     "save_total_limit": "checkpoint.keep",
     "eval_steps": "eval.every",
 }
-"""What verl, TRL, ms-swift and AReaL call a key, so that a mistaken name can be answered with the right one."""
+"""Names of keys in verl, TRL, ms-swift and AReaL, for suggestions."""
 
 
 MOST_BYTES = 256 << 10
-"""Of a recipe; every setting there is takes 3 KiB."""
+"""Size limit of a recipe. One that sets every key takes 3 KiB."""
 
 
 def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, whose first value would be lost without a word, and what is huge."""
+    """Rejects duplicate keys, which YAML silently overwrites, and documents that expand to something huge."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._sizes: dict[yaml.MappingNode, int] = {}
-        """The keys of each mapping so far, those that are merged into it included."""
+        """Number of keys of each mapping so far, including merged ones."""
         self._merged = 0
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -113,7 +113,7 @@ class _Loader(yaml.SafeLoader):
             elif isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     raise yaml.composer.ComposerError(
-                        None, None, f"the key {shown(key.value)} is there twice", key.start_mark
+                        None, None, f"the key {shown(key.value)} appears twice", key.start_mark
                     )
                 seen.add(key.value)
         self._sizes[node] = size
@@ -122,22 +122,21 @@ class _Loader(yaml.SafeLoader):
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         node = super().compose_scalar_node(anchor)
         assert isinstance(node, yaml.ScalarNode)
-        if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:  # converting it takes time by the square
+        if node.tag in _NUMBERS and len(node.value) > LONGEST_NUMBER:  # conversion takes quadratic time
             problem = f"a number of {len(node.value)} characters"
             raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
         return node
 
     def _merge(self, value: yaml.Node, mark: Any) -> int:
-        """How many keys `<<: value` adds. A few mappings that are merged again and again make more than can be kept,
-        so that they are counted before it is done."""
+        """How many keys `<<: value` adds. Repeated merges grow exponentially, so keys are counted before merging."""
         sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
         mappings = [source for source in sources if isinstance(source, yaml.MappingNode)]
-        if any(source not in self._sizes for source in mappings):  # it is not at its end yet
+        if any(source not in self._sizes for source in mappings):  # an unfinished mapping
             raise yaml.composer.ComposerError(None, None, "an anchor is merged into itself", mark)
         size = sum(self._sizes[source] for source in mappings)
         self._merged += size
         if self._merged > MOST_VALUES:
-            raise yaml.composer.ComposerError(None, None, f"its merges make more than {MOST_VALUES} values", mark)
+            raise yaml.composer.ComposerError(None, None, f"merges expand to more than {MOST_VALUES} values", mark)
         return size
 
 
@@ -150,18 +149,18 @@ def _parse(text: str, most: int = MOST_BYTES) -> Any:
         raise
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
-    except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
+    except Exception as error:  # from Python's conversions: the 45th of a month, a number of 5000 digits
         raise yaml.YAMLError(one_line(error)) from None
 
 
 MOST_VALUES, MOST_LEVELS = 10_000, 50
-"""An anchor that refers to itself, or a few that multiply, stand for more values than fit in memory."""
+"""Limits on what anchors expand to: a few nested ones can stand for more values than fit in memory."""
 LONGEST_KEY, LONGEST_NUMBER = 200, 400
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 def check_values(settings: Any, where: str) -> None:
-    """Refuses what YAML can say and no setting can be."""
+    """Rejects YAML values that no setting can have."""
     waiting, seen = [("", settings)], 0
     while waiting:
         key, value = waiting.pop()
@@ -170,7 +169,7 @@ def check_values(settings: Any, where: str) -> None:
             raise UserError(f"{where}: too many values, or too deeply nested; does an anchor contain itself?")
         at = f"{where}: {key}" if key else where
         if isinstance(value, Mapping):
-            for name in value:  # before it is part of the keys below it
+            for name in value:  # before it becomes part of longer keys
                 _check_length(name, at)
             waiting += [(f"{key}.{name}" if key else str(name), inner) for name, inner in value.items()]
         elif isinstance(value, list):
@@ -182,7 +181,7 @@ def check_values(settings: Any, where: str) -> None:
         elif isinstance(value, str) and not is_unicode(value):
             raise UserError(f"{at}: text that is not valid Unicode (half of a surrogate pair)")
         elif not isinstance(value, str | int | float | None):
-            raise UserError(f"{at}: a {type(value).__name__} is no value of a setting")
+            raise UserError(f"{at}: a setting cannot be a {type(value).__name__}")
 
 
 def _check_length(name: Any, where: str = "") -> None:
@@ -195,7 +194,7 @@ def _is_recipe(path: Path) -> bool:
 
 
 def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
-    """Settings by section. A key may be written with dots or in its section, and is there once."""
+    """Settings by section. A key may be dotted or inside its section, but must not appear twice."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
         _put(result, str(key), value, _Once(where))
@@ -203,20 +202,20 @@ def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
 
 
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Puts a value under a dotted key, in place of what is there; mappings are merged."""
+    """Sets a dotted key, replacing any earlier value; mappings are merged."""
     _put(settings, key, value, None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Once:
-    """Nothing takes the place of a value that is there already."""
+    """Rejects a key that is already set."""
 
     where: str
     section: str = ""
 
     def check(self, there: bool, key: str) -> None:
         if there:
-            raise UserError(f"{self.where}{self.section}{key}: is there twice, with dots and in its section; keep one")
+            raise UserError(f"{self.where}{self.section}{key}: appears twice, with dots and in its section; keep one")
 
 
 def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> None:
@@ -230,7 +229,7 @@ def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> 
     for name in path:
         inner = level.get(name)
         if not isinstance(inner, dict):
-            # A plain source (`data.train: FILE`) that gets a parameter becomes {source: FILE, parameter: …}.
+            # A parameter turns a plain source (`data.train: FILE`) into {source: FILE, parameter: …}.
             if once:
                 once.check(inner is not None and not isinstance(inner, str), key)
             inner = {"source": inner} if isinstance(inner, str) else {}
@@ -262,10 +261,10 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def explain(error: ValidationError, keys: Collection[str]) -> str:
-    """The first mistake in one line: the key, what is wrong, and the nearest right one of `keys`."""
+    """The first mistake in one line: the key, what is wrong, and the nearest valid key."""
     first, *others = error.errors()
     key = _key(first)
-    # A value that may be of two types has a mistake for each.
+    # pydantic reports a mistake for each type of a union.
     more = len({_key(other) for other in others} - {key})
     if first["type"] == "extra_forbidden":
         line = f"{key}: no such setting{suggestion(key, keys)}"
@@ -295,10 +294,10 @@ def _example(section: str, value: Any, keys: Collection[str]) -> str:
 
 
 def suggestion(key: str, keys: Collection[str]) -> str:
-    """The nearest right key for a wrong one."""
+    """A hint at the valid key nearest to an unknown one."""
     last = key.split(".")[-1]
     if last in NAMES_ELSEWHERE:
         return f"; here it is {NAMES_ELSEWHERE[last]}"
-    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # of two keys with one last name, the first
+    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # the first of several keys with the same last part
     close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
     return did_you_mean(close, "`dapo train --help` lists them all")

@@ -59,7 +59,7 @@ def test_per_group_is_the_mean_of_group_means():
 
 
 def test_micro_batch_token_mean_warns():
-    with pytest.warns(UserWarning, match="depends on the split"):
+    with pytest.warns(UserWarning, match="depends on how the batch is split"):
         dapo_policy_loss(NEW, OLD, ADVANTAGES, MASK, aggregation="micro-batch-token-mean")
 
 

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dapo_rl.board.curves import MetricsLog, curve, smooth, thin
+from dapo_rl.board.curves import MetricsLog, curve, smooth_curve, thin
 
 
 def log_of(path):
@@ -93,13 +93,13 @@ def test_a_short_curve_is_left_as_it_is():
 
 def test_smoothing_by_hand():
     # Over a share of 3 of 3 steps the weight of what was before is 1 - 2/(3+1) = 1/2.
-    _, values = smooth(np.arange(3.0), np.array([4.0, 0, 8]), 1.0, 100)
+    _, values = smooth_curve(np.arange(3.0), np.array([4.0, 0, 8]), 1.0, 100)
     assert values.tolist() == pytest.approx([4, (4 * 0.25) / 0.75, (4 * 0.125 + 8 * 0.5) / 0.875])
 
 
 def test_no_smoothing_is_the_curve_and_a_constant_stays_one():
-    assert smooth(np.arange(4.0), np.array([1.0, 5, 2, 2]), 0.0, 100)[1].tolist() == [1, 5, 2, 2]
-    steps, values = smooth(np.arange(10_000.0), np.full(10_000, 3.0), 0.2, 100)
+    assert smooth_curve(np.arange(4.0), np.array([1.0, 5, 2, 2]), 0.0, 100)[1].tolist() == [1, 5, 2, 2]
+    steps, values = smooth_curve(np.arange(10_000.0), np.full(10_000, 3.0), 0.2, 100)
     assert len(values) == 100
     assert values == pytest.approx(3.0)
     assert steps[-1] == 9_999

@@ -19,7 +19,7 @@ from dapo_rl.board.curves import MOST_NAMES, MetricsLog, curve
 from dapo_rl.board.lab import Lab
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.server import create_app, events
 from dapo_rl.board.watch import Watcher, dumps
 
@@ -187,7 +187,7 @@ def test_one_bad_run_is_one_bad_row(board, whole):
     app, names = board
     rows = all_rows(TestClient(app, base_url="http://127.0.0.1"))
     assert list(rows) == ["a whole one", *names.values(), "zz another"]
-    expected = Run("", whole).row() | {"name": "", "started": 0}
+    expected = BoardRun("", whole).row() | {"name": "", "started": 0}
     assert expected["problem"] is None
     for name in ("a whole one", "zz another"):
         assert rows[name] | {"name": "", "started": 0} == expected
@@ -248,8 +248,8 @@ def test_no_route_fails_on_a_bad_run(board, path):
 def test_a_mistake_of_ours_in_one_run_is_a_row_too(whole, tmp_path, monkeypatch):
     for name in ("a", "b"):
         shutil.copytree(whole, tmp_path / name)
-    row = Run.row
-    monkeypatch.setattr(Run, "row", lambda self: 1 / 0 if self.name == "a" else row(self))
+    row = BoardRun.row
+    monkeypatch.setattr(BoardRun, "row", lambda self: 1 / 0 if self.name == "a" else row(self))
     watcher = Watcher(Catalogue([tmp_path]), lambda: [])
     rows = json.loads(watcher.rows())["runs"]
     assert [(r["name"], r["state"]) for r in rows] == [("a", "unreadable"), ("b", "running")]
@@ -318,7 +318,7 @@ def test_whatever_the_files_say_the_routes_answer(changing, summary, lines, conf
     (run / "config.yaml").write_text(json.dumps(config))
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (run / ".lock").write_bytes(lock)
-    row = json.loads(dumps(Run("run", run).row()))
+    row = json.loads(dumps(BoardRun("run", run).row()))
     assert row["problem"] is None or "\n" not in row["problem"]
     assert type(row["step"]) is int
     for path in ("/api/settings", "/api/curves", "/api/evaluations", "/api/ledger"):
@@ -333,17 +333,17 @@ def test_of_a_summary_only_what_a_run_writes_is_taken(tmp_path):
         "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in evaluations],
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    run = Run("run", tmp_path)
+    run = BoardRun("run", tmp_path)
     assert run.evaluations() == {6: 0.25}
     assert ledger(run)["totals"] == {"total": 10}
-    assert run.row()["problem"] == "summary.json: tokens is not what a run writes"
+    assert run.row()["problem"] == "summary.json: tokens has an unexpected value"
 
 
 def test_a_log_that_adds_up_to_infinity(tmp_path):
     (tmp_path / "config.yaml").write_text("")
     line = json.dumps(dict.fromkeys(("sampling/tokens_generated", "sampling/wasted_share", "timing_s/step"), 1e308))
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, {line[1:]}\n' for step in range(4)))
-    run = Run("run", tmp_path)
+    run = BoardRun("run", tmp_path)
     assert ledger(run)["totals"] == {"trained": 0, "dropped": 0, "waiting": 0, "total": 0}
     assert (run.row()["step"], run.row()["tokens"], run.row()["seconds"]) == (3, None, None)
     assert curve(run.log, "timing_s/step", points=10, share=0.5)["raw"] == [[0, 1, 2, 3], [1e308] * 4]

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from dapo_rl.board import server, watch
 from dapo_rl.board.lab import Lab
 from dapo_rl.board.read import Catalogue
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.watch import ALL_FILES_EVERY, Watcher
 
 RUNS, PAGES = 2000, 50
@@ -141,8 +141,8 @@ def test_a_list_reads_no_files_and_a_failed_read_is_not_tried_again(directory, c
     monkeypatch.setattr(watch, "LOOK_SECONDS", 3600)
     monkeypatch.setattr(watch, "PATIENCE_SECONDS", 60)
     read = []
-    row = Run.row
-    monkeypatch.setattr(Run, "row", lambda self: (read.append(self.name), row(self))[1])
+    row = BoardRun.row
+    monkeypatch.setattr(BoardRun, "row", lambda self: (read.append(self.name), row(self))[1])
     watcher = Watcher(Catalogue([directory]), lambda: [])
     first = watcher.rows()
     assert len(read) == RUNS
@@ -159,7 +159,7 @@ def test_the_first_list_comes_before_all_is_read(directory, monkeypatch):
     """And the rest through the live pages."""
     monkeypatch.setattr(watch, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.0)
-    goes_on, row, read = threading.Event(), Run.row, []
+    goes_on, row, read = threading.Event(), BoardRun.row, []
 
     def slowly(self):
         if read:
@@ -167,7 +167,7 @@ def test_the_first_list_comes_before_all_is_read(directory, monkeypatch):
         read.append(self.name)
         return row(self)
 
-    monkeypatch.setattr(Run, "row", slowly)
+    monkeypatch.setattr(BoardRun, "row", slowly)
     watcher = Watcher(Catalogue([directory]), lambda: [])
     rows = json.loads(watcher.rows())["runs"]
     assert len(rows) == RUNS

@@ -135,7 +135,7 @@ def test_settings_and_evaluation(browser, address):
         page.get_by_role("tab", name="Settings").click()
         expect(page.locator("table.settings tbody th")).to_have_text(["seed", "algo.clip_high"])
         expect(page.locator("table.settings td.other")).to_have_text(["1", "0.2"])
-        page.get_by_label("only what differs").uncheck()
+        page.get_by_label("only differences").uncheck()
         expect(page.locator("table.settings tbody tr").first).to_have_text(re.compile("preset"))
         assert page.locator("table.settings tbody tr").count() > 60
         assert page.locator("table.settings tr.different").count() == 2
@@ -182,7 +182,7 @@ def test_groups(browser, address):
         expect(page.locator(".hit")).to_have_count(3)
         page.locator(".hit").first.click()
         expect(page.get_by_label("Step number")).to_have_value("3")
-        page.get_by_label("Step before").click()
+        page.get_by_label("Previous step").click()
         expect(page.get_by_label("Step number")).to_have_value("2")
 
 

@@ -55,7 +55,7 @@ def doubling(kind, levels=25):
     ],
 )  # fmt: skip
 def test_merges_are_counted_before_they_are_made(written, soon, text):
-    assert "its merges make more than 10000 values" in error_of(written(text))
+    assert "merges expand to more than 10000 values" in error_of(written(text))
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_settings_of_python_that_are_nested_without_end_are_one_line():
 )
 def test_a_key_with_dots_and_in_its_section_is_there_twice(written, text, key):
     path = written(text)
-    assert error_of(path) == f"{path}: {key}: is there twice, with dots and in its section; keep one"
+    assert error_of(path) == f"{path}: {key}: appears twice, with dots and in its section; keep one"
 
 
 def test_a_key_that_python_gives_twice_is_named():
-    with pytest.raises(UserError, match=r"^train\.lr: is there twice"):
+    with pytest.raises(UserError, match=r"^train\.lr: appears twice"):
         Config.build({"train": {"lr": 1e-6}, "train.lr": 2e-6})
 
 

@@ -11,7 +11,7 @@ from dapo_rl.rewards import build_verifier
 
 RECIPES = {path.stem: path for path in sorted((REPOSITORY / "recipes").glob("*.yaml"))}
 VERDICTS = {
-    "dapo-qwen2.5-32b": "conformant: every row as in the paper",
+    "dapo-qwen2.5-32b": "conformant: every row matches the paper",
     "qwen2.5-0.5b-gsm8k": "algorithm conformant, ",
     "smollm2-arithmetic-cpu": "algorithm conformant, ",
     "smollm2-gsm8k-gpu": "algorithm conformant, ",

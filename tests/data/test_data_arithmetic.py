@@ -89,9 +89,9 @@ def test_the_source_takes_its_parameters():
     ("parameters", "message"),
     [
         ({"szie": 3}, r"data\.eval\.szie: arithmetic has no such parameter; did you mean size\?"),
-        ({"size": "many"}, r"data\.eval\.size: expected a whole number from 1 on, got 'many'"),
+        ({"size": "many"}, r"data\.eval\.size: expected a whole number of at least 1, got 'many'"),
         ({"size": True}, r"data\.eval\.size: expected a whole number"),
-        ({"size": 0}, r"data\.eval\.size: expected a whole number from 1 on, got 0"),
+        ({"size": 0}, r"data\.eval\.size: expected a whole number of at least 1, got 0"),
         ({"split": "test"}, r"data\.eval: arithmetic: split 'test' is not one of train, heldout"),
         ({"min_terms": 1}, r"min_terms 1, max_terms 5: expected 2 to 12"),
         ({"min_terms": 4, "max_terms": 3}, r"min_terms 4, max_terms 3"),

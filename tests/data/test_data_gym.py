@@ -75,11 +75,11 @@ def test_a_mixture_is_scored_by_its_parts():
         ("", {}, r"reasoning_gym has no task ''"),
         ("leg_counting", {"max_animal": 4}, r"data\.train\.max_animal: .* did you mean max_animals\?"),
         ("leg_counting", {"zzz": 4}, r"data\.train\.zzz: .*no such parameter; it has .*max_animals"),
-        ("leg_counting", {"size": -3}, r"data\.train\.size: expected a whole number from 1 on, got -3"),
+        ("leg_counting", {"size": -3}, r"data\.train\.size: expected a whole number of at least 1, got -3"),
         ("leg_counting", {"seed": "x"}, r"data\.train\.seed: expected a whole number, got 'x'"),
-        ("leg_counting", {"min_animals": 9, "max_animals": 2}, r"leg_counting refuses its parameters: .*max_animals"),
-        ("composite", {}, r"composite refuses its parameters: Must specify at least one dataset"),
-        ("composite", {"datasets": [{"nam": "leg_counting"}]}, r"composite refuses its parameters: .*nam"),
+        ("leg_counting", {"min_animals": 9, "max_animals": 2}, r"leg_counting rejects its parameters: .*max_animals"),
+        ("composite", {}, r"composite rejects its parameters: Must specify at least one dataset"),
+        ("composite", {"datasets": [{"nam": "leg_counting"}]}, r"composite rejects its parameters: .*nam"),
     ],
 )
 def test_mistakes_are_one_line(name, parameters, message):

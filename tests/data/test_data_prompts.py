@@ -100,7 +100,7 @@ class TestText:
         rows = [{"prompt": [{"role": "system", "content": "x"}, USER]}, {"prompt": [USER]}]
         built = build(rows, strict)
         assert [p.id for p in built.prompts] == ["1"]
-        assert [str(b) for b in built.bad] == ["row 0: the chat template refuses it: System role not supported"]
+        assert [str(b) for b in built.bad] == ["row 0: the chat template rejects it: System role not supported"]
 
 
 class TestColumns:

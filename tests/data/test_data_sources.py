@@ -106,7 +106,7 @@ def test_a_missing_file_names_the_nearest(tmp_path):
 
 def test_a_source_that_is_no_known_format_says_which_are(tmp_path):
     for name in ("train.csv", "data/train.arrow", "./folder", "a/b/c", str(write(tmp_path / "noname", ""))):
-        fails(name, r"no format that is read here; give one of \.jsonl, \.json, \.parquet")
+        fails(name, r"unsupported format; use one of \.jsonl, \.json, \.parquet")
 
 
 def test_a_misspelt_generator_does_not_go_to_the_hub():

@@ -120,13 +120,13 @@ def test_other_data_or_another_seed_is_one_line(tmp_path):
     moved = [*prompts(4), Prompt(id="4t", text="ext 4", token_ids=(4,))]
     for data, seed, message in (
         (prompts(6), 2, r"data\.train has 6 prompts, the checkpoint was written with 5; resume with the same data"),
-        (other_text, 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (other_id, 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (other_answer, 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (other_column, 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (moved, 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (prompts(5)[::-1], 2, r"data\.train has other prompts or answers than the checkpoint"),
-        (prompts(5), 3, r"seed 3 draws prompts in another order than the checkpoint's; resume with seed=2"),
+        (other_text, 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (other_id, 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (other_answer, 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (other_column, 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (moved, 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (prompts(5)[::-1], 2, r"data\.train has different prompts or answers than the checkpoint"),
+        (prompts(5), 3, r"seed 3 draws prompts in a different order than the checkpoint; resume with seed=2"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             PromptStream(data, seed).load(tmp_path)

@@ -112,7 +112,7 @@ def test_help_is_worth_reading(tmp_path):
 def test_check_reports_and_speaks_json(tmp_path):
     result = dapo("check", REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().endswith("conformant: every row as in the paper")
+    assert result.stdout.strip().endswith("conformant: every row matches the paper")
     report = json.loads(dapo("check", "preset=grpo", "--json", cwd=tmp_path).stdout)
     assert report["verdict"].startswith("not DAPO: ")
     assert report["arithmetic"]["samples_per_step"] == 128
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "dapo: stopped at once; --resume goes on from the last checkpoint\n"
+    assert errors == "dapo: stopped; --resume continues from the last checkpoint\n"
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

@@ -118,7 +118,7 @@ def test_a_log_without_its_checkpoints_is_not_thrown_away(copy):
 
 def test_a_trainer_compares_its_settings_as_the_command_does(copy):
     before = contents(copy)
-    with pytest.raises(UserError, match=r"was begun with other settings: algo\.clip_high 0\.28 → 0\.3;"):
+    with pytest.raises(UserError, match=r"was started with different settings: algo\.clip_high 0\.28 → 0\.3;"):
         trainer_for(copy, "train.steps=4", "algo.clip_high=0.3").train(resume=True)
     assert contents(copy) == before
     assert trainer_for(copy, "train.steps=4", "train.lr=1e-5", "eval.every=1").train(resume=True)["steps"] == 4
@@ -138,7 +138,7 @@ def test_another_model_or_other_data_is_one_line(tmp_path):
     before = contents(tmp_path / "run")
     write([*rows[:-1], rows[-1] | {"answer": "17"}])
     line = one_line(dapo("train", "--resume", "--run", "run", "train.steps=2", cwd=tmp_path))
-    assert "data.train has other prompts or answers than the checkpoint was written with" in line
+    assert "data.train has different prompts or answers than the checkpoint was written with" in line
     assert contents(tmp_path / "run") == before
     write(rows)
     assert dapo("train", "--resume", "--run", "run", "train.steps=2", cwd=tmp_path).returncode == 0

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dapo_rl.evals.metrics import avg, consensus, difference, estimate, mean, passed, powers_of_two
+from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, mean, passed, powers_of_two
 
 
 def test_avg_by_hand():
@@ -64,20 +64,20 @@ def test_mean_leaves_out_what_has_no_value():
 
 def test_an_interval_by_hand():
     """Two problems, 0 and 1: drawn anew, their mean is 0, 1/2 or 1, with 1/4, 1/2 and 1/4."""
-    found = estimate([0.0, 1.0, math.nan])
+    found = bootstrap([0.0, 1.0, math.nan])
     assert (found.value, found.low, found.high, found.problems) == (0.5, 0.0, 1.0, 2)
-    assert estimate([0.25] * 5).low == estimate([0.25] * 5).high == 0.25
-    assert math.isnan(estimate([]).value)
+    assert bootstrap([0.25] * 5).low == bootstrap([0.25] * 5).high == 0.25
+    assert math.isnan(bootstrap([]).value)
 
 
 def test_an_interval_is_that_of_an_independent_bootstrap():
     values = np.random.default_rng(1).beta(2, 3, size=60)
     rng = np.random.default_rng(2)
     means = np.array([rng.choice(values, size=60).mean() for _ in range(20_000)])
-    found = estimate(values.tolist())
+    found = bootstrap(values.tolist())
     assert found.low == pytest.approx(np.quantile(means, 0.025), abs=0.004)
     assert found.high == pytest.approx(np.quantile(means, 0.975), abs=0.004)
-    assert found == estimate(values.tolist())
+    assert found == bootstrap(values.tolist())
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
@@ -86,7 +86,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     covered = []
     for seed in range(300):
         difficulty = rng.beta(2, 3, size=50)
-        found = estimate((rng.binomial(8, difficulty) / 8).tolist(), seed)
+        found = bootstrap((rng.binomial(8, difficulty) / 8).tolist(), seed)
         covered.append(found.low <= 0.4 <= found.high)
     assert 0.90 <= np.mean(covered) <= 0.985
 

@@ -46,13 +46,13 @@ def test_two_tokens_are_a_limit_too():
         ("arithmetic", {"--k": 2}, ["eval.samples=3"], None, "eval.samples: given twice; --k is the same setting"),
         ("arithmetic", {}, ["data.eval=x.jsonl"], None, "data.eval: given twice; --data is the same setting"),
         ("arithmetic", {}, ["seed=1", "seed=2"], None, "seed: given twice"),
-        ("arithmetic", {}, ["train.lr=1"], None, "train.lr: changes nothing in an evaluation"),
-        ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: changes nothing"),
-        ("arithmetic", {}, ["model.name=tiny"], None, "models are named without it"),
+        ("arithmetic", {}, ["train.lr=1"], None, "train.lr: has no effect on an evaluation"),
+        ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: has no effect"),
+        ("arithmetic", {}, ["model.name=tiny"], None, "name models as arguments"),
         ("arithmetic", {}, ["eval.tmperature=1"], None, "did you mean eval.temperature?"),
         ("arithmetic", {"--k": 0}, [], None, "eval.samples: input should be greater than or equal to 1, got 0"),
         ("arithmetic", {"--engine": "nativ"}, [], None, "did you mean native?"),
-        ("arithmetic", {"--temperature": 0.0, "--k": 4}, [], None, "4 samples at temperature 0 are the same response"),
+        ("arithmetic", {"--temperature": 0.0, "--k": 4}, [], None, "4 samples at temperature 0 are identical"),
     ],
 )
 def test_mistakes(data, options, words, protocol, message):

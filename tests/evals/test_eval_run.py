@@ -17,7 +17,7 @@ from dapo_rl import DAPOTrainer
 from dapo_rl.cli import main
 from dapo_rl.errors import UserError
 from dapo_rl.evals.plan import make_plan
-from dapo_rl.evals.progress import Progress
+from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.run import evaluate_models
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 SHORT = {"--k": 4, "--prompts": 6, "--max-new-tokens": 40}
 
 
-class Quiet(Progress):
+class Quiet(EvalProgress):
     """Counts what is sampled, and ends it as a crash would."""
 
     def __init__(self, crash_after=10**9):
@@ -92,7 +92,7 @@ def test_two_models_by_the_command(monkeypatch, capsys, tmp_path, random_model):
     code, printed, told = dapo(monkeypatch, capsys, *words, "--json")
     assert code == 0
     assert json.loads(printed) == report
-    assert told.count("done before") == 2
+    assert told.count("already evaluated") == 2
 
 
 def test_an_evaluation_of_training_says_the_same(tmp_path):
@@ -157,7 +157,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
 
     again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=200)
     assert again.returncode == 0, again.stderr
-    assert f"going on: {8 * len(parts)} of 32 problems are there" in again.stderr
+    assert f"resuming: {8 * len(parts)} of 32 problems are done" in again.stderr
     whole = tmp_path / "whole"
     subprocess.run([DAPO, *words, "--out", whole], env=environment, check=True, capture_output=True)
     assert files(out) == files(whole)
@@ -181,10 +181,10 @@ def test_another_evaluation_in_the_same_place_is_refused(tmp_path, random_model)
         evaluate_models(make_plan("arithmetic", SHORT | changes), [random_model], tmp_path / "out", Quiet())
 
     run()
-    with pytest.raises(UserError, match=r"was begun with other settings: seed 0 → 1; name another --out"):
+    with pytest.raises(UserError, match=r"was started with different settings: seed 0 → 1; name another --out"):
         run(**{"--seed": 1})
     small_model(seed=1, max_position_embeddings=4096).save_pretrained(random_model)
-    with pytest.raises(UserError, match="other settings: the model's weights"):
+    with pytest.raises(UserError, match="different settings: the model's weights"):
         run()
     small_model(max_position_embeddings=4096).save_pretrained(random_model)
     run()
@@ -197,7 +197,7 @@ def test_the_32_copies_of_aime_are_not_multiplied(tmp_path, random_model):
     report, out = evaluate_models(make_plan(data, {"--max-new-tokens": 2}), [random_model], tmp_path, seen)
     (model,) = report["models"]
     assert (report["k"], model["problems"], model["samples"]) == (32, 30, 960)
-    assert any("each problem 32 times over: taken once, with 32 samples" in note for note in seen.notes)
+    assert any("each problem 32 times: used once, with 32 samples" in note for note in seen.notes)
     rows = pq.read_table(out / model["responses"], columns=["prompt", "truth", "data_source"]).to_pylist()
     assert len({row["prompt"] for row in rows}) == 30
     assert {row["data_source"] for row in rows} == {"math_dapo"}
@@ -260,7 +260,7 @@ def test_a_run_directory_stands_for_its_model(tmp_path, random_model):
         (["tiny", "--data", "arithmatic"], "did you mean arithmetic"),
         (["./nowhere", "--data", "arithmetic"], "no directory ./nowhere"),
         (["tiny", "--data", "arithmetic", "--verifier", "mth"], "did you mean math?"),
-        (["tiny", "--data", "arithmetic", "--max-new-tokens", "600"], "the model is made for 512"),
+        (["tiny", "--data", "arithmetic", "--max-new-tokens", "600"], "the model's context of 512"),
         (["tiny", "--data", "arithmetic", "--out", "a-file"], "a-file is a file; name a directory"),
     ],
 )

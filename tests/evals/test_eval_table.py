@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from dapo_rl.evals.figures import Figures, compare
-from dapo_rl.evals.plot import draw, figure
-from dapo_rl.evals.table import show
+from dapo_rl.evals.plot import draw_evaluation, evaluation_figure
+from dapo_rl.evals.table import print_evaluation
 
 HOSTILE = "[bold]a\x1b[2J $x^2$ \u202emodel"
 
@@ -39,7 +39,7 @@ def test_models_are_compared_on_what_both_answered():
 
 def test_the_table():
     stream = io.StringIO()
-    show(report(), Console(file=stream, width=120, force_terminal=True, color_system=None))
+    print_evaluation(report(), Console(file=stream, width=120, force_terminal=True, color_system=None))
     lines = stream.getvalue().splitlines()
     assert "\x1b[2J" not in stream.getvalue()
     assert "\u202e" not in stream.getvalue()
@@ -48,11 +48,11 @@ def test_the_table():
 
 
 def test_the_picture(tmp_path):
-    draw(report(), tmp_path / "picture.png")
+    draw_evaluation(report(), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-    titles = [axis.get_title(loc="left") for axis in figure(report()).axes]
-    assert titles[:3] == ["Share that is right", "pass@k", "Response length"]
-    assert titles[3].startswith("Difference to")
+    titles = [axis.get_title(loc="left") for axis in evaluation_figure(report()).axes]
+    assert titles[:3] == ["Share correct", "pass@k", "Response length"]
+    assert titles[3].startswith("Difference from")
     one = report(k=1)
-    alone = figure({**one, "models": one["models"][:1], "comparisons": []})
-    assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share that is right", "Response length"]
+    alone = evaluation_figure({**one, "models": one["models"][:1], "comparisons": []})
+    assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share correct", "Response length"]

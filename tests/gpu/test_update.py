@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.models.logprobs import token_logps
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
@@ -35,7 +35,7 @@ def samples_of(prompts, group, prompt_tokens, tokens, vocabulary, ragged=False):
 
 def gradients(model, samples, **how):
     model.zero_grad()
-    with Responses(model, temperature=0.8, pad_id=0, **how).compute(samples) as stats:
+    with ResponseLogps(model, temperature=0.8, pad_id=0, **how).compute(samples) as stats:
         factor = torch.randn(stats.mask.shape, generator=torch.Generator().manual_seed(1)).cuda()
         torch.where(stats.mask, stats.logps * factor, 0.0).sum().backward()
     return stats.logps[stats.mask], torch.cat([p.grad.flatten() for p in model.parameters()])

@@ -12,13 +12,13 @@ from support import REPOSITORY
 
 from dapo_rl.config import PRESETS, Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.interval import estimate, t_quantile
-from dapo_rl.lab.ablate.picture import draw
-from dapo_rl.lab.ablate.plan import Plan, check_same_plan, grid, table_one
-from dapo_rl.lab.ablate.report import markdown, table, to_json
+from dapo_rl.lab.ablate.interval import t_interval, t_quantile
+from dapo_rl.lab.ablate.picture import draw_ablation
+from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, table_one
+from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown
 from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
-from dapo_rl.lab.ablate.show import LiveWatcher, PlainWatcher
+from dapo_rl.lab.ablate.show import LiveAblationDisplay, PlainAblationDisplay
 from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.settings import flat
@@ -165,7 +165,7 @@ def test_directories_have_plain_names_whatever_is_varied():
         (["algo.clip_high"], "is not KEY=VALUE"),
         (["algo.clip_high="], "is not KEY=VALUE"),
         (["algo.clip_high=0.2,0.20"], "gives the same settings"),
-        (["algo.clip_high=0.2", "algo.clip_high=0.3"], "is there twice"),
+        (["algo.clip_high=0.2", "algo.clip_high=0.3"], "appears twice"),
         (["seed=1,2"], "--seeds"),
         (["train.lr=[1,2"], "is not a value"),
         (["train.steps=" + ",".join(str(n) for n in range(1, 302))], "301 combinations"),
@@ -188,10 +188,10 @@ def test_mistakes_in_the_rest():
 def test_a_plan_comes_back_from_its_file(tmp_path):
     plan = table_one(DEFAULT, ["train.steps=5"], 2)
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == plan
+    assert AblationPlan.load(tmp_path / "plan.json") == plan
     (tmp_path / "plan.json").write_text('{"arms": 3}')
     with pytest.raises(UserError, match="cannot be read"):
-        Plan.load(tmp_path / "plan.json")
+        AblationPlan.load(tmp_path / "plan.json")
 
 
 def test_a_directory_holds_one_ablation(tmp_path):
@@ -215,12 +215,12 @@ def test_students_t_as_in_printed_tables():
 
 def test_an_interval_by_hand():
     # 1, 2, 3: mean 2, standard deviation 1, standard error 1/√3, t(2) 4.3027
-    assert estimate([1.0, 2.0, 3.0]) is not None
-    result = estimate([1.0, 2.0, 3.0])
+    assert t_interval([1.0, 2.0, 3.0]) is not None
+    result = t_interval([1.0, 2.0, 3.0])
     assert (result.mean, result.n) == (2.0, 3)
     assert result.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-    assert estimate([0.5]).half_width is None
-    assert estimate([]) is None
+    assert t_interval([0.5]).half_width is None
+    assert t_interval([]) is None
 
 
 def test_the_end_of_a_run_is_its_last_quarter():
@@ -301,7 +301,7 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "| 1/3 |" in text
     assert "| algo.clip_high=0.28 | 2 | 10.0 | 61.0 |" in text
     assert "| algo.clip_high=0.4 | 0 | waiting | - |" in text
-    assert "95% interval of Student's t over seeds" in text
+    assert "95% Student's t interval over seeds" in text
     assert "default.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
     assert "paper" not in text
 
@@ -316,7 +316,7 @@ def test_labels_cannot_change_the_markdown(varied):
 
 def test_the_json_has_every_number(varied):
     plan, results = varied
-    report = json.loads(to_json(plan, results))
+    report = json.loads(ablation_json(plan, results))
     assert report["seeds"] == [0, 1, 2]
     assert report["overrides"] == ["train.steps=4"]
     first, second, third = report["arms"]
@@ -332,16 +332,16 @@ def test_rows_of_the_papers_table(tmp_path):
     plan = table_one(DEFAULT, ["train.steps=4"], 2)
     accuracies = {arm.name: {0: 0.1 * i, 1: 0.1 * i + 0.05} for i, arm in enumerate(plan.with_own_runs())}
     results = written(tmp_path, plan, accuracies)
-    heads, rows = table(results)
+    heads, rows = ablation_table(results)
     assert heads[:4] == ["arm", "paper", "accuracy %", "difference"]
     assert rows[0][:4] == ["Naive GRPO", "30", "2.5 ± 31.8", "-"]
     assert rows[5][:4] == ["+ Dynamic Sampling (DAPO)", "50", "52.5 ± 31.8", "+10.0 ± 0.0"]
     assert rows[6][:4] == ["DAPO without Overlong Filtering", "", "62.5 ± 31.8", "+10.0 ± 0.0"]
     assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 ± 31.8", "-10.0 ± 0.0"]
     text = markdown(plan, results)
-    assert "DAPO without Dynamic Sampling: the same settings, and so the same runs, as + Token-level Loss." in text
+    assert "DAPO without Dynamic Sampling: same settings, and therefore same runs, as + Token-level Loss." in text
     assert text.count("| DAPO without Dynamic Sampling |") == 2, "in the table and among the arms, not among the runs"
-    draw(plan, results, tmp_path / "ablation.png")
+    draw_ablation(plan, results, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -349,7 +349,7 @@ def test_a_picture_without_some_arms_and_with_many(tmp_path):
     plan = grid(DEFAULT, ["train.steps=4"], 1, ["algo.clip_high=" + ",".join(f"0.{n}" for n in range(20, 32))])
     accuracies = {arm.name: {0: 0.4} if i != 3 else {} for i, arm in enumerate(plan.arms)}
     results = written(tmp_path, plan, accuracies)
-    draw(plan, results, tmp_path / "ablation.png")
+    draw_ablation(plan, results, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 10_000
 
 
@@ -358,7 +358,7 @@ def test_a_run_with_other_settings_is_named(tmp_path):
     accuracies = {arm.name: {0: 0.4} for arm in plan.arms}
     written(tmp_path, plan, accuracies)
     other = grid(DEFAULT, ["train.steps=4", "train.lr=1e-3"], 1, ["algo.clip_high=0.2,0.28"])
-    with pytest.raises(UserError, match=r"seed-0: holds a run with other settings: train\.lr 0\.0002 → 0\.001"):
+    with pytest.raises(UserError, match=r"seed-0: holds a run with different settings: train\.lr 0\.0002 → 0\.001"):
         all_runs(other, tmp_path)
 
 
@@ -391,7 +391,7 @@ def test_the_live_table_has_every_run(tmp_path):
     plan, runs = half_way(tmp_path)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None)
-    watcher = LiveWatcher(console, plan, runs)
+    watcher = LiveAblationDisplay(console, plan, runs)
     console.print(watcher)
     watcher.changed(runs[2])
     text = screen.getvalue()
@@ -406,7 +406,7 @@ def test_the_live_table_has_every_run(tmp_path):
     assert next(line.split()[1:] for line in lines if line.startswith("algo.clip_high=0.28")) == [
         "3/4",
         "25.0%",
-        "waits",
+        "waiting",
     ]
     assert "algo.clip_high=0.2, seed 1 failed: it diverged \\x1b[2J" in text
 
@@ -414,7 +414,7 @@ def test_the_live_table_has_every_run(tmp_path):
 def test_lines_where_there_is_no_terminal(tmp_path):
     _, runs = half_way(tmp_path)
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    watcher = PlainWatcher(stream, runs)
+    watcher = PlainAblationDisplay(stream, runs)
     for run in (runs[1], runs[1], runs[2]):
         watcher.changed(run)
     watcher.note("fertig ±")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import Plan, grid, table_one
+from dapo_rl.lab.ablate.plan import AblationPlan, grid, table_one
 
 PLANS = {"table": table_one(DEFAULT_RECIPE, [], 2), "grid": grid(DEFAULT_RECIPE, [], 1, ["train.lr=1e-4,1e-5"])}
 WRONG = [None, True, -1, 10**30, 0.5, "", "x", "../../x", "/etc", [], {}, [1], {"x": 1}]
@@ -18,14 +18,14 @@ WRONG = [None, True, -1, 10**30, 0.5, "", "x", "../../x", "/etc", [], {}, [1], {
 def load(path):
     """A plan with which everything that reads plans can do something, or one line."""
     try:
-        plan = Plan.load(path)
+        plan = AblationPlan.load(path)
     except UserError as error:
         line = str(error)
     else:
         assert plan.parts()
         assert all(not os.path.isabs(arm.directory) and ".." not in arm.directory for arm in plan.arms)
         return [arm.config(seed) for arm in plan.arms for seed in plan.seeds]
-    assert line.startswith(f"{path}: cannot be read as an ablation's plan")
+    assert line.startswith(f"{path}: cannot be read as the plan of an ablation")
     assert "\n" not in line
     return None
 
@@ -33,7 +33,7 @@ def load(path):
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_comes_back(tmp_path, name):
     PLANS[name].save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json") == PLANS[name]
+    assert AblationPlan.load(tmp_path / "plan.json") == PLANS[name]
 
 
 @settings(max_examples=60, deadline=None)

@@ -59,9 +59,9 @@ def test_finished_runs_are_not_run_again(tmp_path):
     before = [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs]
     more = ablate("--out", "a", "--seeds", "2", cwd=tmp_path)
     assert more.returncode == 0, more.stdout + more.stderr
-    assert "2 arms, 4 runs in a; done already: 2\n" in more.stdout
-    assert "seed 0: begins" not in more.stdout
-    assert more.stdout.count("seed 1: begins") == 2
+    assert "2 arms, 4 runs in a; 2 already done\n" in more.stdout
+    assert "seed 0: started" not in more.stdout
+    assert more.stdout.count("seed 1: started") == 2
     assert [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs] == before
     assert [arm["accuracy"]["n"] for arm in read(out / "ablation.json")["arms"]] == [2, 2]
 
@@ -71,7 +71,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
     assert "train.steps 2 → 3" in longer
     same = ablate(*TWO, "--out", "a", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
-    assert "begins" not in same.stdout
+    assert ": started" not in same.stdout
 
 
 def test_an_ablation_that_was_stopped_goes_on(tmp_path):
@@ -95,7 +95,7 @@ def test_an_ablation_that_was_stopped_goes_on(tmp_path):
     assert process.returncode == 130, errors
     assert "runs finish their step and save" in output
     assert "seed 0: stopped at step " in output
-    assert output.rstrip().endswith("stopped; dapo ablate --out a goes on")
+    assert output.rstrip().endswith("stopped; resume with dapo ablate --out a")
     assert "Traceback" not in errors
     summary = read(tmp_path / "a" / ARMS[0] / "seed-0" / "summary.json")
     assert summary["finished"] is False
@@ -145,9 +145,9 @@ def test_mistakes_are_one_line_before_anything_starts(tmp_path):
     assert "algo.clip_high: 1.5 is outside" in mistake("--vary", "algo.clip_high=0.2,1.5", cwd=tmp_path)
     assert "no such recipe" in mistake("nowhere.yaml", cwd=tmp_path)
     assert "--only: 'stairs'" in mistake("--only", "stairs", cwd=tmp_path)
-    assert "a table of its own" in mistake("--only", "ladder", "--vary", "train.lr=1e-4", cwd=tmp_path)
+    assert "replaces that table" in mistake("--only", "ladder", "--vary", "train.lr=1e-4", cwd=tmp_path)
     assert "turns Dynamic Sampling off" in mistake("sampling.dynamic=false", cwd=tmp_path)
-    assert "has an = in it" in mistake("--out", "a=b", cwd=tmp_path)
+    assert "contains =" in mistake("--out", "a=b", cwd=tmp_path)
     (tmp_path / "file").write_text("")
     assert "file: is not a directory" in mistake("--out", "file", cwd=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

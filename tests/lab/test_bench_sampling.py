@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from dapo_rl.cli import app
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import SimulatedEngine, World, policies, simulate
+from dapo_rl.lab.bench.sampling import SimulatedEngine, World, simulate, strategies
 
-NAMES = list(policies(SimulatedEngine(World(1.0, 4), 1), 4, 8))
+NAMES = list(strategies(SimulatedEngine(World(1.0, 4), 1), 4, 8))
 SIZE = {"prompts": 8, "group": 4, "slots": 64, "steps": 12, "seed": 1}
 
 
@@ -38,7 +38,7 @@ def test_rounds_that_give_up_train_on_groups_without_a_signal(rows):
 def test_the_simulated_engine_samples_whole_groups_of_the_worlds_lengths():
     world = World(0.5, 4, seed=3)
     engine = SimulatedEngine(world, slots=6)
-    fill = policies(engine, 4, 2)["rounds of 1"]().fill(2)
+    fill = strategies(engine, 4, 2)["rounds of 1"]().fill(2)
     assert engine.tokens == fill.tokens_generated
     for group in fill.sampled:
         assert tuple(len(s.token_ids) for s in group.samples) == world.lengths(group.prompt.id)

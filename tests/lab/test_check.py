@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dapo_rl.config import Config, known_keys
-from dapo_rl.lab.check import Arithmetic, conformance, render, to_json
+from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -39,7 +39,7 @@ def different(report):
 def test_the_papers_recipe_is_conformant_in_every_row():
     report = check()
     assert different(report) == set()
-    assert report.verdict == "conformant: every row as in the paper"
+    assert report.verdict == "conformant: every row matches the paper"
     references = {row.component: row.reference for row in report.rows}
     assert {name: references[name] for name in list(references)[:7]} == {
         "Objective": "Eq. 8",
@@ -187,7 +187,7 @@ def test_the_defaults_are_dapo_at_another_scale():
         ({"overlong__cache_length": 2048}, "Punishment interval", "from 18,432 to 20,480"),
         ({"eval__samples": 8}, "Held-out samples", "2 times that of avg@32"),
         ({"algo__ddof": 0}, "Advantage", r"3\.3% larger"),
-        ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12 to the letter"),
+        ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12, read literally"),
         ({}, "Token-level loss", "as the authors' script"),
     ],
 )
@@ -197,7 +197,7 @@ def test_meanings_are_about_the_value(changes, component, words):
 
 
 def test_the_batch_arithmetic_of_the_paper():
-    assert check(train__steps=100).arithmetic == Arithmetic(
+    assert check(train__steps=100).arithmetic == BatchArithmetic(
         groups_per_step=512,
         samples_per_step=8192,
         updates_per_step=16,
@@ -223,7 +223,7 @@ def test_passes_over_the_batch_make_updates_not_samples():
 
 def test_the_report_fits_80_columns_and_shows_text_as_it_is():
     stream = io.StringIO()
-    render(
+    print_conformance(
         check(preset="grpo", reward__verifier="[b]f.py:score", data__train="a/long/path/to/some/prompts.jsonl"),
         Console(file=stream, width=80),
     )
@@ -239,13 +239,13 @@ def test_the_report_fits_80_columns_and_shows_text_as_it_is():
 def test_the_report_prints_to_an_ascii_stream():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    render(check(preset="grpo"), Console(file=stream, width=80))
+    print_conformance(check(preset="grpo"), Console(file=stream, width=80))
     stream.flush()
     assert b"not DAPO" in raw.getvalue()
 
 
 def test_json_holds_every_row_and_number():
-    document = json.loads(to_json(check(algo__clip_high=0.2)))
+    document = json.loads(conformance_json(check(algo__clip_high=0.2)))
     assert set(document) == {"verdict", "rows", "arithmetic"}
     (row,) = (row for row in document["rows"] if row["component"] == "Clip-Higher")
     assert (row["reference"], row["kind"], row["same"]) == ("Eq. 10", "algorithm", False)

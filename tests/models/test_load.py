@@ -15,7 +15,7 @@ from dapo_rl.models.load import (
     check_context,
     check_vocabulary,
     compute_dtype,
-    describe,
+    describe_model,
     load_model,
     make_savable,
     save_model,
@@ -27,7 +27,7 @@ def test_the_embedded_model_is_small_and_its_own():
     model, words = load_model(ModelSettings())
     assert sum(p.numel() for p in model.parameters()) < 1_000_000
     assert (TINY / "model.safetensors").stat().st_size < 4_000_000
-    assert describe(model, torch.float32) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
+    assert describe_model(model, torch.float32) == "LlamaForCausalLM, 0.9 M parameters, float32 on cpu"
     ids = words("3+8-4+7=?\n").input_ids
     assert words.decode(ids, skip_special_tokens=True) == "3+8-4+7=?\n"
     assert len(ids) == len("3+8-4+7=?\n") + 1
@@ -63,11 +63,11 @@ def test_weights_that_transformers_would_make_up_are_refused(tmp_path):
 
     assert message(num_hidden_layers=3) == (
         "model.name: it has no weights for 9 of its 29 tensors (model.layers.2.input_layernorm.weight); "
-        "its config.json may be of another model"
+        "its config.json may belong to another model"
     )
     assert message(intermediate_size=48) == (
-        "model.name: the weights of it are not of its config.json: model.layers.0.mlp.down_proj.weight is 32 × 64, "
-        "and by config.json 32 × 48"
+        "model.name: the weights of it do not match its config.json: model.layers.0.mlp.down_proj.weight is 32 × 64, "
+        "and config.json says 32 × 48"
     )
     assert "no weights for 1 of its 21 tensors (lm_head.weight)" in message(tie_word_embeddings=False)
 
@@ -83,7 +83,7 @@ def test_weights_that_are_not_numbers_are_refused(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_named():
-    with pytest.raises(UserError, match=r"model.device: cuda is asked for"):
+    with pytest.raises(UserError, match=r"model.device: cuda was requested"):
         load_model(ModelSettings(device="cuda"))
 
 
@@ -106,13 +106,13 @@ def test_a_contradictory_generation_config_can_still_be_saved(tmp_path):
 
 def test_a_file_is_no_place_for_a_model(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="there is a file of that name"):
+    with pytest.raises(UserError, match="but this is a file"):
         save_model(small_model(), tokenizer(), tmp_path / "file")
 
 
 def test_samples_must_fit_the_model():
     check_context(small_model(), 100, 28)
-    with pytest.raises(UserError, match="29 after a prompt of 100 tokens, and the model is made for 128"):
+    with pytest.raises(UserError, match="29 after a prompt of 100 tokens exceeds the model's context of 128"):
         check_context(small_model(), 100, 29)
 
 
@@ -152,5 +152,5 @@ def test_a_tokenizer_of_another_model_is_found_before_the_run():
     model = small_model()
     rows = model.get_input_embeddings().weight.shape[0]
     check_vocabulary(model, rows - 1)
-    with pytest.raises(UserError, match=rf"the tokenizer gives token {rows}, and the model has {rows}"):
+    with pytest.raises(UserError, match=rf"the tokenizer produces token {rows}, but the model has {rows}"):
         check_vocabulary(model, rows)

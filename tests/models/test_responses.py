@@ -16,7 +16,7 @@ from dapo_rl.models import packed as packed_module
 from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
 from dapo_rl.models.recompute import recomputing
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.types import TrainSample
 
 SHAPE = {
@@ -55,7 +55,7 @@ def ragged_samples(seed, groups=3, group_size=3):
 
 
 def responses(model, **how):
-    return Responses(model, temperature=0.8, pad_id=0, **how)
+    return ResponseLogps(model, temperature=0.8, pad_id=0, **how)
 
 
 def gradients(model, samples, **how):
@@ -133,7 +133,7 @@ def test_layers_keep_their_inputs_alone():
 
 def test_a_model_without_such_layers_is_refused():
     with pytest.raises(UserError, match=r"train\.gradient_checkpointing: Linear has no layers"):
-        Responses(torch.nn.Linear(1, 1), temperature=1.0, pad_id=0, recompute=True)
+        ResponseLogps(torch.nn.Linear(1, 1), temperature=1.0, pad_id=0, recompute=True)
 
 
 def test_autocast_is_close():
@@ -166,8 +166,8 @@ def test_under_autocast_attention_is_in_one_type():
     [
         ("Gemma2", {}, "caps its logits"),
         ("Gemma2", {"final_logit_softcapping": None}, "has attention with softcap"),
-        ("Granite", {"logits_scaling": 4.0}, "gives other probabilities"),
-        ("Cohere", {"logit_scale": 0.25}, "gives other probabilities"),
+        ("Granite", {"logits_scaling": 4.0}, "gives different results"),
+        ("Cohere", {"logit_scale": 0.25}, "gives different results"),
         ("Mistral", {"sliding_window": 16}, "has a sliding window of 16 tokens in a context of 20"),
         ("Bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]}, ""),
     ],
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_packed_is_padded_and_says_so(name, changes, reas
     ours = responses(model, longest=20)
     assert not ours.packed
     assert ours.note.startswith(f"{name}ForCausalLM {reason}")
-    assert ours.note.endswith("samples are padded, which is slower and takes more memory")
+    assert ours.note.endswith("samples are padded, which is slower and uses more memory")
     assert_equal_computations(gradients(model, samples, longest=20), gradients(model, samples, packed=False))
 
 
@@ -202,7 +202,7 @@ def test_what_a_ragged_kernel_gets():
     ragged = row._ragged
     assert ragged.starts_q.tolist() == [0, 4, 6]
     assert ragged.starts_k.tolist() == [0, 4, 9]
-    assert ragged.written_out.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert ragged.key_indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (ragged.longest_q, row.longest) == (4, 5)
 
 
@@ -210,7 +210,7 @@ def test_rectangles_have_little_padding():
     random = np.random.default_rng(0)
     lengths = random.integers(1, 300, 60).tolist()
     row, _ = pack([((1,), (1,) * n) for n in lengths], torch.device("cpu"), share_prompts=False)
-    blocks = [block.asking for block in row._blocks.blocks]
+    blocks = [block.queries for block in row._blocks.blocks]
     assert sum(len(b) for b in blocks) == 60
     assert sum(b.numel() for b in blocks) <= sum(lengths) / 0.75
     assert len(blocks) < 10
@@ -219,7 +219,7 @@ def test_rectangles_have_little_padding():
 
 def test_a_shared_prompt_asks_once():
     row, _ = pack([((1, 2, 3, 4, 5, 6), (7,) * 4)] * 8, torch.device("cpu"))
-    assert sum(block.asking.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
+    assert sum(block.queries.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
     assert [block.mask is None for block in row._blocks.blocks] == [True, False]
 
 

@@ -178,7 +178,7 @@ def test_a_chat_template_has_a_sandbox(directory, template):
     (directory.path / "chat_template.jinja").write_text(template.replace("TRACE", str(directory.trace)))
     _, tokenizer = directory.load()
     rows = load_rows([{"prompt": [{"role": "user", "content": "1+1?"}]}])
-    with pytest.raises(UserError, match=r"row 0: the chat template refuses it: \S+") as caught:
+    with pytest.raises(UserError, match=r"row 0: the chat template rejects it: \S+") as caught:
         build_prompts(rows, tokenizer, DataSettings())
     assert "\n" not in str(caught.value)
     assert not directory.trace.exists()

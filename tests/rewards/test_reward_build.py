@@ -98,7 +98,7 @@ def test_a_list_of_one_is_that_one():
     ("given", "message"),
     [
         ([], "empty"),
-        (5, "a int is none"),
+        (5, "cannot use a value of type int"),
         (MyVerifier, "MyVerifier: it is a class"),
         (lambda a, b: [], "fit no known signature"),
         (len, "fit no known signature"),

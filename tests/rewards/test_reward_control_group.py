@@ -33,7 +33,7 @@ from dapo_rl.rewards import fork_server as fork_server_module
 from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
 
 MIB = 1 << 20
-TOGETHER = "was killed: it took more memory than reward.memory_mb allows, together with what it started"
+TOGETHER = "was killed: with its children, it used more memory than reward.memory_mb allows"
 
 
 def can_make_groups():

@@ -139,7 +139,7 @@ def test_what_is_not_a_gym_prompt_is_the_users_mistake():
         judge(Prompt("q1", "?", (1,), "5", "gsm8k"), "5")
     with pytest.raises(UserError, match=r"no such data set; did you mean chain_sum\?"):
         judge(Prompt("q1", "?", (1,), "5", "reasoning_gym:chain_sums"), "5")
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         judge(Prompt("q1", "?", (1,), "5", "reasoning_gym:chain_sum", None, {"gym_parameters": {"no_such": 1}}), "5")
 
 

@@ -117,8 +117,8 @@ UNSOUND = {
     "no status": (Verdict(1.0, True, ["correct"]), "status is not one of correct, wrong"),
     "answer": (Verdict(1.0, True, "correct", 5), "answer is a int, not a string or None"),
     "detail": (Verdict(1.0, True, "correct", None, b"x"), "detail is a bytes, not a string"),
-    "a number": (1.0, "returned a float where a Verdict belongs"),
-    "none": (None, "returned None where a Verdict belongs"),
+    "a number": (1.0, "returned a float instead of a Verdict"),
+    "none": (None, "returned None instead of a Verdict"),
 }
 
 

@@ -279,7 +279,7 @@ def test_rubbish_in_the_socket_is_an_error_of_its_call(name):
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         (verdict,) = pool(PROMPT, samples("write"))
         assert (verdict.status, verdict.score) == ("error", -1)
-        assert "something other than a reply came from the verifier's process" in verdict.detail
+        assert "the verifier's process sent something other than a reply" in verdict.detail
         assert scores(pool, "3") == [3]
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 200 << 10  # KiB
 
@@ -436,7 +436,7 @@ def test_shared_memory_counts(allocate, monkeypatch):
     with by_text(act, memory_mb=100) as pool:
         (verdict,) = pool(PROMPT, samples("take"))
         assert verdict.status == "error"
-        assert "took more shared memory than reward.memory_mb allows" in verdict.detail
+        assert "used more shared memory than reward.memory_mb allows" in verdict.detail
         assert scores(pool, "3") == [3]
 
 

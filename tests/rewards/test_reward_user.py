@@ -198,7 +198,7 @@ def test_a_missing_column_is_named():
     def reward(completions, solution, **columns):
         return [1.0] * len(completions)
 
-    assert "needs 'solution', and the data has only answer, completion_ids" in verdicts(reward)[0].detail
+    assert "needs 'solution', but the data has only answer, completion_ids" in verdicts(reward)[0].detail
 
 
 def test_async_functions():

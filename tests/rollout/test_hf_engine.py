@@ -6,7 +6,7 @@ import torch
 from support import ids, small_model, tokenizer, weights_of
 
 from dapo_rl.models.forward import response_logps
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.rollout.engine import Request, SamplingParams
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.types import TrainSample
@@ -50,7 +50,7 @@ def test_in_bfloat16_they_equal_the_trainers_in_bfloat16():
     r = request("a", "1+1=?\n", count=1, params=SamplingParams(max_new_tokens=6))
     sample = run(HFEngine(model, tokenizer(), 64, torch.bfloat16), r)["a", 0]
     for dtype, close in ((torch.bfloat16, 0.01), (torch.float32, 0.05)):
-        trainers = Responses(model, temperature=1.0, pad_id=0, dtype=dtype)
+        trainers = ResponseLogps(model, temperature=1.0, pad_id=0, dtype=dtype)
         with torch.no_grad(), trainers.compute([TrainSample(r.prompt_ids, sample.token_ids, 0.0, 0.0, 0)]) as stats:
             difference = (stats.logps[0] - torch.tensor(sample.logps)).abs().max()
         assert difference < close

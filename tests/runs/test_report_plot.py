@@ -60,7 +60,7 @@ def test_a_few_steps_show_every_value():
         "Mean probability of sampled tokens",
         "Held-out accuracy",
         "Clipped tokens",
-        "What became of the groups drawn",
+        "Fate of the groups drawn",
         "Prompts that are all right",
     ]
     (entropy,) = panel(figure, "Entropy").lines
@@ -68,7 +68,7 @@ def test_a_few_steps_show_every_value():
     (held_out,) = panel(figure, "Held-out").lines
     assert held_out.get_xydata().tolist() == [[0, 0.1], [4, 0.75]]
     assert sorted(texts(panel(figure, "Held-out"))) == ["10.0%", "75.0%"]
-    assert labels(panel(figure, "What became")) == ["kept", "all right", "all wrong"]  # no empty reasons
+    assert labels(panel(figure, "Fate of")) == ["kept", "all right", "all wrong"]  # no empty reasons
     assert labels(panel(figure, "Clipped"))[2] == "mean probability at the upper bound (right)"
 
 
@@ -81,7 +81,7 @@ def test_many_steps_are_smoothed_over_the_raw_line():
 
 def test_the_stack_is_as_high_as_the_groups_drawn():
     for count in (1, 5, 30):
-        axis = panel(report_figure(rows(count), [], "x"), "What became")
+        axis = panel(report_figure(rows(count), [], "x"), "Fate of")
         top = axis.dataLim.y1
         assert top == pytest.approx(20)
         assert axis.get_ylim()[0] == 0

@@ -64,7 +64,7 @@ def test_an_edited_setting_is_a_question(saved):
     path = saved.config_path
     assert error_of(saved) == (
         f"{path}: was edited: train.lr 3e-05 → 0.0001; give train.lr=0.0001 on the command line to change it, or copy "
-        f"{saved.checkpoints_path}/step-2/config.yaml here to go on as before"
+        f"{saved.checkpoints_path}/step-2/config.yaml here to resume unchanged"
     )
     # The answers work.
     config, notes = resumed(saved, "train.lr=0.0001")
@@ -77,7 +77,8 @@ def test_an_edit_that_makes_another_run_says_so_at_once(saved):
     edit(saved, "clip_high: 0.3", "clip_high: 0.25")
     edit(saved, "keep: 2", "keep: 3")
     line = error_of(saved)
-    assert "was edited: algo.clip_high 0.3 → 0.25, checkpoint.keep 2 → 3; algo.clip_high makes it another run" in line
+    edited = "was edited: algo.clip_high 0.3 → 0.25, checkpoint.keep 2 → 3"
+    assert f"{edited}; algo.clip_high cannot change within a run" in line
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_lost_file_is_told_and_the_checkpoint_has_the_settings(saved, harm, sa
     assert config == Config.build(Config.build(BEGUN | {"train.steps": 30, "checkpoint.every": 2}).resolved())
     assert said in note
     assert note.startswith(str(saved.config_path))
-    assert note.endswith(f"; going on with the settings of {saved.checkpoints_path}/step-2")
+    assert note.endswith(f"; using the settings of {saved.checkpoints_path}/step-2")
 
 
 def test_a_file_that_is_cut_anywhere_is_told_and_no_setting_becomes_its_default(saved):
@@ -153,7 +154,7 @@ def test_a_file_that_is_cut_anywhere_is_told_and_no_setting_becomes_its_default(
         saved.config_path.write_bytes(whole[:end])
         config, (note,) = resumed(saved)
         assert config == expected, end
-        assert "going on with the settings of" in note
+        assert "using the settings of" in note
 
 
 def test_every_key_that_is_lost_is_told(saved):
@@ -168,7 +169,7 @@ def test_every_key_that_is_lost_is_told(saved):
         saved.config_path.write_text(yaml.safe_dump(settings))
         config, (note,) = resumed(saved)
         assert config == Config.build(Config.build(BEGUN).resolved())
-        assert f"has no {key}; going on" in note
+        assert f"has no {key}; using" in note
 
 
 def test_what_a_resumed_run_wrote_before_it_was_killed_counts(saved):
@@ -177,12 +178,12 @@ def test_what_a_resumed_run_wrote_before_it_was_killed_counts(saved):
     config, (note,) = resumed(saved)
     assert config.train.steps == 30
     assert "train.steps 20 → 30" in note
-    assert "going on with the new" in note
+    assert "using the new settings" in note
 
 
 def test_the_settings_of_another_run_are_not_those_of_this_one(saved):
     saved.write_config(Config.build(BEGUN | {"algo.clip_high": 0.28}))
-    assert "was begun with other settings: algo.clip_high 0.3 → 0.28; start a new run" in error_of(saved)
+    assert "was started with different settings: algo.clip_high 0.3 → 0.28; start a new run" in error_of(saved)
 
 
 def test_a_recipe_is_compared_with_the_checkpoint(saved, tmp_path):
@@ -258,7 +259,7 @@ def test_an_edit_that_nothing_contradicts_is_told(alone):
     edit(alone, "lr: 3.0e-05", "lr: 1e-4")
     config, (note,) = resumed(alone)
     assert config.train.lr == 1e-4
-    assert note.endswith("was edited, and there is no checkpoint to compare it with; going on with it")
+    assert note.endswith("was edited, and there is no checkpoint to compare it with; using it as it is")
 
 
 def test_the_longest_recipe_makes_a_file_that_can_be_read(alone):
@@ -268,7 +269,7 @@ def test_the_longest_recipe_makes_a_file_that_can_be_read(alone):
 
 
 def test_a_change_of_a_source_is_noticed_without_a_checkpoint(alone):
-    assert "was begun with other settings: data.train" in error_of(alone, "data.train.size=5")
+    assert "was started with different settings: data.train" in error_of(alone, "data.train.size=5")
 
 
 def test_lost_for_good_is_one_line(run):

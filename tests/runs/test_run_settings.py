@@ -36,7 +36,7 @@ def test_what_makes_another_run_is_named_before_and_after():
     with pytest.raises(UserError) as error:
         check_same_run(RUN, config(), config(algo__clip_high=0.3, seed=4, train__steps=9))
     assert str(error.value) == (
-        "runs/a: was begun with other settings: seed 0 → 4, algo.clip_high 0.28 → 0.3; start a new run for them"
+        "runs/a: was started with different settings: seed 0 → 4, algo.clip_high 0.28 → 0.3; start a new run"
     )
 
 

@@ -108,7 +108,7 @@ def test_a_tracker_that_cannot_start_is_left_out(tmp_path, notes):
     trackers.log(1, {"reward/mean": 1.0})
     trackers.close()
     (note,) = notes
-    assert note.startswith("log.to: tensorboard cannot start and is left out: ")
+    assert note.startswith("log.to: tensorboard cannot start and is dropped: ")
 
 
 def test_a_tracker_that_fails_later_is_left_out_and_the_others_go_on(tmp_path, notes, monkeypatch):
@@ -137,7 +137,7 @@ def test_a_tracker_that_fails_later_is_left_out_and_the_others_go_on(tmp_path, n
         trackers.log(step, {"reward/mean": 1.0})
     trackers.close()
     assert logged == [("Breaks", 1), ("Recorder", 1), ("Breaks", 2), ("Recorder", 2), ("Recorder", 3)]
-    assert notes == ["log.to: wandb failed and is left out: the server is gone; metrics.jsonl has everything"]
+    assert notes == ["log.to: wandb failed and is dropped: the server is gone; metrics.jsonl has everything"]
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_at_the_start(monkeypatch):

@@ -18,8 +18,8 @@ def group_advantages(
 ) -> Tensor:
     """`(R − mean) / (std + eps)` over each group of `rewards[B, G]` (Eq. 9).
 
-    `batch` divides by the standard deviation of all rewards instead, `none` by nothing (Dr. GRPO), and
-    `leave-one-out` compares with the mean of the others. Samples outside `mask` count in no mean and get 0.
+    `batch` divides by the standard deviation of all rewards instead, `none` does not divide (Dr. GRPO), and
+    `leave-one-out` subtracts the mean of the other samples. Samples outside `mask` are not part of any mean and get 0.
     """
     rewards_BG = rewards.float()
     counted_BG = torch.ones_like(rewards_BG, dtype=torch.bool) if mask is None else mask.bool()
@@ -29,7 +29,7 @@ def group_advantages(
         raise ValueError(f"a group of {rewards_BG.shape[-1]} has no {normalize} normalisation with ddof {ddof}")
     mean_B1 = values_BG.sum(-1, keepdim=True) / count_B1.clamp(min=1)
     deviation_BG = torch.where(counted_BG, rewards_BG - mean_B1, 0.0)
-    # A constant group has no deviation; rounding of its mean must not be blown up by a division by eps.
+    # A constant group has no deviation; division by eps would amplify the rounding error of its mean.
     high = torch.where(counted_BG, rewards_BG, -torch.inf).amax(-1, keepdim=True)
     low = torch.where(counted_BG, rewards_BG, torch.inf).amin(-1, keepdim=True)
     deviation_BG = torch.where(high > low, deviation_BG, 0.0)
@@ -45,5 +45,5 @@ def group_advantages(
         variance = spread_BG.square().sum() / (count - ddof).clamp(min=1)
     else:
         raise ValueError(f"unknown normalize {normalize!r}")
-    # Where nothing deviates and eps is 0, the quotient is 0 / 0.
+    # With eps = 0, a constant group would give 0 / 0.
     return torch.where(deviation_BG == 0, 0.0, deviation_BG / (variance.sqrt() + eps))

@@ -1,4 +1,4 @@
-"""Dynamic sampling's test: does a group carry a learning signal?"""
+"""The filter of dynamic sampling: does a group carry a learning signal?"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def dynamic_sampling_filter(values: Tensor, eps: float = 1e-6) -> Tensor:
-    """`[B, G] → bool [B]`, True keeps the group.
+    """`[B, G] → bool [B]`; True keeps the group.
 
-    On booleans (correctness): `0 < correct < G` (Eq. 11). On numbers: a spread above `eps`. Give it correctness or
-    raw scores, never rewards with a length penalty in them: an all-wrong group with different lengths has a spread.
+    For booleans (correctness): `0 < correct < G` (Eq. 11). For numbers: a range above `eps`. Pass correctness or raw
+    scores, never rewards that include a length penalty: they differ in an all-wrong group with different lengths.
     """
     if values.dtype == torch.bool:
         correct_B = values.sum(-1)

@@ -8,13 +8,13 @@ from torch import Tensor
 from dapo_rl.choices import KLKind
 
 MAX_EXPONENT = 20.0
-"""k3's exponential ends here: beyond 88 it is infinite. Its other side is a straight line and needs no bound."""
+"""Bound of the exponent in k3, which overflows beyond 88. In the other direction k3 is linear and needs no bound."""
 
 
 def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
-    """KL(policy ‖ reference) of sampled tokens, each estimated by itself (k3: unbiased and never negative).
+    """Per-token estimates of KL(policy ‖ reference) at sampled tokens (k3: unbiased and never negative).
 
-    A token that the reference gives more than `exp(20)` times the policy's probability counts in k3 as at that bound.
+    k3 bounds the probability ratio reference / policy at `exp(20)`.
     """
     difference = ref_logps.float() - logps.float()
     if kind == "k1":

@@ -1,4 +1,4 @@
-"""The clipped policy loss and the ways to turn token losses into one number.
+"""The clipped policy loss and the aggregation of token losses into one number.
 
 Shapes: T tokens, or B samples × T positions; a mask is True where a response token counts.
 """
@@ -14,11 +14,11 @@ from torch import Tensor
 from dapo_rl.choices import Aggregation
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio is infinite, and a clipped token's gradient NaN."""
+"""Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio overflows, and the gradient becomes NaN."""
 
 
 class ClipFractions(NamedTuple):
-    """Shares of the tokens whose gradient a clip bound cuts off."""
+    """Fractions of tokens whose gradient is clipped."""
 
     high: Tensor
     """Positive advantage, ratio above 1 + clip_high."""
@@ -66,7 +66,7 @@ def policy_token_losses(
 ) -> Tensor:
     """`−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A)` for each token; 0 where masked.
 
-    r is the ratio `exp(new − old)`, between `exp(−20)` and `exp(20)`; beyond these a token has no gradient.
+    The ratio r = `exp(new − old)` is clamped to [`exp(−20)`, `exp(20)`]; outside it, a token has no gradient.
     """
     ratio = _ratio(new_logps, old_logps, mask)
     advantage = advantages_like(ratio, advantages, mask)
@@ -85,17 +85,17 @@ def aggregate(
     group_tokens: Tensor | None = None,
     norm_length: int | None = None,
 ) -> Tensor:
-    """Per-token values as one number.
+    """Reduces per-token values to one number.
 
-    | aggregation | each token counts | `denominator` is a number of |
+    | aggregation | weight of a token | `denominator` counts |
     |---|---|---|
-    | token-mean | the same | tokens |
+    | token-mean | 1 | tokens |
     | token-mean-per-group | 1 / tokens of its group (`group_tokens`, `[B]`; by default all are one group) | groups |
     | seq-mean-token-mean | 1 / tokens of its sample | samples |
     | seq-mean-token-sum-norm | 1 / `norm_length`, a constant (by default the width T) | samples |
-    | micro-batch-token-mean | 1 / tokens of this call, whatever the step's count is | micro-batches |
+    | micro-batch-token-mean | 1 / tokens of this call | micro-batches |
 
-    A sample without tokens counts nowhere.
+    A sample without tokens is not counted.
     """
     values_BT, mask_BT = torch.atleast_2d(values.float()), torch.atleast_2d(mask)
     masked_BT = torch.where(mask_BT, values_BT, 0.0)
@@ -113,14 +113,14 @@ def aggregate(
         total, count = masked_BT.sum() / (norm_length or mask_BT.shape[-1]), samples
     elif aggregation == "micro-batch-token-mean":
         warnings.warn(
-            "micro-batch-token-mean weighs a token by the micro-batch it happens to be in: "
-            "the gradient depends on the split. token-mean does not.",
+            "micro-batch-token-mean weights tokens by the size of their micro-batch, so the gradient depends on how "
+            "the batch is split; token-mean avoids this",
             stacklevel=2,
         )
         total, count = masked_BT.sum() / tokens_B.sum().clamp(min=1), torch.ones((), device=values.device)
     else:
         raise ValueError(f"unknown aggregation {aggregation!r}")
-    # An empty count is a sum of nothing: 0, with a gradient of 0.
+    # Without tokens the result is 0, with a gradient of 0.
     smallest = torch.finfo(torch.float32).tiny
     divisor = count.clamp(min=smallest) if denominator is None else denominator
     return total / divisor
@@ -136,7 +136,7 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ClipFractions:
-    """The shares of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
+    """The fractions of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
     keep = _mask_like(new_logps, mask)
     tokens = keep.sum().clamp(min=1)
     high, low, dual = clipped_tokens(
@@ -155,7 +155,7 @@ def clipped_tokens(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens are clipped high, low, and by dual clip."""
+    """Masks of the tokens clipped at the upper bound, at the lower bound, and by dual clip."""
     ratio = _ratio(new_logps, old_logps, mask)
     advantage = advantages_like(ratio, advantages, mask)
     high = (advantage > 0) & (ratio > 1 + clip_high)
@@ -169,13 +169,13 @@ def _mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
-    # Masked positions are emptied before the exponential: 0 × NaN is NaN, in the gradient too.
+    # Zero masked positions before the exponential: 0 × NaN is NaN, in the gradient too.
     log_ratio = torch.where(mask, new_logps.float() - old_logps.float(), 0.0)
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """One advantage for each token, or for each sample."""
+    """Expands advantages per token or per sample to the shape of `ratio`."""
     per_token = advantages.float()
     if per_token.dim() == 1 and ratio.dim() == 2:
         per_token = per_token[:, None]

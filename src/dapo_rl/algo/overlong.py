@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def soft_overlong_punishment(lengths: Tensor, max_length: int, cache_length: int, factor: float = 1.0) -> Tensor:
-    """Eq. 13, to be added to the reward: 0 up to `max − cache`, then linear to `−factor` at `max` and beyond.
+    """Eq. 13, added to the reward: 0 up to `max − cache`, then linear down to `−factor` at `max` and beyond.
 
     `cache_length=0` is a hard step: 0 up to `max_length`, `−factor` beyond it.
     """
@@ -18,6 +18,6 @@ def soft_overlong_punishment(lengths: Tensor, max_length: int, cache_length: int
 
 
 def overlong_reward_shaping(rewards: Tensor, lengths: Tensor, max_length: int, penalty_weight: float = 0.1) -> Tensor:
-    """`reward − weight · (length − max) / max` beyond `max_length`, unchanged up to it, unbounded."""
+    """`reward − weight · (length − max) / max` beyond `max_length`; shorter samples keep their reward. Unbounded."""
     excess = (lengths.float() - max_length).clamp(min=0.0) / max_length
     return rewards.float() - penalty_weight * excess

@@ -1,6 +1,6 @@
-"""The same functions in plain NumPy: the readable specification, and the oracle that the tests compare with.
+"""The same functions in plain NumPy: a readable specification, and the oracle for the tests.
 
-Written for reading, in float64, with loops where a loop says it best; nothing here is shared with the PyTorch side.
+Computes in float64, with loops where they are clearer; shares no code with the PyTorch functions.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[Any]
 
 BOUND = 20
-"""Of a log-ratio before it is exponentiated."""
+"""Bound of a log-ratio before it is exponentiated."""
 
 
-class ClipFractions(NamedTuple):
+class ReferenceClipFractions(NamedTuple):
     high: float
     low: float
     dual: float
@@ -40,7 +40,7 @@ def dapo_policy_loss(
     losses = np.zeros_like(new)
     for i, t in zip(*np.nonzero(counted), strict=True):
         r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
-        # One bound for each sign of the advantage: the upper one limits reward, the lower one punishment.
+        # Each sign of the advantage has one bound: the upper one limits reinforcement, the lower one suppression.
         objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
         if clip_ratio_c is not None and a < 0:
             objective = max(objective, clip_ratio_c * a)
@@ -89,7 +89,7 @@ def clip_fractions(
     clip_low: float = 0.2,
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
-) -> ClipFractions:
+) -> ReferenceClipFractions:
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     high = low = dual = 0
     for i, t in zip(*np.nonzero(counted), strict=True):
@@ -98,7 +98,7 @@ def clip_fractions(
         low += int(a < 0 and r < 1 - clip_low)
         dual += int(a < 0 and clip_ratio_c is not None and r > clip_ratio_c)
     tokens = max(int(counted.sum()), 1)
-    return ClipFractions(high / tokens, low / tokens, dual / tokens)
+    return ReferenceClipFractions(high / tokens, low / tokens, dual / tokens)
 
 
 def dynamic_sampling_filter(values: ArrayLike, eps: float = 1e-6) -> Array:

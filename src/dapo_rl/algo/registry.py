@@ -12,7 +12,7 @@ from dapo_rl.algo.loss import policy_token_losses
 
 
 class TokenLosses(Protocol):
-    """Losses `[B, T]` of tokens; 0 where masked. How they become one number is the aggregation's."""
+    """Computes token losses `[B, T]`, 0 where masked, which the aggregation then reduces to one number."""
 
     def __call__(
         self,
@@ -28,8 +28,8 @@ class TokenLosses(Protocol):
 
 
 Advantages = Callable[[Tensor, Tensor | None], Tensor]
-"""Advantages `[P, G]` of rewards `[P, G]`, given which samples count in a mean; none stands for all of them."""
+"""Computes advantages `[P, G]` from rewards `[P, G]` and a mask of the samples in the baseline (None: all)."""
 
 LOSSES: dict[str, TokenLosses] = {"dapo": policy_token_losses}
 ADVANTAGES: dict[str, Callable[..., Tensor]] = {"group": group_advantages}
-"""Each takes `normalize`, `ddof`, `eps` and `mask` beside the rewards."""
+"""Each takes `normalize`, `ddof`, `eps` and `mask` in addition to the rewards."""

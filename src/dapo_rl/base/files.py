@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever interrupts the writing."""
+"""Atomic writes: after an interruption, a file or directory is complete or missing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL = 32 << 20
-"""A disk with fewer bytes to spare is why what was being written was not."""
+"""With fewer free bytes than this, a failed write is taken for a full disk."""
 
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A path to write to; when the block ends well, what was written there takes the place of `path`."""
+    """A temporary path to write to; it replaces `path` if the block succeeds."""
     draft = path.with_name(f".{path.name}.tmp")
     try:
         yield draft
@@ -23,16 +23,16 @@ def beside(path: Path) -> Iterator[Path]:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    # The new name is durable only once its directory is.
+    # The rename is durable only once the directory is synced.
     sync(path.parent)
 
 
 @contextmanager
 def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
-    """A new directory to fill; when the block ends well, it takes the place of `path`.
+    """A new directory to fill; it replaces `path` if the block succeeds.
 
-    A directory that is not empty cannot be replaced in one go: the one before is first renamed to `old`, and goes
-    once the new one has its name.
+    A directory that is not empty cannot be replaced atomically: the previous one is renamed to `old`, and removed once
+    the new one has its name.
     """
     draft = path.with_name(f".{path.name}.part")
     old = old or path.with_name(f".{path.name}.old")
@@ -43,7 +43,7 @@ def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
         yield draft
         sync_tree(draft)
         if path.exists():
-            if old.exists():  # left by a crash, and not needed while `path` is there
+            if old.exists():  # left by a crash; not needed while `path` exists
                 remove_directory(old)
             path.rename(old)
         draft.rename(path)
@@ -52,7 +52,7 @@ def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
         if old.exists() and not path.exists():
             old.rename(path)
         shutil.rmtree(draft, ignore_errors=True)
-        if full:  # torch and safetensors say it in words of their own, or not at all
+        if full:  # torch and safetensors report it in their own way, or not at all
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
     sync(path.parent)
@@ -61,7 +61,7 @@ def directory_beside(path: Path, old: Path | None = None) -> Iterator[Path]:
 
 
 def remove_directory(path: Path) -> None:
-    """Under its own name it is whole or gone, whatever interrupts the removal. What a link leads to stays."""
+    """Removes a directory so that, after an interruption, it is complete or gone. A link's target is not removed."""
     if path.is_symlink():
         path.unlink()
         return
@@ -73,7 +73,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """What a crash left of writing and removing."""
+    """Removes what a crash left behind while writing or removing."""
     for kind in ("part", "tmp", "gone"):
         for path in directory.glob(f".*.{kind}"):
             if path.is_dir():
@@ -83,13 +83,13 @@ def remove_leftovers(directory: Path) -> None:
 
 
 def atomic_write(path: Path, content: bytes | str) -> None:
-    """Readers see the old content or the new, never a part, even after a crash."""
+    """Readers see the old content or the new, never a part of it, even after a crash."""
     with beside(path) as draft:
         draft.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def sync(path: Path) -> None:
-    """Returns once a file or directory is on the disk."""
+    """Returns once a file or directory is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

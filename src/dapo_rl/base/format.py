@@ -1,4 +1,4 @@
-"""Numbers, paths and lines as people read them."""
+"""Formats numbers, paths and lines for people."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], ramp: str = "▁▂▃▄▅▆▇█") -> str:
-    """One character a value, from the least to the greatest; a blank where one is missing."""
+    """One character per value, scaled from the smallest to the largest; a blank for a missing value."""
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""
@@ -67,14 +67,14 @@ def sparkline(values: Sequence[float], ramp: str = "▁▂▃▄▅▆▇█") -
 
 
 def write_line(stream: TextIO, text: str) -> None:
-    """One line, seen at once, on a stream of whatever encoding."""
+    """Writes and flushes one line, whatever the stream's encoding."""
     encoding = stream.encoding or "utf-8"
     stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding) + "\n")
     stream.flush()
 
 
 def short_path(path: str | os.PathLike[str]) -> str:
-    """Relative to the working directory where it lies inside."""
+    """The path relative to the working directory, if it is inside it."""
     absolute = Path(path).absolute()
     try:
         return str(absolute.relative_to(Path.cwd()))

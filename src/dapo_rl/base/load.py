@@ -17,7 +17,7 @@ from dapo_rl.errors import UserError
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function of `module:name` or `file.py:name`; a file is relative to the current directory."""
+    """The function that `module:name` or `file.py:name` names; a file is relative to the current directory."""
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise UserError(f"{spec!r}: a function is named module:name or file.py:name, for example rewards.py:score")
@@ -40,7 +40,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         hint = did_you_mean(nearest_path(path, lambda neighbour: neighbour.name.endswith(".py")))
         raise UserError(f"{spec}: no such file: {path} (from {Path.cwd()}){hint}")
     path = path.resolve()
-    # Two functions of one file share one module; a file that has changed is read again.
+    # Functions from the same file share a module; a file that has changed is read again.
     name = f"_dapo_rl_user_{path.stem}_{zlib.crc32(f'{path} {path.stat().st_mtime_ns}'.encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -73,13 +73,13 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def _make_importable(directory: Path) -> None:
-    """Last on the path, so that a user's file finds its neighbours and hides no installed package."""
+    """Appends a directory to the path, so that a user's file finds its neighbours but shadows no installed package."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
 
 def _import_error(spec: str, error: BaseException) -> BaseException:
-    """What to raise for whatever a module raised, sys.exit() included; Ctrl-C stays what it is."""
+    """What to raise for an exception from a module, including sys.exit(); Ctrl-C stays what it is."""
     if isinstance(error, KeyboardInterrupt | UserError):
         return error
     return UserError(f"{spec}: importing it failed: {describe(error)}")

@@ -1,4 +1,4 @@
-"""One process writes a run directory at a time."""
+"""Only one process at a time writes a run directory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if sys.platform != "win32":
 
 NAME = ".lock"
 _held: set[str] = set()
-"""The system's locks are between processes; within this one we keep count ourselves."""
+"""Directories locked by this process; the system's locks work between processes only."""
 
 
 _ADVICE = "wait until it is done, or name another directory with --run"
 
 
 def acquire(directory: Path) -> Callable[[], None]:
-    """Takes a directory for this process; the result gives it back.
+    """Locks a directory for this process; call the result to release it.
 
-    The system frees it when the process ends, however it ends, and children do not inherit it. Where there are no
-    such locks, on some platforms and file systems, it does without.
+    The system releases the lock however the process ends, and children do not inherit it. On platforms and file
+    systems without such locks, there is none.
     """
     name = os.path.realpath(directory)
     if name in _held:
@@ -64,7 +64,7 @@ def _acquire(directory: Path) -> int | None:
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
                 return None
             raise
-        os.close(descriptor)  # whoever had it before removed the file between our opening and our locking it
+        os.close(descriptor)  # the previous owner removed the file between our open and our lock
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

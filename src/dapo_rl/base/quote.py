@@ -1,4 +1,4 @@
-"""How the words of other people's code, and the values they gave us, are quoted in our messages."""
+"""Quotes values, and messages from other code, in error messages."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import traceback
 from typing import Any
 
 LINE_LIMIT, TRACEBACK_LIMIT = 500, 5000
-"""Characters of a quoted message, and of a quoted traceback."""
+"""Maximum characters of a quoted message and of a quoted traceback."""
 HUGE = "a huge number"
 
 
 def cut(text: str, limit: int) -> str:
-    """The head of a text longer than `limit`, for the middle of a line."""
+    """Truncates a text to `limit` characters, ending in `…`."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def shown(value: Any, limit: int = 80) -> str:
-    """A value in a message: long ones are cut off."""
+    """The repr of a value, truncated."""
     try:
         return cut(repr(value), limit)
-    except ValueError:  # Python writes no number of more than 4300 digits
+    except ValueError:  # Python refuses to print more than 4300 digits
         return HUGE
 
 
 def one_line(said: BaseException | str, limit: int = 300) -> str:
-    """A library's message, fit for the end of a line of ours."""
+    """A library's message on one line, truncated."""
     return cut(" ".join(str(said).split()) or type(said).__name__, limit)
 
 
 def shorten(text: str, limit: int = LINE_LIMIT) -> str:
-    """The head and the tail of a text longer than `limit`, with a note of how much is missing between them."""
+    """The head and the tail of a text longer than `limit`, with a note of how much was cut between them."""
     if len(text) <= limit:
         return text
     head = limit * 2 // 3
@@ -38,12 +38,12 @@ def shorten(text: str, limit: int = LINE_LIMIT) -> str:
 
 
 def printable(text: str) -> str:
-    """Without the control characters with which a text could steer the terminal."""
+    """Escapes control characters, which could control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def describe(error: BaseException) -> str:
-    """An exception of someone else's code as `Type: message`: on one line, shortened, printable."""
+    """An exception from other code as `Type: message`: on one line, shortened, printable."""
     try:
         message = str(error)
     except Exception:
@@ -53,7 +53,7 @@ def describe(error: BaseException) -> str:
 
 
 def describe_traceback(error: BaseException) -> str:
-    """Where an exception of someone else's code comes from: shortened, printable."""
+    """The traceback of an exception from other code: shortened, printable."""
     try:
         lines = traceback.format_exception(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""Files that others wrote, read up to a limit: a path may lead to a device without end or a pipe without a writer."""
+"""Reads untrusted files up to a size limit: a path may name an endless device or a pipe without a writer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 _CHUNK = 1 << 20
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
-"""Where a shell's `<(command)` and standard input are: pipes that have a writer."""
+"""Paths of standard input and of a shell's `<(command)`: pipes that have a writer."""
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """All of a file. One of more than `most` bytes is an OSError, and so is what is not a file."""
+    """The content of a file. Raises OSError if it has more than `most` bytes or is not a file."""
     check_is_file(path)
     parts: list[bytes] = []
     size = 0
@@ -27,7 +27,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def check_is_file(path: Path) -> None:
-    """An OSError where a path leads to something else; opening a pipe alone may take forever."""
+    """Raises OSError if a path is not a file. Even opening a pipe may block forever."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -1,4 +1,4 @@
-"""The right name for one that is misspelt, as a message's last words."""
+"""Suggestions for misspelt names, at the end of error messages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 CUTOFF = 0.6
-"""How much of two names must agree for one to stand for the other, from 0 to 1."""
+"""Minimum similarity of a suggestion, from 0 to 1."""
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = CUTOFF) -> str | None:
-    """The one of `known` that `name` is most like."""
+    """The most similar name in `known`."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return close[0] if close else None
 
 
 def nearest_path(path: Path, is_meant: Callable[[Path], bool], cutoff: float = CUTOFF) -> Path | None:
-    """The neighbour of a path that is not there whose name is most like its own, among those that could be meant."""
+    """The existing neighbour of a missing path with the most similar name, among those that could be meant."""
     try:
         names = [neighbour.name for neighbour in path.parent.iterdir() if is_meant(neighbour)]
     except (OSError, ValueError):  # ValueError: a name with a null character
@@ -27,7 +27,7 @@ def nearest_path(path: Path, is_meant: Callable[[Path], bool], cutoff: float = C
 
 
 def did_you_mean(close: str | Path | None, otherwise: str = "") -> str:
-    """`; did you mean X?`, to end a message with; where nothing is close, `; otherwise`, or nothing."""
+    """The end of a message: `; did you mean X?`, or `; otherwise` if nothing is close, or nothing."""
     if close is not None:
         return f"; did you mean {close}?"
     return f"; {otherwise}" if otherwise else ""

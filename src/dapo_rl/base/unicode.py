@@ -1,10 +1,10 @@
-"""Half of a surrogate pair: JSON and Python's strings can hold it; UTF-8, and so files and tokenizers, cannot."""
+"""Lone surrogates, which JSON and Python strings can hold, but UTF-8, and thus files and tokenizers, cannot."""
 
 from __future__ import annotations
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can hold the text."""
+    """Whether the text can be encoded as UTF-8."""
     if text.isascii():
         return True
     try:
@@ -15,5 +15,5 @@ def is_unicode(text: str) -> bool:
 
 
 def as_unicode(text: str | None) -> str | None:
-    """The text with a question mark for whatever UTF-8 cannot hold."""
+    """The text with a question mark for every character that UTF-8 cannot encode."""
     return None if text is None else text.encode("utf-8", "replace").decode("utf-8")

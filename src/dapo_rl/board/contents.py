@@ -1,4 +1,4 @@
-"""What the small files of a run say, and whether they say it as a run writes it."""
+"""Reads and checks the small files of a run."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from dapo_rl.runs.settings import flat
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
 LONGEST_TEXT = 300
 LARGEST_COUNT = 2**53
-"""Whole numbers up to here are the same in JavaScript."""
+"""JavaScript represents integers exactly up to here."""
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
+def as_number(value: Any) -> float | None:
+    """The value if it is a finite number, otherwise None."""
     if type(value) is int and abs(value) <= LARGEST_COUNT:
         return value
     return value if type(value) is float and math.isfinite(value) else None
 
 
-def count(value: Any, largest: int = LAST_STEP) -> int | None:
-    """A whole number from 0 on, or None."""
+def as_count(value: Any, largest: int = LAST_STEP) -> int | None:
+    """The value if it is a non-negative integer, otherwise None."""
     return value if type(value) is int and 0 <= value <= largest else None
 
 
-def text(value: Any) -> str | None:
+def as_text(value: Any) -> str | None:
     return value[:LONGEST_TEXT] if isinstance(value, str) else None
 
 
 def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | None]:
-    """The settings, the techniques that are on, and why those are not known: settings of another version, say."""
+    """The settings, the techniques that are on, and why those are unknown, for example settings of another version."""
     nested: dict[str, Any] = {}
     for key, value in load_yaml(read_all(path, LARGEST_CONFIG)).items():
         put(nested, str(key), value)
@@ -45,11 +45,11 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
     try:
         config = Config.build(nested)
     except UserError as error:
-        return settings, None, str(error).partition("; ")[0]  # without advice for who writes a recipe
+        return settings, None, str(error).partition("; ")[0]  # without the advice for authors of recipes
     return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
 
 
-def read_summary(path: str) -> dict[str, Any]:
+def read_raw_summary(path: str) -> dict[str, Any]:
     try:
         summary = json.loads(read_all(path, LARGEST_SUMMARY))
     except (ValueError, RecursionError):
@@ -60,27 +60,27 @@ def read_summary(path: str) -> dict[str, Any]:
 
 
 def wrong_in_summary(summary: dict[str, Any]) -> str | None:
-    """The first of the values shown here that is not what a run writes."""
+    """The first displayed value that a run would not write."""
     tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
     right = {
         "finished": isinstance(summary.get("finished", True), bool),
-        "wall_seconds": summary.get("wall_seconds") is None or number(summary["wall_seconds"]) is not None,
+        "wall_seconds": summary.get("wall_seconds") is None or as_number(summary["wall_seconds"]) is not None,
         "tokens": tokens is None
-        or (isinstance(tokens, dict) and all(count(value, LARGEST_COUNT) is not None for value in tokens.values())),
+        or (isinstance(tokens, dict) and all(as_count(value, LARGEST_COUNT) is not None for value in tokens.values())),
         "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
     }
     wrong = [name for name, fine in right.items() if not fine]
-    return f"{wrong[0]} is not what a run writes" if wrong else None
+    return f"{wrong[0]} has an unexpected value" if wrong else None
 
 
 def _is_evaluation(entry: Any) -> bool:
-    if not isinstance(entry, dict) or count(entry.get("step", 0)) is None:
+    if not isinstance(entry, dict) or as_count(entry.get("step", 0)) is None:
         return False
-    return entry.get("accuracy") is None or number(entry["accuracy"]) is not None
+    return entry.get("accuracy") is None or as_number(entry["accuracy"]) is not None
 
 
 def read_owner(path: str) -> tuple[int, str] | None:
-    """The process that writes the run, and its machine; where the file system has no locks, nobody is named."""
+    """The process that writes the run, and its machine; None if the file system has no locks."""
     words = read_all(path, LARGEST_LOCK).decode("utf-8", "replace").split()
     if not words:
         return None

@@ -1,4 +1,4 @@
-"""The run log as columns, and curves out of it: few points of many steps, smoothed or as they are."""
+"""The run log as columns, and its curves: downsampled, raw or smoothed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ LONGEST_LINE = 1 << 20
 LARGEST_LOG = 1 << 30
 MOST_NAMES, LONGEST_NAME = 1000, 200
 MOST_VALUES = 64 << 20
-"""Far beyond what a run writes. What goes further was not written by one, and is passed over."""
+"""Limits far beyond what a run writes; anything beyond them is ignored."""
 LAST_STEP = 10**12
 
 
 class MetricsLog:
-    """`metrics.jsonl`, read once: a later look reads only what was appended since, or all of a file that is new."""
+    """`metrics.jsonl`, read incrementally: each refresh reads what was appended, or the whole file if it is new."""
 
     def __init__(self, find: Callable[[], Path | None], names: Set[str] | None = None) -> None:
-        """`find` says where the file is, once there is one; `names` are the metrics to keep, all of them by default."""
+        """`find` returns the path once the file exists; `names` are the metrics to keep, by default all."""
         self._find = find
         self._names = names
         self._lock = threading.Lock()
         self._empty()
 
     def forget(self) -> None:
-        """Gives the memory back; the next look reads the log anew."""
+        """Frees the memory; the next refresh reads the log again."""
         with self._lock:
             self._empty()
 
@@ -48,13 +48,13 @@ class MetricsLog:
         self._steps = array("d")
         self._columns: dict[str, array[float]] = {}
         self._skipped = 0
-        self._is_cut = False  # at what is read of a log at most
+        self._is_cut = False  # at the size limit of a log
         self._failure: str | None = None
         self.is_behind = False
-        """Whether the last look ended before the end of the file."""
+        """Whether the last refresh stopped before the end of the file."""
 
     def refresh(self, most: int = LARGEST_LOG) -> None:
-        """Reads what is new, of a long log about `most` bytes at a time."""
+        """Reads what is new, about `most` bytes at a time."""
         with self._lock:
             try:
                 path = self._find()
@@ -90,7 +90,7 @@ class MetricsLog:
 
     def _take(self, line: bytes) -> None:
         self._offset += len(line) + 1
-        if self._inside_a_line:  # the end of one that is too long
+        if self._inside_a_line:  # the rest of a line that is too long
             self._inside_a_line = False
         elif len(line) > LONGEST_LINE:
             self._skipped += 1
@@ -136,12 +136,12 @@ class MetricsLog:
 
     @property
     def offset(self) -> int:
-        """Bytes read so far: grows whenever there is something new to see."""
+        """Bytes read so far: grows whenever there is something new."""
         return self._offset
 
     @property
     def problem(self) -> str | None:
-        """What was not read, in a line."""
+        """What was not read, in one line."""
         if self._is_cut:
             return f"too long, read up to step {self.last_step}"
         if self._skipped:
@@ -159,7 +159,7 @@ class MetricsLog:
             return int(self._steps[-1]) if self._steps else 0
 
     def column(self, name: str, first: float = -math.inf, last: float = math.inf) -> tuple[Floats, Floats]:
-        """Steps and values of a metric, without the steps that have none."""
+        """Steps and values of a metric, without steps that lack it."""
         with self._lock:
             values = self._columns.get(name)
             if values is None:
@@ -181,7 +181,7 @@ class MetricsLog:
 
 
 def _step(value: Any) -> int | None:
-    """A step as a run counts them; nothing else is one."""
+    """A valid step number, otherwise None."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= LAST_STEP else None
@@ -195,7 +195,7 @@ def _number(value: Any) -> float:
 
 
 def thin(steps: Floats, values: Floats, points: int) -> tuple[Floats, Floats]:
-    """At most `points` of a curve: the least and the greatest of each stretch, so that no spike is lost."""
+    """At most `points` points of a curve: the minimum and maximum of each interval, so that no spike is lost."""
     if len(steps) <= max(points, 4):
         return steps, values
     bounds = np.linspace(0, len(steps), max(points, 4) // 2, dtype=int)
@@ -206,10 +206,10 @@ def thin(steps: Floats, values: Floats, points: int) -> tuple[Floats, Floats]:
     return steps[index], values[index]
 
 
-def smooth(steps: Floats, values: Floats, share: float, points: int) -> tuple[Floats, Floats]:
-    """An exponential moving average over about `share` of the curve, at most `points` long.
+def smooth_curve(steps: Floats, values: Floats, share: float, points: int) -> tuple[Floats, Floats]:
+    """An exponential moving average over about `share` of the curve, with at most `points` points.
 
-    A long curve is averaged in stretches first: what those hide is far below the width of the average.
+    A long curve is first averaged over intervals much shorter than the width of the average.
     """
     if len(steps) > points:
         bounds = np.linspace(0, len(steps), points + 1, dtype=int)[:-1]
@@ -228,18 +228,18 @@ def smooth(steps: Floats, values: Floats, share: float, points: int) -> tuple[Fl
 def curve(
     log: MetricsLog, name: str, *, points: int, share: float, first: float = -math.inf, last: float = math.inf
 ) -> dict[str, Any]:
-    """A metric for the page: the raw line, and the smoothed one."""
+    """A metric for the page: the raw line and the smoothed one."""
     steps, values = log.column(name, first, last)
-    with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run has
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run would write
         return {
             "raw": _plain(*thin(steps, values, points)),
-            "smooth": _plain(*smooth(steps, values, share, points // 2)),
+            "smooth": _plain(*smooth_curve(steps, values, share, points // 2)),
             "steps": len(steps),
         }
 
 
 def with_start(curve: dict[str, Any], evaluations: Mapping[int, float]) -> dict[str, Any]:
-    """The evaluation before the first step has no line in the log."""
+    """Adds the evaluation before the first step, which is not in the log."""
     if 0 not in evaluations or (curve["raw"][0] and curve["raw"][0][0] <= 0):
         return curve
     start = evaluations[0]

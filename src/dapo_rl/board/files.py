@@ -1,4 +1,4 @@
-"""Reading files that others wrote: only regular ones, only inside the run directory, and never more than expected."""
+"""Reads untrusted files: only regular ones, only inside the run directory, and never more than expected."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dapo_rl.errors import UserError
 from dapo_rl.recipe import check_values
 
 Identity = tuple[int, int, int, int]
-"""Inode, size and the times of change, of the content and of the rest: as long as they stay, so does what was read."""
+"""Inode, size, mtime and ctime: as long as they are the same, the file has not changed."""
 MOST_LEVELS, MOST_EVENTS = 40, 40_000
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UnreadableError(Exception):
-    """A file that does not hold what it should; the text says which and why."""
+    """A file has unexpected content; the message says which file and why."""
 
 
 def identity(path: str) -> Identity | None:
-    """None where there is nothing."""
+    """The identity of a path; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -32,7 +32,7 @@ def identity(path: str) -> Identity | None:
 
 
 def regular(path: str, inside: str) -> bool:
-    """Whether there is a file, under `inside` once all links are followed."""
+    """Whether it is a regular file that is under `inside` after links are resolved."""
     return os.path.isfile(path) and is_inside(path, inside)
 
 
@@ -41,7 +41,7 @@ def is_inside(path: str, directory: str) -> bool:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """The file; a pipe or a device that has taken its place in the meantime is refused, not waited for."""
+    """Opens a regular file; a pipe or device that has replaced it is rejected without blocking."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -53,7 +53,7 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def read_all(path: str, largest: int) -> bytes:
-    """At most `largest` bytes; a larger file is an error."""
+    """The content of a file; raises UnreadableError if it has more than `largest` bytes."""
     with open_regular(path) as file:
         content = file.read(largest + 1)
     if len(content) > largest:
@@ -62,7 +62,7 @@ def read_all(path: str, largest: int) -> bytes:
 
 
 class Remembered:
-    """What was made of a file, or why that failed, until the file changes."""
+    """Caches the parsed content of a file, or why it cannot be read, until the file changes."""
 
     def __init__(self, path: str, inside: str, make: Callable[[str], Any]) -> None:
         self._path, self._inside, self._make = path, inside, make
@@ -71,7 +71,7 @@ class Remembered:
         self.problem: str | None = None
 
     def look(self) -> Any:
-        """The value; None where there is no file, or none that can be read: then `problem` says why."""
+        """The value; None if there is no file or it cannot be read, in which case `problem` says why."""
         now = identity(self._path)
         if now != self._known or (now is None and os.path.islink(self._path)):
             self.value, self.problem = self._read(now is not None)
@@ -89,21 +89,21 @@ class Remembered:
             return None, str(error)
         except OSError as error:
             return None, error.strerror or str(error)
-        except Exception as error:  # whatever else a content of others makes of a reader, it is this file's
+        except Exception as error:  # untrusted content may raise anything; it concerns only this file
             return None, f"cannot be read: {type(error).__name__}"
 
 
 def not_a_file(path: str, inside: str) -> str:
     if os.path.islink(path) and not is_inside(path, inside):
-        return "a link that leads out of the run directory"
+        return "a link that points out of the run directory"
     return "is not a file"
 
 
 def load_yaml(content: bytes) -> dict[str, Any]:
     """A mapping of plain values.
 
-    The fast loader calls itself for each level, and a stack that overflows ends the process; its parser does not. So
-    the levels are counted first. A merge (`<<`) of aliases can stand for more values than fit in memory.
+    The fast loader is recursive, and a stack overflow would end the process; its parser is not, so levels are counted
+    first. Merged aliases (`<<`) can expand to more values than fit in memory.
     """
     level, aliases, merges = 0, False, False
     try:
@@ -120,7 +120,7 @@ def load_yaml(content: bytes) -> dict[str, Any]:
         raise UnreadableError(f"not valid YAML{where}") from None
     except UnreadableError:
         raise
-    except Exception as error:  # the 45th of a month, a number of 5000 digits: whatever Python's conversion says
+    except Exception as error:  # from Python's conversions: the 45th of a month, a number of 5000 digits
         raise UnreadableError(f"not valid YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
     if settings is None:
         return {}

@@ -1,4 +1,4 @@
-"""The groups of a step out of its Parquet file: the list, one group with its tokens, and search."""
+"""Reads the groups of a step from its Parquet file: the list, one group with its tokens, and search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.table import read_table
 from dapo_rl.board.tokens import pieces, tokenizer_of
 
@@ -27,19 +27,19 @@ OF_A_SAMPLE = (
     *("finish_reason", "version_first", "version_last"),
 )
 OF_A_TOKEN = ("logps", "train_logps", "entropies", "clipped")
-"""Lists with a value for each token: as sampled, and as the update last saw it. `clipped` says at which bound: 0 none,
-1 the upper, 2 the lower, 3 that of dual clip; runs of older versions lack it."""
+"""Columns with a value per token: at sampling, and in the last update. `clipped` names the bound: 0 none, 1 the upper,
+2 the lower, 3 dual clip's; runs of older versions lack it."""
 COLOURS = ("logp", "ratio", "clipped", "entropy")
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
-"""Characters that all prompts of a step share, from which on they are left out of the list."""
+"""Text shared by all prompts of a step is omitted from the list if it has at least this many characters."""
 EXCERPT = 60
 HITS = 60
 SEARCH_SECONDS = 1.5
 
 
 def groups_of(path: Path) -> list[dict[str, Any]]:
-    """Every group of a step, kept and dropped, with a short line for each sample; no responses yet."""
+    """Every group of a step, kept or dropped, with a short summary of each sample, without responses."""
     columns = [*OF_A_GROUP, *OF_A_VERDICT]
     table = read_table(path, [*columns, "prompt", "token_ids"])
     lengths = _lengths(table).to_pylist()
@@ -61,7 +61,7 @@ def groups_of(path: Path) -> list[dict[str, Any]]:
 
 
 def own_parts(prompts: list[str]) -> list[str]:
-    """What tells prompts from each other: without the words that all begin with and the lines that all end with."""
+    """Removes the words that all prompts begin with and the lines that all of them end with."""
     if len(set(prompts)) < 2:
         return prompts
     head = 1 + max((i for i, c in enumerate(_shared_start(prompts)) if c.isspace()), default=-1)
@@ -80,8 +80,8 @@ def _lengths(table: pa.Table) -> pa.ChunkedArray:
     return pc.list_value_length(table.column("token_ids"))
 
 
-def group_of(run: Run, path: Path, draw: int) -> dict[str, Any] | None:
-    """One group with its responses, whole and in tokens."""
+def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
+    """One group with its responses, as text and as tokens."""
     table = read_table(path, [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN], draw)
     rows = table.to_pylist()
     if not rows:
@@ -122,7 +122,7 @@ def _ratio(new: float | None, old: float | None) -> float | None:
 def _by_piece(
     values: Sequence[float | None], counts: Sequence[int], together: Callable[[list[float]], float]
 ) -> list[float | None]:
-    """A number for each piece; of several tokens, what `together` makes of theirs."""
+    """A number per piece; `together` combines those of a piece with several tokens."""
     result: list[float | None] = []
     start = 0
     for count in counts:
@@ -132,11 +132,11 @@ def _by_piece(
     return result
 
 
-def search(run: Run, query: str, steps: Sequence[int]) -> dict[str, Any]:
-    """Samples whose prompt or response has the words, newest step first, until there are enough or it takes long.
+def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
+    """Samples whose prompt or response contains the query, newest step first, up to a number of hits or a time limit.
 
-    `next` is the step to go on from, `left` how many there are from it on; `cut` says that there are more hits in the
-    steps that were looked at.
+    `next` is the step to continue from, `left` the number of steps that remain; `cut` says that the searched steps
+    have more hits.
     """
     deadline = time.monotonic() + SEARCH_SECONDS
     hits: list[dict[str, Any]] = []
@@ -159,7 +159,7 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
         part = table.filter(pc.match_substring(table.column(column), query, ignore_case=True))
         for row in part.slice(0, 4 * HITS).to_pylist():
             if column == "prompt" and row["sample"]:
-                continue  # the samples of a group share their prompt
+                continue  # samples of a group share their prompt
             place = max(row[column].lower().find(query.lower()), 0)
             excerpt = row[column][max(0, place - EXCERPT) : place + len(query) + EXCERPT]
             found.append({k: row[k] for k in ("draw", "sample", "correct", "fate")} | {"step": step, "text": excerpt})

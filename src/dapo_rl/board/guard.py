@@ -1,4 +1,4 @@
-"""Who may ask: requests for this server by its own name, and actions only with the token printed at the start."""
+"""Access control: requests must name this server, and actions need the token printed at the start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LARGEST_BODY = 1 << 16
 def host_allowed(header: str, bound: str) -> bool:
     """Whether a Host header names this server.
 
-    A page that points a name of its own at our address (DNS rebinding) sends that name. So names are refused, apart
-    from the one the board was bound to; addresses other than the loopback's only pass where it is bound wider.
+    A site that resolves its own name to our address (DNS rebinding) sends that name. So names are rejected, except the
+    one that the board was bound to; addresses other than loopback pass only if the board is bound to more.
     """
     name = header.strip().lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
@@ -48,7 +48,7 @@ def token_matches(given: str | None, token: str) -> bool:
 
 
 class Guard:
-    """Refuses what is not for this server, and sends the headers that keep the page to itself."""
+    """Rejects requests that are not for this server, and adds headers that isolate the page."""
 
     def __init__(self, app: Any, bound: str) -> None:
         self._app, self._bound = app, bound
@@ -67,9 +67,9 @@ class Guard:
             await send(message)
 
         if len(hosts) != 1 or not host_allowed(hosts[0], self._bound):
-            status, body = 421, b"this board does not go by that name: open it under the address that it printed\n"
+            status, body = 421, b"unknown host name: open the board at the address that it printed\n"
         elif scope["method"] not in ("GET", "HEAD") and _length(scope) > LARGEST_BODY:
-            status, body = 413, b"more than any request to this board needs\n"
+            status, body = 413, b"request too large\n"
         else:
             await self._app(scope, receive, send_with_headers)
             return
@@ -80,7 +80,7 @@ class Guard:
 
 
 def _length(scope: Any) -> float:
-    """The announced length of a body; one that is not announced has no end."""
+    """The declared length of a body; infinite if it is not declared."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return float("inf")

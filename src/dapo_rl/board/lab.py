@@ -1,4 +1,4 @@
-"""The Lab: real runs of the embedded default with techniques switched on and off, started and stopped from the page."""
+"""The Lab: runs of the embedded default with techniques switched on or off, started and stopped from the page."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ AT_ONCE = 2
 LOG = "lab.log"
 TAIL = 2000
 PATIENCE_S = 30.0
-"""How long the board waits at its own end for runs to save themselves."""
+"""How long the board waits for runs to save when it exits."""
 
 
 class Start(BaseModel):
-    """What the page may choose; everything else is the embedded default's."""
+    """The settings that the page may choose; all others are those of the embedded default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     techniques: list[str] = Field(max_length=len(TECHNIQUES))
@@ -36,7 +36,7 @@ class Start(BaseModel):
 
 
 @dataclass(slots=True)
-class Job:
+class LabJob:
     name: str
     path: Path
     process: subprocess.Popen[bytes]
@@ -50,7 +50,7 @@ class Job:
         return "finished" if code == 0 else "stopped" if self.stopping else "failed"
 
     def tail(self) -> str:
-        """The end of what the run printed."""
+        """The end of the run's output."""
         try:
             with open_regular(str(self.path / LOG)) as file:
                 file.seek(max(0, file.seek(0, 2) - TAIL))
@@ -62,11 +62,11 @@ class Job:
 class Lab:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, LabJob] = {}
         self._lock = threading.Lock()
 
     def describe(self) -> dict[str, Any]:
-        """The switches, as the embedded default has them."""
+        """The switches, as set in the embedded default."""
         base = Config.load(DEFAULT_RECIPE)
         return {
             "techniques": [
@@ -94,7 +94,7 @@ class Lab:
         overrides = overrides_for(wanted)
         with self._lock:
             if sum(job.process.poll() is None for job in self._jobs.values()) >= AT_ONCE:
-                raise UserError(f"{AT_ONCE} runs are going on already; stop one, or wait for it")
+                raise UserError(f"{AT_ONCE} runs are already in progress; stop one, or wait for it")
             path = self._new_directory()
             command = [sys.executable, "-P", "-m", "dapo_rl.cli", "train", *overrides, "--run", str(path)]
             with (path / LOG).open("wb") as log:
@@ -103,23 +103,23 @@ class Lab:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C at the board is the board's, which then stops its runs in order
+                    start_new_session=True,  # Ctrl-C then reaches only the board, which stops its runs itself
                 )
-            self._jobs[path.name] = Job(path.name, path, process)
+            self._jobs[path.name] = LabJob(path.name, path, process)
             return path.name
 
     def stop(self, name: str) -> None:
-        """The first time the run finishes its step and saves; the second time it stops at once."""
+        """The first time the run finishes its step and saves; the second time it stops immediately."""
         with self._lock:
             job = self._jobs.get(name)
             if job is None:
-                raise UserError("only a run that was started here can be stopped here")
+                raise UserError("only runs that were started here can be stopped here")
             if job.process.poll() is None:
                 job.stopping = True
                 job.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """Stops what still runs; each saves itself first."""
+        """Stops all runs in progress; each saves first."""
         running = [job for job in self._jobs.values() if job.process.poll() is None]
         for job in running:
             if not job.stopping:
@@ -142,13 +142,13 @@ class Lab:
                     raise UserError(f"{self.directory}: is not a directory; runs cannot be started") from None
                 number += 1
             except OSError as error:
-                raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+                raise UserError(f"{path}: cannot be created: {error.strerror}") from None
             else:
                 return path
 
 
 def overrides_for(wanted: Start) -> list[str]:
-    """The command-line words for a choice; a mistake is found before anything starts."""
+    """The command-line overrides for a choice; mistakes are found before anything starts."""
     unknown = set(wanted.techniques) - {technique.name for technique in TECHNIQUES}
     if unknown:
         raise UserError(f"there is no technique {sorted(unknown)[0]!r}")

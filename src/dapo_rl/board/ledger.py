@@ -1,30 +1,30 @@
-"""Where the generated tokens went: in all, and step by step."""
+"""Where the generated tokens went: in total and per step."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.contents import LARGEST_COUNT, count
+from dapo_rl.board.contents import LARGEST_COUNT, as_count
 from dapo_rl.board.files import UnreadableError, identity
 from dapo_rl.board.groups import tokens_by_fate
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 
 BARS = 160
 
 
-def ledger(run: Run) -> dict[str, Any]:
+def ledger(run: BoardRun) -> dict[str, Any]:
     run.log.refresh()
     totals, whole = _totals(run)
     bars, steps = _bars(run)
     return {"totals": totals, "final": whole, "bars": bars, "steps": steps, "last_step": run.log.last_step}
 
 
-def _totals(run: Run) -> tuple[dict[str, int], bool]:
-    """The run's own account where it has ended, and what the log says until then, which knows fewer fates."""
+def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
+    """The totals of a finished run, or those of the log until then, which distinguishes fewer fates."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
-        return {fate: tokens for fate, tokens in own.items() if count(tokens, LARGEST_COUNT) is not None}, True
+        return {fate: tokens for fate, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
     of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
@@ -33,11 +33,11 @@ def _totals(run: Run) -> tuple[dict[str, int], bool]:
     return {"trained": trained, "dropped": dropped, "waiting": waiting, "total": generated}, False
 
 
-def _bars(run: Run) -> tuple[list[dict[str, Any]], int]:
-    """A bar for each step, or for steps spread evenly where there are many."""
+def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
+    """A bar per step, or for evenly spaced steps if there are many."""
     steps = run.rollout_steps()
     stride = 1
-    while len(steps) > BARS * stride:  # doubled, so that the bars of a growing run are mostly those there were
+    while len(steps) > BARS * stride:  # doubling keeps most bars of a growing run the same
         stride *= 2
     # Counted from step 1: where old files are deleted, those that are left are chosen as before.
     chosen = [step for place, step in enumerate(steps, steps[0] - 1 if steps else 0) if place % stride == 0]
@@ -59,5 +59,5 @@ def _tokens(path: Path) -> dict[str, int] | None:
 
 
 def _whole(value: float) -> int:
-    """A number of tokens; a log that was tampered with can add up to anything."""
+    """A number of tokens, bounded: a log that was tampered with can add up to anything."""
     return round(value) if 0 <= value <= LARGEST_COUNT else 0

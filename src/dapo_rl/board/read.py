@@ -1,6 +1,6 @@
-"""Which runs there are, found in the directories that the board was started with.
+"""Finds the runs in the directories that the board was started with.
 
-A run is asked for by its name in the list. No name, step or number that comes from outside becomes part of a path.
+Requests refer to a run by its name in the list. No name, step or number from a request becomes part of a path.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dapo_rl.board.files import Identity, identity
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 
 DEPTH = 3
-"""How far below a directory runs are looked for: an ablation keeps its own in directories of their own."""
+"""How many levels below a directory are searched for runs: an ablation has its runs in subdirectories."""
 SCAN_SECONDS = 1.0
 MOST_LOGS = 64
 
@@ -30,14 +30,14 @@ class Catalogue:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = list(roots)
-        self._known: dict[str, Run] = {}
-        self._runs: dict[str, Run] = {}
+        self._known: dict[str, BoardRun] = {}
+        self._runs: dict[str, BoardRun] = {}
         self._directories: dict[str, Identity] = {}
-        self._logs: OrderedDict[Path, Run] = OrderedDict()
+        self._logs: OrderedDict[Path, BoardRun] = OrderedDict()
         self._looked = -SCAN_SECONDS
         self._lock = threading.Lock()
 
-    def runs(self, fresh_for: float = SCAN_SECONDS) -> dict[str, Run]:
+    def runs(self, fresh_for: float = SCAN_SECONDS) -> dict[str, BoardRun]:
         with self._lock:
             if time.monotonic() - self._looked >= fresh_for:
                 found: dict[str, Identity] = {}
@@ -47,18 +47,18 @@ class Catalogue:
                 self._looked = time.monotonic()
             return self._runs
 
-    def find(self, name: str) -> Run:
+    def find(self, name: str) -> BoardRun:
         try:
             return self.runs()[name]
         except KeyError:
             raise NoSuchRunError(name) from None
 
-    def directory(self, run: Run) -> Identity | None:
-        """The directory itself as the last scan found it: it changes when a file in it comes, goes or is replaced."""
+    def directory(self, run: BoardRun) -> Identity | None:
+        """The identity of the directory at the last scan; it changes when a file is added, removed or replaced."""
         return self._directories.get(str(run.path))
 
-    def with_logs(self, names: Sequence[str]) -> list[Run]:
-        """Runs whose logs are read to the end; those that nobody has asked for lately are closed."""
+    def with_logs(self, names: Sequence[str]) -> list[BoardRun]:
+        """Runs with up-to-date logs; the least recently used logs are closed."""
         runs = [self.find(name) for name in names]
         with self._lock:
             for run in runs:
@@ -70,7 +70,7 @@ class Catalogue:
             run.log.refresh()
         return runs
 
-    def _scan(self, found: dict[str, Identity]) -> Iterator[tuple[str, Run]]:
+    def _scan(self, found: dict[str, Identity]) -> Iterator[tuple[str, BoardRun]]:
         taken: set[str] = set()
         seen: set[str] = set()
         for root in self._roots:
@@ -90,11 +90,11 @@ class Catalogue:
                 taken.add(name)
                 run = self._known.get(path)
                 if run is None or run.name != name:
-                    run = Run(name, Path(path), real)
+                    run = BoardRun(name, Path(path), real)
                 yield name, run
 
     def _run_directories(self, directory: str, depth: int, found: dict[str, Identity]) -> Iterator[str]:
-        """A directory with a config.yaml, whatever that is. One that has not changed since is still what it was."""
+        """Directories with a config.yaml of any content. Unchanged directories are not scanned again."""
         now = identity(directory)
         if now is None:
             return
@@ -119,5 +119,5 @@ def _subdirectories(directory: str) -> list[str]:
 
 
 def _shown(name: str) -> str:
-    """A name that JSON and addresses can carry, also where the file system's is not UTF-8."""
+    """A name that is safe in JSON and URLs even if the file system's is not UTF-8."""
     return os.fsencode(name).decode("utf-8", "replace")

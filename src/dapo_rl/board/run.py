@@ -1,7 +1,6 @@
-"""One run directory: its settings, its summary, its log, its state, and its row in the table.
+"""A run directory: its settings, summary, log, state, and its row in the table.
 
-Whatever lies in the directory was written by somebody else: what is not as a run writes it is left out, and the row
-says so in a line.
+The content of the directory is untrusted: what a run would not write is ignored, and the row says so in one line.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import Any
 from dapo_rl.base.quote import cut, printable
 from dapo_rl.board.contents import (
     LARGEST_COUNT,
-    count,
-    number,
+    as_count,
+    as_number,
+    as_text,
     read_owner,
+    read_raw_summary,
     read_settings,
-    read_summary,
-    text,
     wrong_in_summary,
 )
 from dapo_rl.board.curves import MetricsLog
@@ -39,34 +38,34 @@ RECENT = {
 TOTALS = {"tokens": "sampling/tokens_generated", "seconds": "timing_s/step"}
 ACCURACY = "eval/accuracy"
 AT_A_TIME = 32 << 20
-"""Bytes of a log that one look reads for the row, so that a long one does not hold up the others."""
+"""Bytes of a log to read per refresh of the row, so that a long log does not delay the others."""
 
 
-class Run:
-    """One run directory, and what was read of it so far."""
+class BoardRun:
+    """A run directory, and what was read from it so far."""
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         self.name, self.path = name, path
         self._real = real or os.path.realpath(path)
         self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
         self._settings = Remembered(self._at["config.yaml"], self._real, read_settings)
-        self._summary = Remembered(self._at["summary.json"], self._real, read_summary)
+        self._summary = Remembered(self._at["summary.json"], self._real, read_raw_summary)
         self._lock = Remembered(self._at[".lock"], self._real, read_owner)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
         self.cache: dict[Any, Any] = {}
-        """What others keep about files of this run; they look after what makes it out of date."""
+        """A cache for other modules, which are responsible for invalidating their entries."""
 
     @cached_property
     def log(self) -> MetricsLog:
-        """All metrics. The row has a log of its own, with the few that it needs: there can be thousands of rows."""
+        """All metrics. The row has its own log with the few that it needs, since there can be thousands of rows."""
         return MetricsLog(lambda: self.file("metrics.jsonl"))
 
     def close_log(self) -> None:
         self.__dict__.pop("log", None)
 
     def file(self, *parts: str) -> Path | None:
-        """A file of the run; none where it is missing, or a link that leads out of the directory."""
+        """A file of the run; None if it is missing or a link that points out of the directory."""
         path = os.path.join(self.path, *parts)
         return Path(path) if regular(path, self._real) else None
 
@@ -79,7 +78,7 @@ class Run:
         return self._summary.look() or {}
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose groups were written down."""
+        """The steps whose groups were recorded."""
         directory = self._at["rollouts"]
         try:
             changed = os.stat(directory).st_mtime_ns
@@ -91,7 +90,7 @@ class Run:
         return self._rollouts[1]
 
     def _has_rollouts(self) -> bool:
-        """Without listing them all."""
+        """Whether there are any, without listing them all."""
         directory = self._at["rollouts"]
         try:
             if not is_inside(directory, self._real):
@@ -106,18 +105,18 @@ class Run:
 
     def why_no_rollout(self, step: int) -> str:
         """What to say of a step that has no rollout file."""
-        keep, steps = count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
+        keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
             return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
         return f"No groups were written at step {step}."
 
     def evaluations(self, log: MetricsLog | None = None) -> dict[int, float]:
-        """Held-out accuracy by step; the log has those after a step, the summary the one before the first too."""
+        """Held-out accuracy by step; only the summary has the evaluation before the first step."""
         listed = self.summary().get("evaluations")
         found: dict[int, float] = {}
         for entry in listed if isinstance(listed, list) else []:
             if isinstance(entry, dict):
-                step, accuracy = count(entry.get("step", 0)), number(entry.get("accuracy"))
+                step, accuracy = as_count(entry.get("step", 0)), as_number(entry.get("accuracy"))
                 if step is not None and accuracy is not None:
                     found[step] = accuracy
         steps, values = (log or self.log).column(ACCURACY)
@@ -125,7 +124,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`running`, `finished`, or `stopped`: by a signal, by an error, or with its machine."""
+        """`running`, `finished`, or `stopped` (by a signal, an error, or a crash of the machine)."""
         if self._is_written():
             return "running"
         return "finished" if self.summary().get("finished") is True else "stopped"
@@ -136,7 +135,7 @@ class Run:
             return False
         process, host = owner
         if host != socket.gethostname():
-            return True  # its processes cannot be seen from here
+            return True  # its processes are not visible from here
         try:
             os.kill(process, 0)
         except PermissionError:
@@ -146,12 +145,12 @@ class Run:
         return True
 
     def glance(self) -> tuple[Any, ...]:
-        """What changes when the row does; it costs a look at each of a few files, and opens none that is unchanged."""
+        """A value that changes when the row does. It costs a `stat` of a few files, and opens only changed ones."""
         return (*(identity(self._at[name]) for name in WATCHED), self._is_written(), self._lock.problem)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody writes here: then a change shows in the directory itself."""
+        """Whether nothing writes here any more, so that every change shows in the directory's identity."""
         return self.summary().get("finished") is True and not os.path.lexists(self._at[".lock"])
 
     def first_row(self) -> dict[str, Any]:
@@ -167,18 +166,18 @@ class Run:
         """The run in the table."""
         self._digest.refresh(AT_A_TIME)
         settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
-        figures = {key: number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
-        figures |= {key: number(self._digest.total(name)) for key, name in TOTALS.items()}
-        if (seconds := number(summary.get("wall_seconds"))) is not None:
+        figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
+        figures |= {key: as_number(self._digest.total(name)) for key, name in TOTALS.items()}
+        if (seconds := as_number(summary.get("wall_seconds"))) is not None:
             figures["seconds"] = seconds
         return _EMPTY_ROW | {
             "name": self.name,
             "state": self.state,
             "step": self._digest.last_step,
-            "steps": count(settings.get("train.steps")),
-            "preset": text(settings.get("preset")),
-            "model": text(settings.get("model.name")),
-            "seed": count(settings.get("seed"), LARGEST_COUNT),
+            "steps": as_count(settings.get("train.steps")),
+            "preset": as_text(settings.get("preset")),
+            "model": as_text(settings.get("model.name")),
+            "seed": as_count(settings.get("seed"), LARGEST_COUNT),
             "techniques": self._settings.value[1] if self._settings.value else None,
             "before": evaluations.get(0),
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
@@ -195,7 +194,7 @@ class Run:
         return self._digest.is_behind
 
     def rest(self) -> None:
-        """Keeps no more than the row of a run that is over."""
+        """Frees all but the row of a finished run."""
         self._digest.forget()
 
     @property
@@ -206,7 +205,7 @@ class Run:
             return None
 
     def _problem(self) -> str | None:
-        """What cannot be read, in a line."""
+        """What cannot be read, in one line."""
         read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
         no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
@@ -217,7 +216,7 @@ class Run:
             ".lock": self._lock.problem,
             "rollouts": "is not a directory of this run" if no_rollouts else None,
         }
-        return one_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
+        return _problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
 
 _EMPTY_ROW: dict[str, Any] = {
@@ -228,13 +227,13 @@ _EMPTY_ROW: dict[str, Any] = {
 }
 
 
-def broken_row(run: Run, error: Exception) -> dict[str, Any]:
+def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
     """The row of a run that cannot be read at all."""
-    why = one_line(f"cannot be read: {type(error).__name__}: {error}")
+    why = _problem_line(f"cannot be read: {type(error).__name__}: {error}")
     return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
 
 
-def one_line(text: str) -> str:
+def _problem_line(text: str) -> str:
     return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
 
 

@@ -1,4 +1,4 @@
-"""The board's server: routes over run directories, and the page itself."""
+"""The server of the board: the API over run directories, and the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dapo_rl.board.guard import Guard, token_matches
 from dapo_rl.board.lab import Lab, Start
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
 from dapo_rl.fates import FATES
@@ -40,7 +40,7 @@ Step = Annotated[int, Query(ge=0, le=10**12)]
 
 
 class Plain(Response):
-    """JSON that says what is not a number as null, and any text in ASCII."""
+    """JSON in ASCII, with null for numbers that are not finite."""
 
     media_type = "application/json"
 
@@ -49,7 +49,7 @@ class Plain(Response):
 
 
 class RefusedError(Exception):
-    """An action without the token."""
+    """An action was requested without the token."""
 
 
 def create_app(catalogue: Catalogue, lab: Lab, token: str, bound: str = "127.0.0.1") -> FastAPI:
@@ -77,7 +77,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _explain(_request: Request, error: Any) -> Plain:
-    """What is wrong with a request, without its values: those may be anything."""
+    """What is wrong with a request, without its values, which are untrusted."""
     first = error.errors()[0]
     return Plain({"error": f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"}, 422)
 
@@ -87,7 +87,7 @@ def _serve_page(app: FastAPI) -> None:
 
     @app.get("/api/vocabulary")
     def vocabulary() -> Plain:
-        """The words and colours of the page that Python has too."""
+        """The labels and colours that the page shares with Python."""
         fates = [
             {"key": key, "label": fate.label_of_tokens, "tint": fate.tint, "role": fate.role, "why": fate.why}
             for key, fate in FATES.items()
@@ -110,7 +110,7 @@ def _serve_live(app: FastAPI, watcher: Watcher) -> None:
 
 
 async def events(watcher: Watcher) -> AsyncIterator[bytes]:
-    """Everything first, then what changed. A page that has gone is cancelled while it sleeps."""
+    """Sends everything first, then changes. When a page closes, this is cancelled during a sleep."""
     version, quiet = 0, 0.0
     while not watcher.is_closed:
         version, messages = watcher.since(version)
@@ -142,7 +142,7 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
         first: float = -math.inf,
         last: float = math.inf,
     ) -> Plain:
-        def one(run: Run, name: str) -> dict[str, Any]:
+        def one(run: BoardRun, name: str) -> dict[str, Any]:
             drawn = curve(run.log, name, points=points, share=share, first=first, last=last)
             return with_start(drawn, run.evaluations()) if name == "eval/accuracy" and first <= 0 else drawn
 
@@ -192,14 +192,14 @@ def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
         step: Annotated[int | None, Query(ge=0, le=10**12)] = None,
         until: Annotated[int, Query(ge=0, le=10**12)] = 10**12,
     ) -> Plain:
-        """In one step, or in all up to `until`, where the search before this one ended."""
+        """Searches one step, or all steps up to `until`, where the previous search stopped."""
         run = catalogue.find(name)
         wanted = [step] if step is not None else [s for s in run.rollout_steps() if s <= until]
         return Plain(search(run, q, wanted))
 
 
 def ranges(steps: Sequence[int]) -> list[list[int]]:
-    """[1, 2, 3, 7] as [[1, 3], [7, 7]]."""
+    """Ranges of consecutive steps: [1, 2, 3, 7] becomes [[1, 3], [7, 7]]."""
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(steps)) if b != a + 1]
     bounds = [0, *breaks, len(steps)] if steps else [0]
     return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
@@ -229,7 +229,7 @@ def _serve_lab(app: FastAPI, lab: Lab, token: str) -> None:
 
 
 class Server(uvicorn.Server):
-    """Ends the live pages first; it would wait for them, and then report each as an error."""
+    """Ends live connections first; uvicorn would wait for them and report each as an error."""
 
     def __init__(self, settings: uvicorn.Config, watcher: Watcher) -> None:
         super().__init__(settings)
@@ -252,17 +252,17 @@ def serve(runs: Sequence[Path], host: str, port: int) -> None:
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
     print(f"board   {address}#token={token}", flush=True)
-    print(f"token   {token}   (starting and stopping runs needs it; the address above brings it along)", flush=True)
+    print(f"token   {token}   (needed to start and stop runs; included in the address above)", flush=True)
     print(f"runs    {', '.join(str(root) for root in roots)}   (Ctrl-C ends the board)", flush=True)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or it would end us before the Lab's runs are stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the Lab's runs are stopped first
     try:
         Server(settings, app.state.watcher).run(sockets=[listening])
     except KeyboardInterrupt:
         pass
     finally:
         if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
-            print("stopping the runs of the Lab; each saves itself first", flush=True)
+            print("stopping the runs of the Lab; each saves first", flush=True)
         lab.close()
 
 
@@ -272,9 +272,9 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen()  # who opens the address as soon as it is printed waits, and is not turned away
+        listening.listen()  # before the address is printed, so that early connections wait instead of failing
     except (OSError, OverflowError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"board: {host}:{port}: {why}; name another with --port, 0 takes a free one") from None
+        raise UserError(f"board: {host}:{port}: {why}; name another with --port; 0 picks a free one") from None
     return listening

@@ -1,4 +1,4 @@
-"""Rollout tables with the columns and types that a run writes, whatever types a file has them in."""
+"""Reads rollout tables into the columns and types that a run writes, whatever types the file has."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dapo_rl.runs.rollouts import SCHEMA
 TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
 """Of every column that the board reads."""
 MOST_ROWS, MOST_BYTES = 200_000, 4 << 30
-"""Samples of a step and their size, far beyond what a page can show."""
+"""Limits on the samples of a step and their size, far beyond what a page can show."""
 
 
 def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> pa.Table:
-    """The columns, of one group or of all; values that the file lacks, or has in a type that says nothing, are null."""
+    """The columns of one group or of all; values that are missing or cannot be converted are null."""
     wanted = list(dict.fromkeys(("draw", *columns)))
     try:
         with open_regular(str(path)) as opened, pq.ParquetFile(opened) as file:
@@ -55,12 +55,12 @@ def _read(file: pq.ParquetFile, wanted: list[str]) -> pa.Table:
 
 
 def as_type(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    """The column in the type of ours; where that cannot be, value by value, and null for those that have none."""
+    """Casts a column; if that fails, converts value by value, with null for those that cannot be converted."""
     try:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         column = column.cast(wanted)
-        column.validate(full=True)  # Parquet does not promise that text is UTF-8
+        column.validate(full=True)  # Parquet does not guarantee that text is UTF-8
         return column
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         return pa.chunked_array([_one_by_one(column, wanted)], wanted)
@@ -75,6 +75,6 @@ def _one_by_one(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
             value = scalar.as_py()
             text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
             values.append(pa.scalar(text).cast(wanted).as_py())
-        except Exception:  # a date beyond Python's, a list in a list: whatever a value of another type says
+        except Exception:  # a date out of Python's range, a nested list, …
             values.append(None)
     return pa.array(values, wanted)

@@ -1,4 +1,4 @@
-"""What each token of a response reads, by the tokenizer that lies in the run directory."""
+"""The text of each token of a response, by the tokenizer in the run directory."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.run import Run
+from dapo_rl.board.run import BoardRun
 
 EMBEDDED = Path(__file__).parents[1] / "models" / "tiny" / "tokenizer.json"
 LARGEST = 128 << 20
 WAIT = 8
-"""Tokens that may wait for the rest of a character; no character has more bytes than half of that."""
+"""Maximum tokens to join into a character; no character has more than half as many bytes."""
 
 
-def tokenizer_of(run: Run) -> Any | None:
-    """The run's own, or that of the embedded model; none where a run has written no model yet."""
+def tokenizer_of(run: BoardRun) -> Any | None:
+    """The tokenizer of the run or of the embedded model; None if the run has not written a model yet."""
     for path in _candidates(run):
         try:
             stat = path.stat()
-        except OSError:  # a checkpoint that has made room for a newer one
+        except OSError:  # the checkpoint was replaced by a newer one
             continue
         return _load(path, stat.st_mtime_ns) if stat.st_size <= LARGEST else None
     return None
 
 
-def _candidates(run: Run) -> Iterator[Path]:
+def _candidates(run: BoardRun) -> Iterator[Path]:
     if path := run.file("model", "tokenizer.json"):
         yield path
     for checkpoint in sorted((run.path / "checkpoints").glob("step-*"), reverse=True):
@@ -42,13 +42,13 @@ def _load(path: Path, _changed: int) -> Any | None:
 
     try:
         return Tokenizer.from_file(str(path))
-    except Exception:  # whatever the library makes of a file that is none
+    except Exception:  # an invalid file may raise anything
         return None
 
 
 def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
-    """The response in pieces: a text and the number of tokens that it takes, more than one where they share a
-    character. Without a tokenizer the ids themselves."""
+    """The response as pieces of text with their numbers of tokens, more than one if tokens share a character. Without
+    a tokenizer, the ids."""
     if tokenizer is None:
         return [(f"[{token}]", 1) for token in ids]
     from tokenizers.decoders import DecodeStream
@@ -60,7 +60,7 @@ def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
         try:
             text = stream.step(tokenizer, token)
             stuck = text is None and (waiting >= WAIT or position == len(ids) - 1)
-        except Exception:  # bytes that are no text
+        except Exception:  # bytes that are not text
             stuck = True
         if stuck:
             text = _decoded(tokenizer, list(ids[position + 1 - waiting : position + 1]))
@@ -74,5 +74,5 @@ def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
 def _decoded(tokenizer: Any, ids: list[int]) -> str:
     try:
         return str(tokenizer.decode(ids, skip_special_tokens=False))
-    except Exception:  # numbers that are no tokens
+    except Exception:  # numbers that are not tokens
         return "".join(f"[{token}]" for token in ids)

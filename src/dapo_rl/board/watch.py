@@ -1,7 +1,7 @@
-"""One look at all runs for all pages: a thread that reads what has changed, and keeps rows and messages as JSON.
+"""Watches all runs for all pages: a thread reads what has changed, and keeps rows and messages as JSON.
 
-Requests read no files: a list is the rows as they are, and a live page gets the messages that came after the last one
-it has. The thread ends when nobody has asked for a while, and the next request starts it again.
+Requests read no files: a list returns the current rows, and a live page gets the messages after the last one it has.
+The thread ends when there were no requests for a while, and the next request starts it again.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 from dapo_rl.board.files import Identity
 from dapo_rl.board.read import Catalogue
-from dapo_rl.board.run import Run, broken_row
+from dapo_rl.board.run import BoardRun, broken_row
 
 LOOK_SECONDS = 0.5
 SHARE_OF_A_CORE, LONGEST_PAUSE = 0.2, 5.0
-"""With many runs on a slow disk, looks come less often than every `LOOK_SECONDS`."""
+"""With many runs on a slow disk, the interval is longer than `LOOK_SECONDS`."""
 PATIENCE_SECONDS, TELL_SECONDS = 0.3, 0.15
-"""How long a list waits for rows that are not read yet, and how often a long look tells what it has so far."""
+"""How long a list waits for rows that are not read yet, and how often a long look publishes its results so far."""
 IDLE_SECONDS = 30.0
 ALL_FILES_EVERY = 40
-"""Looks after which a run that is over is looked at file by file, for somebody may have edited one in its place."""
+"""Every so many looks, the files of a finished run are checked too, since one may have been edited in place."""
 MESSAGES_KEPT = 32
 
 
 def dumps(content: Any) -> str:
-    """JSON that says what is not a number as null, and any text in ASCII."""
+    """JSON in ASCII, with null for numbers that are not finite."""
     return json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
 
 
@@ -50,26 +50,26 @@ def _event(message: str) -> bytes:
 class Watcher:
     def __init__(self, catalogue: Catalogue, jobs: Callable[[], list[dict[str, Any]]]) -> None:
         self._catalogue, self._jobs_of = catalogue, jobs
-        self._seen: dict[str, tuple[Run, tuple[Any, ...]]] = {}
+        self._seen: dict[str, tuple[BoardRun, tuple[Any, ...]]] = {}
         self._over: dict[str, Identity | None] = {}
         self._glance_seconds = 0.0
         self.looks = 0
-        # Shared with the requests:
+        # Shared with requests:
         self._told = threading.Condition()
         self._rows: dict[str, str] = {}
         self._jobs = "[]"
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MESSAGES_KEPT)
         self._whole: tuple[int, bytes, bytes] = (-1, b"", b"")
         self.version = 0
-        """Counts the messages; 0 before the first look has found anything to tell."""
+        """The number of messages; 0 until the first look has published something."""
         self._thread: threading.Thread | None = None
         self._is_complete = False
         self._asked = 0.0
         self.is_closed = False
-        """Set when the board ends: live pages take it as their end."""
+        """Set when the board exits, which ends live connections."""
 
     def rows(self) -> bytes:
-        """All rows; where a first look takes long, some of them as `first_row`, and the rest by and by."""
+        """All rows; during a long first look, some of them as `first_row` at first."""
         self.ask()
         deadline = time.monotonic() + PATIENCE_SECONDS
         with self._told:
@@ -78,7 +78,7 @@ class Watcher:
             return self._everything()[1]
 
     def since(self, version: int) -> tuple[int, list[bytes]]:
-        """The messages after a version, or one with everything for a page that is new or has missed too much."""
+        """The messages after a version, or one with everything if the page is new or has missed too many."""
         self.ask()
         with self._told:
             if version == self.version:
@@ -89,7 +89,7 @@ class Watcher:
             return self.version, missed
 
     def ask(self) -> None:
-        """Says that somebody wants to know."""
+        """Records a request, and starts the thread if necessary."""
         with self._told:
             self._asked = time.monotonic()
             if self._thread is None:
@@ -98,7 +98,7 @@ class Watcher:
                 self._thread.start()
 
     def _everything(self) -> tuple[bytes, bytes]:
-        """A message and a list with all rows, put together once for a version."""
+        """A message and a list with all rows, cached for the current version."""
         if self._whole[0] != self.version:
             runs = ",".join(self._rows.values())
             whole = f'{{"whole":true,"runs":[{runs}],"gone":[],"jobs":{self._jobs}}}'
@@ -110,7 +110,7 @@ class Watcher:
             is_behind = False
             try:
                 is_behind = self.look()
-            except Exception:  # our own mistake; the next look may fare better
+            except Exception:  # a bug; the next look may succeed
                 traceback.print_exc()
             with self._told:
                 self._is_complete = True
@@ -122,7 +122,7 @@ class Watcher:
             time.sleep(0.01 if is_behind else pause)
 
     def look(self) -> bool:
-        """Reads what has changed and tells it; whether there is a log of which more is to be read."""
+        """Reads and publishes what has changed; returns whether there is more of a log to read."""
         self.looks += 1
         began = time.monotonic()
         runs = self._catalogue.runs(0.0)
@@ -143,7 +143,7 @@ class Watcher:
         self._tell(runs, rows, dumps(self._jobs_of()))
         return any(run.is_behind for run in stale)
 
-    def _has_changed(self, run: Run, number: int) -> bool:
+    def _has_changed(self, run: BoardRun, number: int) -> bool:
         known = self._seen.get(run.name)
         if known is None or known[0] is not run:
             self._over.pop(run.name, None)
@@ -152,8 +152,8 @@ class Watcher:
             return self._over[run.name] != self._catalogue.directory(run)
         return run.is_behind or known[1] != run.glance()
 
-    def _read(self, run: Run) -> dict[str, Any]:
-        """The row; what fails in one run stays in its row."""
+    def _read(self, run: BoardRun) -> dict[str, Any]:
+        """The row of a run; a failure affects only this row."""
         directory = self._catalogue.directory(run)
         self._over.pop(run.name, None)
         self._seen[run.name] = run, run.glance()
@@ -166,8 +166,8 @@ class Watcher:
             return broken_row(run, error)
         return row
 
-    def _tell(self, runs: Mapping[str, Run], rows: dict[str, str], jobs: str | None = None) -> None:
-        """Makes a message of what is new; the rows stay in the order of the runs."""
+    def _tell(self, runs: Mapping[str, BoardRun], rows: dict[str, str], jobs: str | None = None) -> None:
+        """Publishes a message with what is new; rows keep the order of the runs."""
         with self._told:
             changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
             gone = [name for name in self._rows if name not in runs]

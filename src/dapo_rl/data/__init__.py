@@ -1,4 +1,4 @@
-"""Prompts: where rows come from, what the model reads of them, and the order in which they are drawn."""
+"""Prompts: sources of rows, conversion to tokens, and the order in which prompts are drawn."""
 
 from dapo_rl.data.prompts import PromptSet, build_prompts, copies, once_each
 from dapo_rl.data.rows import BadRow, Row, Rows

@@ -1,7 +1,7 @@
 """The embedded task: chains of additions and subtractions of single digits, `3+8-4+7=?`.
 
-Whether a problem is held out depends on its text alone, so that no seed can leak one into training. The random
-numbers come from `Random(text).random()`, which Python keeps the same across versions and machines.
+Whether a problem is held out depends only on its text, so no seed can leak one into training. Random numbers come from
+`Random(text).random()`, which is the same across Python versions and machines.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ NAME = "arithmetic"
 Split = Literal["train", "heldout"]
 SPLITS = ("train", "heldout")
 MOST_TERMS = 12
-"""The problems of 13 terms are more than a random float can tell apart."""
+"""A random float has too few bits to choose among all problems of 13 terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     terms: tuple[int, ...]
     ops: tuple[str, ...]
-    """`+` or `-` before each term but the first."""
+    """`+` or `-` before each term except the first."""
 
     @property
     def text(self) -> str:
@@ -47,9 +47,9 @@ class Problem:
 def draw_problems(
     size: int, seed: int = 0, split: Split = "train", min_terms: int = 2, max_terms: int = 5
 ) -> list[Problem]:
-    """Distinct problems of one split. Their numbers of terms are uniform, until a number has no problem left.
+    """Distinct problems of one split. The number of terms is uniform until one of the numbers runs out of problems.
 
-    A longer list with the same seed begins with the shorter one.
+    With the same seed, a longer list begins with the shorter one.
     """
     if not 2 <= min_terms <= max_terms <= MOST_TERMS:
         raise UserError(f"{NAME}: min_terms {min_terms}, max_terms {max_terms}: expected 2 to {MOST_TERMS}, in order")
@@ -76,7 +76,7 @@ def draw_problems(
 def problems(
     size: int, seed: int = 0, split: Split = "train", min_terms: int = 2, max_terms: int = 5
 ) -> list[dict[str, str]]:
-    """The same as rows of a data set."""
+    """The same problems as rows of a data set."""
     drawn = draw_problems(size, seed, split, min_terms, max_terms)
     return [{"prompt": p.text, "answer": p.answer, "data_source": NAME} for p in drawn]
 
@@ -97,7 +97,7 @@ def read_arithmetic(parameters: Mapping[str, Any], key: str) -> Iterator[Row | B
 
 
 def _shuffled_problems(terms: int, seed: int, split: Split) -> Iterator[Problem]:
-    """Every problem of one length and split once, in random order."""
+    """Every problem of a length and split once, in random order."""
     rng = random.Random(f"{NAME}:{seed}:{terms}")
     for code in _shuffled(9**terms * 2 ** (terms - 1), rng):
         problem = _decode(code, terms)
@@ -106,7 +106,7 @@ def _shuffled_problems(terms: int, seed: int, split: Split) -> Iterator[Problem]
 
 
 def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
-    """A random permutation of range(count), without ever holding it: Fisher and Yates, with the moved entries only."""
+    """A random permutation of range(count) by Fisher–Yates that stores only the moved entries."""
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
         at = int(rng.random() * (last + 1))

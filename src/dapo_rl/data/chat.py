@@ -1,4 +1,4 @@
-"""A prompt as the tokens that the model reads: chat template, system prompt, special tokens."""
+"""Converts a prompt to tokens: chat template, system prompt, special tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Messages = tuple[Mapping[str, str], ...]
 @dataclass(frozen=True, slots=True)
 class Reading:
     text: str
-    """What the model reads, after the template."""
+    """The text after the chat template was applied."""
     token_ids: tuple[int, ...]
     messages: Messages | None
-    """The messages that it was made of, the system prompt included, where the data gave messages."""
+    """The messages, including the system prompt, if the data has messages."""
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is used here."""
+    """The part of a transformers tokenizer used here."""
 
     chat_template: Any
     eos_token_id: Any
@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with one tokenizer and one set of settings; a prompt that comes again is not read again."""
+    """Reads prompts with a tokenizer and settings; repeated prompts are cached."""
 
     def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data") -> None:
         self._tokenizer = tokenizer
@@ -52,7 +52,7 @@ class PromptReader:
         return self._seen[known_as]
 
     def _with_system(self, messages: Messages) -> Messages:
-        """The messages behind the system prompt of the settings; a system message of the data stays instead."""
+        """Puts the system prompt of the settings first, unless the data has a system message."""
         if not self._system or messages[0]["role"] == "system":
             return messages
         return ({"role": "system", "content": self._system}, *messages)
@@ -63,7 +63,7 @@ class PromptReader:
         messages = self._with_system(messages)
         if self._takes_template(is_text):
             text = self._apply_template(messages)
-            token_ids = self._encode(text, add_special_tokens=False)  # the template writes its own
+            token_ids = self._encode(text, add_special_tokens=False)  # the template adds its own
         else:
             text = "\n\n".join(message["content"] for message in messages)
             token_ids = self._encode_plain(text)
@@ -85,7 +85,7 @@ class PromptReader:
         return True
 
     def _apply_template(self, messages: Messages) -> str:
-        # A last message by the assistant is the beginning of its response, as in TRL.
+        # A final message by the assistant is the beginning of its response, as in TRL.
         begun = messages[-1]["role"] == "assistant"
         try:
             return str(
@@ -96,8 +96,8 @@ class PromptReader:
                     continue_final_message=begun,
                 )
             )
-        except Exception as error:  # a template is the model's own code, and refuses roles or their order
-            raise BadRowError(f"the chat template refuses it: {one_line(error)}") from None
+        except Exception as error:  # a template is code of the model, and may reject roles or their order
+            raise BadRowError(f"the chat template rejects it: {one_line(error)}") from None
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
@@ -108,5 +108,5 @@ class PromptReader:
         eos = self._tokenizer.eos_token_id
         if eos is None or ids[-1:] != [eos]:
             return ids
-        # Some tokenizers close every text with EOS, after which there is nothing to say; one in the text itself stays.
+        # Some tokenizers append EOS to every text, which would end the response; an EOS in the text itself stays.
         return ids if self._encode(text, add_special_tokens=False)[-1:] == [eos] else ids[:-1]

@@ -1,4 +1,4 @@
-"""Rows from files: JSON lines and parquet."""
+"""Rows from files: JSON Lines and Parquet."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read_jsonl(path: Path, key: str) -> Iterator[Row | BadRow]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, of one that is too long its beginning: a file of zeros is one line."""
+    """The lines of a file. Of a line that is too long (a file of zeros is one line), only the beginning."""
     while line := file.readline(LONGEST_LINE + 1):
         rest = line
         while len(rest) > LONGEST_LINE and not rest.endswith(b"\n"):
@@ -67,7 +67,7 @@ def _parse_line(number: int, where: str, line: bytes) -> Row | BadRow:
         return BadRow(number, where, f"not valid JSON: {error.msg} at column {error.colno}; a line holds one object")
     except RecursionError:
         return BadRow(number, where, "nested too deeply")
-    except ValueError as error:  # a number of more digits than Python converts
+    except ValueError as error:  # a number with more digits than Python converts
         return BadRow(number, where, f"not valid JSON: {one_line(error)}")
     if not isinstance(value, dict):
         return BadRow(number, where, f"not a JSON object but a {type(value).__name__}; a line holds one object")
@@ -81,7 +81,7 @@ def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            # pandas stores its index as a column of the file; it is no column of the data.
+            # pandas stores its index as a column of the file, which is not part of the data.
             index = [name for name in file.schema_arrow.names if name.startswith("__index_level_")]
             for batch in file.iter_batches(batch_size=4096):
                 for value in _widened(batch.drop_columns(index)).to_pylist():
@@ -93,7 +93,7 @@ def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
 
 
 def _widened(batch: Any) -> Any:
-    """Narrow floats by their digits: 0.1 stays 0.1, and not the 0.10000000149011612 that has the same 32 bits."""
+    """Converts float32 by its decimal digits: 0.1 stays 0.1 instead of 0.10000000149011612."""
     import pyarrow as pa
 
     for at, field in enumerate(batch.schema):

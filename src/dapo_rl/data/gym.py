@@ -1,7 +1,7 @@
 """Rows from reasoning-gym: procedural tasks with scorers.
 
-A row carries what a scorer needs: `data_source` names the task, `gym_parameters` the settings that the task was
-created with, and `question`, `answer`, `metadata` are the entry itself:
+A row has what a scorer needs: `data_source` names the task, `gym_parameters` has the settings that created it, and
+`question`, `answer`, `metadata` are the entry itself:
 `create_dataset(name, **gym_parameters).score_answer(response, entry)`.
 """
 
@@ -35,13 +35,13 @@ def read_gym(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
     own = {k: v for k, v in parameters.items() if k not in ("size", "seed")}
     try:
         dataset = reasoning_gym.create_dataset(name, size=size, seed=seed, **_specs(name, own))
-    except Exception as error:  # a task's own checks raise what they like
-        raise UserError(f"{key}: {PREFIX}{name} refuses its parameters: {one_line(error)}") from None
+    except Exception as error:  # a task's own checks may raise anything
+        raise UserError(f"{key}: {PREFIX}{name} rejects its parameters: {one_line(error)}") from None
     return _entries(dataset, name, own, size)
 
 
 def _specs(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """`composite` mixes tasks, given as a list of {name, weight, config}."""
+    """`composite` mixes tasks from a list of {name, weight, config}."""
     if name != "composite":
         return parameters
     from reasoning_gym.composite import DatasetSpec
@@ -55,7 +55,7 @@ def _entries(dataset: Any, name: str, parameters: dict[str, Any], size: int) -> 
         where = f"{PREFIX}{name}:row {number}"
         try:
             entry = dataset[number]
-        except Exception as error:  # a generator that finds no problem for its parameters
+        except Exception as error:  # a generator may find no problem for its parameters
             yield BadRow(number, where, f"the task could not generate it: {one_line(error)}")
             continue
         task, own = _scored_by(entry, name, parameters)
@@ -64,7 +64,7 @@ def _entries(dataset: Any, name: str, parameters: dict[str, Any], size: int) -> 
 
 
 def _scored_by(entry: Mapping[str, Any], name: str, parameters: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """An entry of a mixture is scored by the task that wrote it."""
+    """An entry of a mixture is scored by the task that generated it."""
     if name != "composite":
         return name, parameters
     task = entry["metadata"]["source_dataset"]

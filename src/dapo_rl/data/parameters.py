@@ -1,4 +1,4 @@
-"""The parameters of a source, checked: a wrong name or type is answered in one line."""
+"""Checks the parameters of a source."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def check_names(parameters: Mapping[str, Any], known: Iterable[str], key: str, s
 def whole(parameters: Mapping[str, Any], name: str, default: int, key: str, least: int | None = None) -> int:
     value = parameters.get(name, default)
     if type(value) is not int or (least is not None and value < least):
-        bound = "" if least is None else f" from {least} on"
+        bound = "" if least is None else f" of at least {least}"
         raise UserError(f"{key}.{name}: expected a whole number{bound}, got {value!r}")
     return value

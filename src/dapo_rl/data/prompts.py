@@ -1,7 +1,7 @@
-"""Rows to prompts: what the model reads, the ground truth, and the columns that verifiers are handed.
+"""Builds prompts from rows: the text, the ground truth, and the columns for verifiers.
 
-Rows come as verl writes them (`prompt` as messages, `reward_model.ground_truth`, `data_source`, `extra_info`), as TRL
-does (`prompt` as a string or as messages, any other columns) or as GSM8K (`question`, `answer`).
+Rows may have the format of verl (`prompt` as messages, `reward_model.ground_truth`, `data_source`, `extra_info`), TRL
+(`prompt` as a string or as messages, any other columns) or GSM8K (`question`, `answer`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ MISSING = object()
 class PromptSet:
     key: str
     rows: int
-    """Rows of the source, bad ones included."""
+    """Number of rows in the source, including bad ones."""
     prompts: list[Prompt]
     too_long: int
     max_prompt_tokens: int
     bad: list[BadRow]
 
     def report(self) -> str | None:
-        """What was left out and why, for the user; none where everything was used."""
+        """What was left out and why, for the user; None if every row was used."""
         if not self.bad and not self.too_long:
             return None
         parts = []
@@ -55,7 +55,7 @@ class PromptSet:
 def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False) -> PromptSet:
     """Every usable row as a prompt, in the order of the source; its id is the row's number there.
 
-    Where the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
+    If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
     """
     reader = PromptReader(tokenizer, settings, rows.key)
     prompts: list[Prompt] = []
@@ -81,13 +81,13 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
 
 
 def copies(prompts: Iterable[Prompt]) -> int:
-    """How many times over the data has its problems (their counts' greatest common divisor): 32 for an avg@32 file."""
+    """How often every problem is repeated (the greatest common divisor of their counts): 32 for an avg@32 file."""
     counts = Counter((prompt.text, prompt.answer) for prompt in prompts)
     return math.gcd(*counts.values()) or 1
 
 
 def once_each(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The problems of a file that has each of them the same number of times over; any other file as it is."""
+    """Removes the repetitions from a file in which every problem is repeated; other files stay as they are."""
     if copies(prompts) == 1:
         return list(prompts)
     first: dict[tuple[str, str | None], Prompt] = {}
@@ -108,7 +108,7 @@ def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings)
         answer=_answer(row.columns, settings.answer_key),
         data_source=data_source if isinstance(data_source, str) else source,
         messages=reading.messages,
-        # A prompt under another name (`question`) stays a column: functions ask for it by that name.
+        # A prompt with another name (`question`) stays a column: reward functions ask for it by that name.
         columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
     )
 
@@ -122,7 +122,7 @@ def _prompt_column(columns: Mapping[str, Any], key: str) -> tuple[str, Any]:
 
 
 def _column(columns: Mapping[str, Any], key: str) -> Any:
-    """The column of that name, or what a dotted name leads to."""
+    """The column of that name, or the nested field that a dotted name addresses."""
     if key in columns:
         return columns[key]
     value: Any = columns
@@ -157,7 +157,7 @@ def _message(what: str, value: Any) -> Mapping[str, str]:
         message[part] = decoded(message.get(part), f"the {part!r} of {what}")
         if not isinstance(message[part], str):
             raise BadRowError(f"{what} has no text as its {part!r}")
-    # Parquet gives every message the fields of all others, as nulls.
+    # In Parquet every message has the fields of all others, as nulls.
     return {name: inner for name, inner in message.items() if isinstance(inner, str)}
 
 

@@ -1,4 +1,4 @@
-"""Rows as a source gives them: plain Python values, and what is wrong with those that cannot be used."""
+"""Rows of a source as plain Python values, and why some cannot be used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo_rl.base.unicode import is_unicode
 @dataclass(frozen=True, slots=True)
 class Row:
     number: int
-    """What finds it in its source: the line of a text file (from 1), the index elsewhere (from 0)."""
+    """Position in the source: the line of a text file (from 1), otherwise the index (from 0)."""
     where: str
     """`train.jsonl:17`, `train.parquet:row 17`."""
     columns: dict[str, Any]
@@ -34,13 +34,13 @@ class Rows:
     key: str
     """The setting that names the source, for messages: `data.train`."""
     source: str
-    """The source as the user wrote it; empty for rows handed over in memory."""
+    """The source as the user wrote it; empty for rows passed in memory."""
     good: list[Row]
     bad: list[BadRow]
 
 
 class BadRowError(ValueError):
-    """Why one row cannot be used; the row is skipped and reported."""
+    """Why a row cannot be used; the row is skipped and reported."""
 
 
 def make_row(number: int, where: str, value: object) -> Row | BadRow:
@@ -58,7 +58,7 @@ def make_row(number: int, where: str, value: object) -> Row | BadRow:
 
 
 def plain(value: Any) -> Any:
-    """The value in Python's own types: NumPy, torch and pandas stay outside; tuples stay tuples."""
+    """Converts values of NumPy, torch and pandas to Python's own types; tuples stay tuples."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return value
@@ -82,8 +82,8 @@ def plain(value: Any) -> Any:
 
 
 def _from_numpy(value: Any) -> Any:
-    """What `tolist` gives, but for times in nanoseconds, which are integers there, and for narrow floats, whose digits
-    grow: 0.1 would be 0.10000000149011612."""
+    """`tolist`, except for times in nanoseconds, which it turns into integers, and for narrow floats, which it
+    lengthens: 0.1 would become 0.10000000149011612."""
     dtype = getattr(value, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind in ("M", "m") and str(dtype).endswith("[ns]"):
@@ -94,7 +94,7 @@ def _from_numpy(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    if not is_unicode(value):  # JSON's \ud800 gives such a string; neither a tokenizer nor a parquet file takes it
+    if not is_unicode(value):  # from JSON's \ud800, for example; tokenizers and Parquet reject it
         raise BadRowError("it has text that is not valid Unicode (half of a surrogate pair)")
-    # Data sets repeat their rows (avg@32 files, DAPO-Math-17K a hundred times over): equal texts are kept once.
+    # Data sets repeat rows (avg@32 files, and DAPO-Math-17K a hundred times): equal texts are stored once.
     return sys.intern(str(value))

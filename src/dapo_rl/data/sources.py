@@ -1,4 +1,4 @@
-"""Where rows come from: a file, a generator inside the package, reasoning-gym, the hub, or the caller's memory."""
+"""Loads rows from a file, a generator inside the package, reasoning-gym, the hub, or memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dapo_rl.data.rows import BadRow, Row, Rows, make_row
 from dapo_rl.errors import UserError
 
 IN_MEMORY = "in memory"
-"""What a run's settings say of data that was handed over as an object."""
+"""The name that a run's settings record for data passed as an object."""
 
 Source = str | os.PathLike[str] | SourceSettings | Iterable[Mapping[str, Any]]
 
@@ -58,15 +58,15 @@ def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
         check_names(parameters, [], key, "a file")
         return read_file(Path(name), key)
     if _looks_like_a_file(name):
-        raise UserError(f"{key}: {name}: no format that is read here; give one of {', '.join(SUFFIXES)}")
+        raise UserError(f"{key}: {name}: unsupported format; use one of {', '.join(SUFFIXES)}")
     if not name or nearest(name, [arithmetic.NAME, GYM], cutoff=0.8):
-        # Asking the hub for a misspelt name takes half a minute without a network.
+        # Without a network, asking the hub for a misspelt name takes half a minute.
         raise UserError(f"{key}: no source {name!r}; did you mean arithmetic or reasoning_gym:NAME?")
     return _in_memory(_from_hub(name, parameters, key), f"{name}:", key)
 
 
 def _looks_like_a_file(name: str) -> bool:
-    """A hub name may have a version in it (`org/data-v1.5`): what follows its last dot begins with a digit."""
+    """Whether a name is a path. A hub name may end in a version (`org/data-v1.5`): its suffix starts with a digit."""
     is_path = name.startswith((".", "~", os.sep)) or name.count("/") > 1 or os.path.isfile(name)
     return is_path or bool(re.search(r"\.[A-Za-z]\w*$", name))
 
@@ -78,7 +78,7 @@ def _from_hub(name: str, parameters: Mapping[str, Any], key: str) -> Any:
         raise UserError(f"{key}: {name}: hub data needs datasets: pip install 'dapo-rl[datasets]'") from None
     try:
         dataset = datasets.load_dataset(name, **{"split": "train", **parameters})
-    except Exception as error:  # the network, the hub, a missing split: each has its own class
+    except Exception as error:  # the network, the hub, a missing split: each raises another type
         raise UserError(f"{key}: {name}: cannot be loaded from the hub: {one_line(error)}") from None
     if isinstance(dataset, Mapping):
         raise UserError(f"{key}.split: {name} has {', '.join(dataset)}; name one of them")
@@ -86,7 +86,7 @@ def _from_hub(name: str, parameters: Mapping[str, Any], key: str) -> Any:
 
 
 def _in_memory(values: Iterable[Any], prefix: str, key: str) -> Iterator[Row | BadRow]:
-    """A list of mappings, or a data set that is iterated as mappings."""
+    """Rows of a list of mappings, or of a data set that yields mappings."""
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
     for number, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The order in which prompts are drawn: endless, shuffled anew each epoch, and resumable at any draw."""
+"""The order in which prompts are drawn: endless, reshuffled every epoch, and resumable at any draw."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SavedStream(Saved):
 
 
 class PromptStream(Iterator[Prompt]):
-    """Every epoch is a permutation of the prompts that depends on the seed and the epoch alone."""
+    """Every epoch is a permutation of the prompts that depends only on the seed and the epoch."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int = 0) -> None:
         if not prompts:
@@ -41,13 +41,13 @@ class PromptStream(Iterator[Prompt]):
         self._drawn = 0
         self._front: deque[Prompt] = deque()
         self._resting: dict[str, int] = {}
-        """Prompts that are left out, and the epoch in which they are back."""
+        """Prompts that are skipped, and the epoch in which they return."""
         self._order: list[int] = []
-        self._order_of = -1  # the epoch that it is the order of
+        self._order_of = -1  # the epoch of this order
 
     @property
     def epoch(self) -> int:
-        """The pass over the data, from 0, that the next draw belongs to."""
+        """The epoch of the next draw, from 0."""
         return self._drawn // len(self._prompts)
 
     def draw(self) -> Prompt:
@@ -64,14 +64,14 @@ class PromptStream(Iterator[Prompt]):
                 return prompt
 
     def rest(self, prompt: Prompt, epochs: int) -> None:
-        """Leaves a prompt out for so many epochs after the present one."""
+        """Skips a prompt for a number of epochs after the current one."""
         self._resting[prompt.id] = self.epoch + epochs + 1
 
     def __next__(self) -> Prompt:
         return self.draw()
 
     def push_front(self, prompts: Sequence[Prompt]) -> None:
-        """Prompts to be drawn next, in this order, before the stream goes on."""
+        """Draws these prompts next, in this order, before the stream continues."""
         unknown = [prompt.id for prompt in prompts if prompt.id not in self._by_id]
         if unknown:
             raise ValueError(f"prompt {unknown[0]} is not in the stream")
@@ -113,28 +113,29 @@ class PromptStream(Iterator[Prompt]):
             )
         if state.fingerprint != self._fingerprint:
             raise UserError(
-                "data.train has other prompts or answers than the checkpoint was written with; "
+                "data.train has different prompts or answers than the checkpoint was written with; "
                 "resume with the same data and data settings"
             )
         if state.seed != self._seed:
             raise UserError(
-                f"seed {self._seed} draws prompts in another order than the checkpoint's; resume with seed={state.seed}"
+                f"seed {self._seed} draws prompts in a different order than the checkpoint; "
+                f"resume with seed={state.seed}"
             )
 
     def _permutation(self, epoch: int) -> list[int]:
-        # random() is the one method whose numbers Python keeps the same across versions; shuffle() is not.
+        # Python guarantees the same numbers across versions for random(), but not for shuffle().
         rng = random.Random(f"{self._seed}:{epoch}")
         keys = [rng.random() for _ in self._prompts]
         return sorted(range(len(keys)), key=keys.__getitem__)
 
     @cached_property
     def _fingerprint(self) -> str:
-        """Of everything that a sample and its verdict depend on."""
+        """A digest of everything that a sample and its verdict depend on."""
         digest = hashlib.sha256()
         for prompt in self._prompts:
             ids = prompt.token_ids.tolist()
             parts = (prompt.id, prompt.text, ids, prompt.answer, prompt.data_source, prompt.columns)
-            # Objects that JSON does not know count by their type: their text may hold an address.
+            # Objects that JSON cannot represent count by their type: their text may contain an address.
             digest.update(json.dumps(parts, default=_type_name, skipkeys=True).encode() + b"\n")
         return digest.hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""Values of a row as text: what a column of bytes, numbers or dates says to a reader."""
+"""Converts values of a row (bytes, numbers, dates) to text."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.data.rows import BadRowError
 
 LONGEST_NUMBER = 400
-"""Digits before or behind the point; a float has fewer."""
+"""Maximum digits before or after the decimal point; a float has fewer."""
 
 
 def decoded(value: Any, what: str) -> Any:
-    """Bytes as the text that they are, in UTF-8; any other value as it is. `what` names it in the error."""
+    """Decodes bytes as UTF-8; other values stay as they are. `what` names the value in the error."""
     if not isinstance(value, bytes | bytearray | memoryview):
         return value
     try:
-        # Columns of a fixed width are padded with zeros.
+        # Fixed-width columns are padded with zeros.
         return bytes(value).rstrip(b"\0").decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadRowError(f"{what} is bytes that are not UTF-8 text") from None
 
 
 def answer_text(value: Any) -> str | None:
-    """The ground truth as a reader would write it; none where it is missing.
+    """The ground truth as text; None if it is missing.
 
-    A solution in GSM8K's form, with a line `#### 1,080`, stands for what follows the mark, without the commas that
-    separate thousands. Numbers have no exponent and no zeros at their end: a column of whole numbers becomes one of
-    floats as soon as a value is missing.
+    For a solution in GSM8K's format, with a line `#### 1,080`, this is what follows the mark, without thousands
+    separators. Numbers have no exponent and no trailing zeros: a column of whole numbers becomes a column of floats
+    as soon as a value is missing.
     """
     value = decoded(value, "the ground truth")
     if value is None:
@@ -42,20 +42,20 @@ def answer_text(value: Any) -> str | None:
     if isinstance(value, float | Decimal):
         return _digits(value)
     if isinstance(value, datetime) and value.tzinfo is None and value == datetime(value.year, value.month, value.day):
-        return value.date().isoformat()  # pandas has no dates, only times at midnight
+        return value.date().isoformat()  # pandas stores dates as times at midnight
     if all(getattr(type(value), name) is getattr(object, name) for name in ("__str__", "__repr__")):
         raise BadRowError(f"the ground truth is a {type(value).__name__}, which has no text")
     try:
         return str(_without_bytes(value))
     except BadRowError:
         raise
-    except Exception as error:  # a number of more digits than Python writes, an object of a class of one's own
+    except Exception as error:  # a number with more digits than Python prints, or a user-defined class
         raise BadRowError(f"the ground truth cannot be written as text: {one_line(error)}") from None
 
 
 def _digits(value: float | Decimal) -> str | None:
     number = Decimal(str(value))
-    if number.is_nan():  # pandas writes a missing value so
+    if number.is_nan():  # a missing value in pandas
         return None
     if not number.is_finite() or abs(number.adjusted()) > LONGEST_NUMBER:
         return str(value)
@@ -65,7 +65,7 @@ def _digits(value: float | Decimal) -> str | None:
 
 
 def _without_bytes(value: Any) -> Any:
-    """Lists and mappings with the bytes in them decoded."""
+    """Decodes the bytes inside lists and mappings."""
     if isinstance(value, Mapping):
         return {name: _without_bytes(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):

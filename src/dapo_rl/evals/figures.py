@@ -1,4 +1,4 @@
-"""From the responses of models to their figures, and to the differences between them."""
+"""Computes each model's metrics from its responses, and the differences between models."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dapo_rl.evals.metrics import avg, consensus, difference, estimate, passed, powers_of_two
-from dapo_rl.evals.responses import Responses
+from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, passed, powers_of_two
+from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.types import Verdict
 
 COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", "correct", "status", "detail")
@@ -17,13 +17,13 @@ COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A model's values, problem by problem."""
+    """The metrics of a model for every problem."""
 
     model: str
     k: int
     prompt_ids: list[str]
     values: dict[str, list[float]]
-    """For each metric a value for each problem, NaN where there is none."""
+    """A value per problem for each metric; NaN if there is none."""
     tokens: int
     statuses: dict[str, int]
     first_error: str
@@ -38,13 +38,13 @@ class Figures:
             "problems": len(self.prompt_ids),
             "samples": len(self.prompt_ids) * self.k,
             "tokens": self.tokens,
-            "metrics": {name: _numbers(asdict(estimate(values, seed))) for name, values in self.values.items()},
+            "metrics": {name: _numbers(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
             "statuses": self.statuses,
             "verifier_errors": self.verifier_errors,
         }
 
 
-def read_figures(model: str, responses: Responses) -> Figures:
+def read_figures(model: str, responses: ResponseFile) -> Figures:
     rows = responses.read(COLUMNS)
     problems: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -67,7 +67,7 @@ def read_figures(model: str, responses: Responses) -> Figures:
 
 
 def compare(first: Figures, second: Figures, seed: int) -> list[dict[str, Any]]:
-    """The second less the first, metric by metric, on the problems that both answered."""
+    """The second model minus the first for each metric, on the problems that both answered."""
     at = {prompt_id: i for i, prompt_id in enumerate(second.prompt_ids)}
     shared = [(i, at[prompt_id]) for i, prompt_id in enumerate(first.prompt_ids) if prompt_id in at]
     differences = []

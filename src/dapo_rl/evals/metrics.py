@@ -1,7 +1,7 @@
-"""What a model's responses to the same problems say of it, with intervals over problems.
+"""Metrics of a model's responses, with confidence intervals over problems.
 
-A problem's samples are not independent of each other, so problems are what is drawn anew: an interval says what other
-problems of the same kind would give.
+The samples of a problem are not independent, so the bootstrap resamples problems: an interval covers the choice of
+problems.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from dapo_rl.algo import pass_at_k
 RESAMPLES = 10_000
 LEVEL = 0.95
 EXACT_UP_TO = 12
-"""Problems up to which all ways to swap two models are gone through, 2 to the power of their number."""
+"""Up to this many problems, the permutation test enumerates all 2ⁿ ways to swap two models."""
 
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class BootstrapEstimate:
     value: float
     low: float
     high: float
     problems: int
-    """Those that have a value: a problem on which the verifier failed throughout has none."""
+    """Number of problems with a value; one on which the verifier always failed has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The second model's mean less the first's, on the problems that both have a value for."""
+    """The mean of the second model minus that of the first, on the problems for which both have a value."""
 
     value: float
     low: float
     high: float
     p: float
-    """How often models that are alike would differ at least as much, two-sided."""
+    """Two-sided p-value of the permutation test."""
     problems: int
 
 
 def avg(correct: Sequence[bool]) -> float:
-    """The share of a problem's samples that are right (avg@k); NaN where none was judged."""
+    """The share of a problem's samples that are right (avg@k); NaN if none was judged."""
     return sum(correct) / len(correct) if correct else math.nan
 
 
 def passed(correct: Sequence[bool], k: int) -> float:
-    """The chance that one of k samples is right (pass@k, unbiased); NaN where fewer were judged."""
+    """Unbiased estimate of the probability that one of k samples is right (pass@k); NaN if fewer were judged."""
     return pass_at_k(len(correct), sum(correct), k) if len(correct) >= k else math.nan
 
 
 def consensus(correct: Sequence[bool], votes: Sequence[str | None]) -> float:
-    """Whether the answer with the most votes is right (cons@k); NaN where none was judged.
+    """Whether the answer with the most votes is right (cons@k); NaN if none was judged.
 
-    A vote names what the sample's answer counts as; none is an abstention. Of answers with the same number of votes
-    the one that was sampled first wins. Nobody voting is wrong.
+    A vote is the answer that a sample counts towards; None is an abstention. Among answers with equally many votes,
+    the one sampled first wins. Without votes, the result is wrong.
     """
     if not correct:
         return math.nan
@@ -72,25 +72,25 @@ def consensus(correct: Sequence[bool], votes: Sequence[str | None]) -> float:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, … and `most` itself."""
+    """The powers of two up to `most`, and `most` itself."""
     return sorted({2**i for i in range(most.bit_length())} | {most})
 
 
 def mean(values: Sequence[float]) -> float:
-    """Over the problems that have a value; NaN where none has."""
+    """The mean over problems with a value; NaN if there are none."""
     known = [value for value in values if not math.isnan(value)]
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
+def bootstrap(values: Sequence[float], seed: int = 0) -> BootstrapEstimate:
     """The mean over problems with its percentile bootstrap interval."""
     known = _known(values)
     low, high = _interval(known, seed)
-    return Estimate(mean(values), low, high, len(known))
+    return BootstrapEstimate(mean(values), low, high, len(known))
 
 
 def difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
-    """A paired comparison: the interval draws problems anew, p swaps the models problem by problem."""
+    """A paired comparison: a bootstrap interval over problems, and a permutation test that swaps the models."""
     deltas = _known(np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64))
     low, high = _interval(deltas, seed)
     return Difference(mean([float(d) for d in deltas]), low, high, _swap_test(deltas, seed), len(deltas))
@@ -106,7 +106,7 @@ def _interval(values: Values, seed: int) -> tuple[float, float]:
         return math.nan, math.nan
     rng = np.random.default_rng(seed)
     means = np.empty(RESAMPLES)
-    block = max(1, 2**22 // len(values))  # so that thousands of problems need no gigabyte
+    block = max(1, 2**22 // len(values))  # bounds memory
     for start in range(0, RESAMPLES, block):
         count = min(block, RESAMPLES - start)
         means[start : start + count] = values[rng.integers(len(values), size=(count, len(values)))].mean(axis=1)
@@ -116,11 +116,11 @@ def _interval(values: Values, seed: int) -> tuple[float, float]:
 
 
 def _swap_test(deltas: Values, seed: int) -> float:
-    """The share of sign changes whose sum is at least as far from 0, that of no change among them."""
+    """The share of sign flips, including the identity, whose sum is at least as far from 0."""
     n = len(deltas)
     if n == 0:
         return math.nan
-    # What is equal in exact arithmetic counts as reached, whatever the order of summation does to the last bits.
+    # With a tolerance: sums that are equal in exact arithmetic may differ in the last bits.
     reached = abs(float(deltas.sum())) - 1e-9 * float(np.abs(deltas).sum())
     if n <= EXACT_UP_TO:
         signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)

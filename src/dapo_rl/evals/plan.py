@@ -1,4 +1,4 @@
-"""What is to be evaluated and how, from the words of the command line: named protocols, options, settings."""
+"""Builds the plan of an evaluation from the command line: protocols, options, settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
         "sampling.max_new_tokens": 20480,
         "data.max_prompt_tokens": 2048,
     },
-    # The file has questions alone, so the form of the answer is asked for.
+    # The file contains only questions, so the system prompt asks for a format.
     "gsm8k": {
         "eval.samples": 1,
         "eval.temperature": 0.0,
@@ -47,36 +47,36 @@ OPTIONS = {
     "--dtype": "model.dtype",
     "--seed": "seed",
 }
-"""The setting that each option is another name of."""
+"""The setting of each option."""
 RESULT_SETTINGS = (
     *("seed", "engine", "model.dtype", "data.prompt_key", "data.answer_key", "data.system_prompt"),
     *("data.chat_template", "data.max_prompt_tokens", "data.eval", "reward.verifier", "reward.boxed"),
     *("reward.correct", "reward.wrong", "reward.threshold", "sampling.max_new_tokens", "sampling.stop"),
     *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
 )
-"""What the result depends on."""
+"""Settings that the result depends on."""
 OTHER_SETTINGS = (
     *("model.device", "reward.timeout_s", "reward.memory_mb", "reward.workers"),
     *("sampling.max_batch", "sampling.kv_memory_gib"),
 )
-"""What it does not, and may be otherwise when an evaluation goes on."""
+"""Settings that it does not depend on, and that may change when an evaluation is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvalPlan:
     config: Config
     data: str
     """The source as the user wrote it."""
     given: frozenset[str]
-    """The settings that the user or the protocol named."""
+    """Keys set by the user or the protocol."""
 
     @property
     def k(self) -> int | None:
-        """None: as many as the file has copies of each problem."""
+        """Samples per problem; None: the number of copies of each problem in the file."""
         return self.config.eval.samples if "eval.samples" in self.given else None
 
     def settings(self, dtype: str) -> dict[str, Any]:
-        """What the result depends on, beside the model's weights and the rows."""
+        """The settings that the result depends on, in addition to the model's weights and the rows."""
         resolved = flat(self.config.model_dump(mode="json"))
         chosen = {key: value for key, value in resolved.items() if is_one_of(key, RESULT_SETTINGS)}
         return chosen | {"model.dtype": dtype, "eval.samples": self.k}
@@ -84,8 +84,8 @@ class Plan:
 
 def make_plan(
     data: str | None, options: Mapping[str, Any] | None = None, words: Iterable[str] = (), protocol: str | None = None
-) -> Plan:
-    """`options` are by their names on the command line, `words` are `key=value`; they win over the protocol."""
+) -> EvalPlan:
+    """`options` have their names on the command line, `words` are `key=value`; both override the protocol."""
     if not data:
         raise UserError("--data: name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic")
     chosen = {OPTIONS[option]: value for option, value in (options or {}).items() if value is not None}
@@ -101,16 +101,16 @@ def make_plan(
     config = Config.build(settings)
     if config.eval.temperature == 0 and config.eval.samples > 1:
         raise UserError(
-            f"--k: {config.eval.samples} samples at temperature 0 are the same response; use --k 1 or a temperature"
+            f"--k: {config.eval.samples} samples at temperature 0 are identical; use --k 1 or a higher temperature"
         )
-    return Plan(config, data, frozenset(given | set(_protocol(protocol))))
+    return EvalPlan(config, data, frozenset(given | set(_protocol(protocol))))
 
 
 def _defaults(data: str) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"data.eval": data, "overlong.shape": "off"}  # nothing is shaped by length here
+    defaults: dict[str, Any] = {"data.eval": data, "overlong.shape": "off"}  # evaluation uses no length penalty
     if data.startswith(GYM):
         defaults["reward.verifier"] = "gym"
-    if data == "arithmetic":  # the problems that no training has seen, those of the embedded default's evaluation
+    if data == "arithmetic":  # the held-out problems of the embedded default
         defaults["data.eval"] = {"source": data, "split": "heldout", "size": 512}
     return defaults
 
@@ -129,9 +129,9 @@ def _check(key: str, given: Collection[str]) -> None:
     if key in given:
         raise UserError(f"{key}: given twice" + (f"; {option} is the same setting" if option else ""))
     if key == "model.name":
-        raise UserError("model.name: models are named without it, as in dapo eval tiny runs/mine/model")
+        raise UserError("model.name: name models as arguments, as in dapo eval tiny runs/mine/model")
     if key in known_keys() and not is_one_of(key, (*RESULT_SETTINGS, *OTHER_SETTINGS)):
-        raise UserError(f"{key}: changes nothing in an evaluation; leave it out")
+        raise UserError(f"{key}: has no effect on an evaluation; leave it out")
 
 
 def is_one_of(key: str, names: Iterable[str]) -> bool:
@@ -139,10 +139,10 @@ def is_one_of(key: str, names: Iterable[str]) -> bool:
 
 
 def fingerprint(rows: Rows) -> str:
-    """Of everything that a source gave."""
+    """A digest of all rows of a source."""
     digest = sha256()
     for row in rows.good:
-        # Objects that JSON does not know count by their type: their text may hold an address.
+        # Objects that JSON cannot represent count by their type: their text may contain an address.
         line = json.dumps([row.number, row.columns], default=lambda value: type(value).__name__, skipkeys=True)
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The report of an evaluation as a picture: the figures with their intervals, pass@k over k, and the differences."""
+"""Draws evaluation.png: metrics with intervals, pass@k over k, and differences between models."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dapo_rl.base.files import beside
 from dapo_rl.base.quote import printable
 from dapo_rl.evals.table import Report, shown_metrics
 
-# Okabe and Ito's palette, which stays apart for colour-blind eyes.
+# The Okabe–Ito palette, which colour-blind readers can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LONGEST_NAME = 32
 
 
-def draw(report: Report, path: Path) -> None:
+def draw_evaluation(report: Report, path: Path) -> None:
     with beside(path) as draft:
-        figure(report).savefig(draft, format="png")
+        evaluation_figure(report).savefig(draft, format="png")
 
 
-def figure(report: Report) -> Figure:
+def evaluation_figure(report: Report) -> Figure:
     names = [_short(model["model"]) for model in report["models"]]
     panels: list[Any] = [_shares]
     if report["k"] > 1:
@@ -56,7 +56,7 @@ def figure(report: Report) -> Figure:
 def _shares(axis: Axes, report: Report) -> None:
     metrics = [name for name in shown_metrics(report) if "@" in name]
     _points(axis, metrics, [model["metrics"] for model in report["models"]])
-    axis.set_title("Share that is right", loc="left", fontsize=11)
+    axis.set_title("Share correct", loc="left", fontsize=11)
     axis.set_ylim(-0.02, 1.02)
     axis.yaxis.set_major_formatter(FuncFormatter(_percent))
 
@@ -92,14 +92,14 @@ def _differences(axis: Axes, report: Report) -> None:
     axis.axhline(0, color="#666666", linewidth=1)
     _points(axis, metrics, rows, skip=1)
     axis.set_title(
-        f"Difference to {_short(report['models'][0]['model'], 24)}", loc="left", fontsize=11, parse_math=False
+        f"Difference from {_short(report['models'][0]['model'], 24)}", loc="left", fontsize=11, parse_math=False
     )
     axis.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:+.3g}" if share else "0"))
     axis.set_ylabel("points")
 
 
 def _points(axis: Axes, metrics: Sequence[str], models: Sequence[Mapping[str, Any]], skip: int = 0) -> None:
-    """A dot with its interval for each model, side by side at each metric."""
+    """A dot with its interval for each model, side by side for each metric."""
     width = min(0.6, 0.14 * len(models))
     for i, (found, color) in enumerate(zip(models, _colors(range(len(models) + skip))[skip:], strict=True)):
         shift = 0.0 if len(models) == 1 else width * (i / (len(models) - 1) - 0.5)
@@ -120,7 +120,7 @@ def _value(number: float | None) -> float:
 
 
 def _short(name: str, longest: int = LONGEST_NAME) -> str:
-    """The end of a path tells it from others."""
+    """Truncates a name from the left: the end of a path identifies it."""
     name = printable(name)
     return name if len(name) <= longest else f"…{name[1 - longest :]}"
 

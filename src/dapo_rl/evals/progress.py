@@ -1,4 +1,4 @@
-"""How far an evaluation is: a bar on a terminal, a line for each tenth anywhere else. On stderr, beside the result."""
+"""Progress of an evaluation on stderr: a bar on a terminal, otherwise a line for each tenth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dapo_rl.base.format import count, duration
 from dapo_rl.base.quote import printable
 
 
-class Progress:
+class EvalProgress:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._bars: bars.Progress | None = None
@@ -27,7 +27,7 @@ class Progress:
 
     @contextmanager
     def of(self, what: str, total: int, done: int = 0) -> Iterator[None]:
-        """Problems of one model, some of which may be there already."""
+        """Tracks the problems of one model; `done` of them are finished already."""
         self._total, self._done, self._tokens, self._new = total, done, 0, 0
         self._started = time.monotonic()
         if not self._console.is_terminal:
@@ -46,7 +46,7 @@ class Progress:
         self._bars = None
 
     def advance(self, tokens: int) -> None:
-        """One more problem, whose responses have so many tokens."""
+        """Counts one more problem; `tokens` is the length of its responses."""
         before, self._done = self._done, self._done + 1
         self._new += 1
         self._tokens += tokens

@@ -1,4 +1,4 @@
-"""Every response of an evaluation in a Parquet file, written in parts of whole problems so that a stop loses little."""
+"""The responses of an evaluation in a Parquet file, written in parts of whole problems so that a stop loses little."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A problem with all that is known of its responses."""
+    """A problem with its responses, verdicts and votes."""
 
     index: int
     prompt: Prompt
@@ -50,8 +50,8 @@ class Judged:
     votes: Sequence[str | None]
 
 
-class Responses:
-    """`responses.parquet` of a directory, and until it is whole the parts that there are of it."""
+class ResponseFile:
+    """`responses.parquet` in a directory, and its parts until it is complete."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "responses.parquet"
@@ -62,7 +62,7 @@ class Responses:
         return self.path.exists()
 
     def begin(self, problems: int, k: int) -> list[range]:
-        """The parts that are missing, as the problems of each. One that cannot be read is missing."""
+        """The missing parts, each as a range of problems. A part that cannot be read counts as missing."""
         self._parts.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self._parts)
         return [part for part in _split(problems, k) if _rows(self._part(part)) != len(part) * k]
@@ -73,7 +73,7 @@ class Responses:
             pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), draft, compression="zstd")
 
     def finish(self, problems: int, k: int) -> None:
-        """One file of all parts."""
+        """Joins all parts into one file."""
         with beside(self.path) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
             for part in _split(problems, k):
                 writer.write_table(pq.read_table(self._part(part), schema=SCHEMA))

@@ -1,4 +1,4 @@
-"""An evaluation: models × problems × k samples, into a directory that goes on where it was stopped."""
+"""Runs an evaluation: models × problems × k samples, in a directory from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.errors import UserError
 from dapo_rl.evals.figures import Figures, compare, read_figures
-from dapo_rl.evals.plan import Plan, fingerprint
-from dapo_rl.evals.progress import Progress
-from dapo_rl.evals.responses import Judged, Responses
+from dapo_rl.evals.plan import EvalPlan, fingerprint
+from dapo_rl.evals.progress import EvalProgress
+from dapo_rl.evals.responses import Judged, ResponseFile
 from dapo_rl.evals.sampling import Answered, answer
 from dapo_rl.evals.vote import Voting
-from dapo_rl.models.load import TINY, check_context, check_vocabulary, compute_dtype, describe, load_model, pick_device
+from dapo_rl.models.load import (
+    TINY,
+    check_context,
+    check_vocabulary,
+    compute_dtype,
+    describe_model,
+    load_model,
+    pick_device,
+)
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build import build_engine, closing_engine
@@ -35,12 +43,12 @@ from dapo_rl.types import Prompt
 
 SETTINGS = "settings.json"
 ENDS = 2**20
-"""Bytes at either end of a file of weights that tell it from another: training changes all of them."""
+"""Bytes at either end of a weights file that go into its fingerprint: training changes all weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A model that is ready to answer."""
+    """A model that is ready to be sampled."""
 
     engine: Engine
     prompts: list[Prompt]
@@ -50,12 +58,12 @@ class _Work:
 
 
 def evaluate_models(
-    plan: Plan, models: Sequence[str], out: Path | None = None, progress: Progress | None = None
+    plan: EvalPlan, models: Sequence[str], out: Path | None = None, progress: EvalProgress | None = None
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates what is not there yet; returns the report, and the directory that has it as `evaluation.json`."""
+    """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    progress = progress or Progress()
+    progress = progress or EvalProgress()
     if twice := [name for name in models if models.count(name) > 1]:
         raise UserError(f"{twice[0]}: named twice")
     config = plan.config
@@ -64,12 +72,12 @@ def evaluate_models(
     settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)}
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
-        # Before anything starts threads or a GPU: worker processes are forked from what is here now.
+        # Workers are forked from this process, so they must start before any threads or a GPU context.
         with VerifierPool(build_verifier(config.reward), config.reward) as verifier, Voting(config.reward) as voting:
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
                 _free_memory()
-        figures = [read_figures(model, Responses(_home(out, model))) for model in models]
+        figures = [read_figures(model, ResponseFile(_home(out, model))) for model in models]
         for each in figures:
             if each.verifier_errors:
                 progress.note(
@@ -81,7 +89,7 @@ def evaluate_models(
     return report, out
 
 
-def _report(plan: Plan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
+def _report(plan: EvalPlan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
     seed = plan.config.seed
     first, *others = figures
     return {
@@ -94,23 +102,23 @@ def _report(plan: Plan, figures: Sequence[Figures], settings: dict[str, Any], ou
 
 
 def _evaluate(
-    plan: Plan,
+    plan: EvalPlan,
     name: str,
     rows: Rows,
     settings: dict[str, Any],
     home: Path,
     verifier: VerifierPool,
     voting: Voting,
-    progress: Progress,
+    progress: EvalProgress,
 ) -> None:
-    """Sees to it that the responses of one model are all there."""
+    """Completes the responses of one model."""
     directory = _directory(name)
     settings = {"model": name, "weights": _weights(directory), **settings}
     _check_same(home, settings)
-    responses = Responses(home)
+    responses = ResponseFile(home)
     if responses.whole:
         responses.tidy()
-        progress.note(f"{name}: done before, taken from {responses.path}")
+        progress.note(f"{name}: already evaluated, read from {responses.path}")
         return
     progress.note(f"{name}: loading")
     dtype = settings["model.dtype"]
@@ -122,7 +130,7 @@ def _evaluate(
     there = len(work.prompts) - sum(map(len, missing))
     progress.note(f"{name} ({work.description}): {len(work.prompts)} problems, {work.k} samples each")
     if there:
-        progress.note(f"going on: {there} of {len(work.prompts)} problems are there")
+        progress.note(f"resuming: {there} of {len(work.prompts)} problems are done")
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Answered]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
@@ -136,8 +144,10 @@ def _evaluate(
         responses.finish(len(work.prompts), work.k)
 
 
-def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: Progress) -> _Work:
-    """Loads a model, and finds what is wrong with it or with the data before anything is sampled or written."""
+def _prepare(
+    plan: EvalPlan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: EvalProgress
+) -> _Work:
+    """Loads a model, and checks it and the data before anything is sampled or written."""
     config = plan.config
     model, tokenizer = load_model(chosen)
     found = build_prompts(rows, tokenizer, config.data, verifier.needs_answer)
@@ -147,18 +157,18 @@ def _prepare(plan: Plan, chosen: ModelSettings, rows: Rows, verifier: VerifierPo
     # Greedy samples are all the same.
     k = plan.k or (repeated if config.eval.temperature > 0 else 1)
     if repeated > 1:
-        progress.note(f"{plan.data} has each problem {repeated} times over: taken once, with {k} samples")
+        progress.note(f"{plan.data} repeats each problem {repeated} times: used once, with {k} samples")
     verifier.check(prompts)
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     params = _params(plan, model, longest)
     dtype = compute_dtype(chosen, next(model.parameters()).device)
     engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest + params.max_new_tokens)
-    return _Work(engine, prompts, params, k, f"{describe(model, dtype)}; {_how(params)}")
+    return _Work(engine, prompts, params, k, f"{describe_model(model, dtype)}; {_how(params)}")
 
 
 def _free_memory() -> None:
-    """The next model needs what the last one had."""
+    """Frees the memory of the last model for the next one."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -173,8 +183,8 @@ def _judged(problems: list[Answered], prompts: Sequence[Prompt], voting: Voting)
     return judged
 
 
-def _params(plan: Plan, model: Any, longest: int) -> SamplingParams:
-    """A limit that nobody named gives way to the model's context."""
+def _params(plan: EvalPlan, model: Any, longest: int) -> SamplingParams:
+    """Sampling parameters; a default length limit is lowered to the model's context."""
     config = plan.config
     limit, context = config.sampling.max_new_tokens, getattr(model.config, "max_position_embeddings", None)
     if "sampling.max_new_tokens" not in plan.given and isinstance(context, int):
@@ -185,11 +195,11 @@ def _params(plan: Plan, model: Any, longest: int) -> SamplingParams:
 
 def _how(params: SamplingParams) -> str:
     top_p = f", top_p {params.top_p:g}" if params.top_p < 1 else ""
-    return f"temperature {params.temperature:g}{top_p}, {params.max_new_tokens} tokens at most"
+    return f"temperature {params.temperature:g}{top_p}, at most {params.max_new_tokens} tokens"
 
 
 def _check_same(home: Path, settings: dict[str, Any]) -> None:
-    """What is there already must be of the same model, problems and settings."""
+    """Existing responses must be from the same model, problems and settings."""
     path = home / SETTINGS
     if not path.exists():
         return
@@ -204,7 +214,7 @@ def _check_same(home: Path, settings: dict[str, Any]) -> None:
     if changed:
         what = {"weights": "the model's weights", "rows": "the data"}
         listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
-        raise UserError(f"{home}: was begun with other settings: {listed}; name another --out, or remove it")
+        raise UserError(f"{home}: was started with different settings: {listed}; name another --out, or remove it")
 
 
 def _home(out: Path, model: str) -> Path:
@@ -212,7 +222,7 @@ def _home(out: Path, model: str) -> Path:
 
 
 def _directory(name: str) -> Path | None:
-    """The directory of a local model; a run directory stands for the model that it ended with."""
+    """The directory of a local model; a run directory stands for its final model."""
     if name == "tiny":
         return TINY
     path = Path(name).expanduser()
@@ -222,7 +232,7 @@ def _directory(name: str) -> Path | None:
 
 
 def _weights(directory: Path | None) -> str | None:
-    """Tells a model's weights from others in the same directory; a name on the hub stands for itself."""
+    """A fingerprint of the weights in a directory; None for a model on the hub."""
     if directory is None:
         return None
     digest = sha256()
@@ -251,7 +261,7 @@ def _locked(out: Path) -> Iterator[None]:
     finally:
         release()
         with suppress(OSError):
-            out.rmdir()  # where a mistake was found before there was anything to keep
+            out.rmdir()  # empty if a mistake was found before anything was written
 
 
 def _slug(name: str) -> str:

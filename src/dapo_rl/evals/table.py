@@ -1,4 +1,4 @@
-"""The report of an evaluation as tables on the terminal. Names come from the user, and are shown as text."""
+"""Prints the report of an evaluation as tables. Names come from the user and are escaped."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Report = Mapping[str, Any]
 
 
 def shown_metrics(report: Report) -> dict[str, str]:
-    """The metrics worth a column, with the kind of number each is."""
+    """The metrics to show, with the kind of each number."""
     k = report["k"]
     shares = [f"avg@{k}", f"pass@{k}", f"cons@{k}"] if k > 1 else [f"avg@{k}"]
     return dict.fromkeys(shares, "share") | {"response_length": "tokens", "truncated": "share"}
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def print_evaluation(report: Report, console: Console | None = None) -> None:
     console = console or Console()
     metrics = shown_metrics(report)
     console.print(_figures(report, metrics))
     if report["comparisons"]:
         console.print()
         console.print(_differences(report, metrics))
-    console.print("intervals: 95%, bootstrap over problems; p: models swapped problem by problem", style="dim")
+    console.print("intervals: 95%, bootstrap over problems; p: paired permutation test over problems", style="dim")
 
 
 def _figures(report: Report, metrics: Mapping[str, str]) -> Table:

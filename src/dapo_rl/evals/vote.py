@@ -1,6 +1,6 @@
-"""Which answers of one problem are the same: a majority vote counts 1/2 and 0.5 together.
+"""Finds equal answers to a problem, so that a majority vote counts 1/2 and 0.5 together.
 
-Answers are text that a model wrote: they are compared in a process of its own, with limits, like any verdict.
+Answers are written by a model, so they are compared in a separate process with limits, like any verdict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.types import Prompt, Sample, Verdict
 
 PROBLEM_S = 60.0
-"""What all comparisons of a problem may take."""
+"""Time limit for all comparisons of a problem."""
 
 
 class Voting:
@@ -27,10 +27,10 @@ class Voting:
         self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
 
     def votes(self, prompt: Prompt, samples: Sequence[Sample], verdicts: Sequence[Verdict]) -> list[str | None]:
-        """What each sample's answer counts as; none where it gave none, or the verifier failed on it.
+        """The answer that each sample counts towards; None if it gave none or the verifier failed on it.
 
-        For mathematics all right answers are one, and wrong ones are the same where the verifier's own comparison
-        says so. Elsewhere answers are the same where their text is.
+        For mathematics, all right answers are equal, and wrong ones are equal if the verifier's comparison says so.
+        Otherwise answers are equal if their text is.
         """
         if self._pool is None:
             return [_text_vote(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
@@ -64,12 +64,12 @@ class Voting:
 
 
 def _equal(a: str, b: str) -> bool:
-    """Either may be the one that is worked out."""
+    """Compares both ways: the comparison is not symmetric."""
     return answers_equal(a, b) or answers_equal(b, a)
 
 
 def same_answers(answers: Sequence[str], equal: Callable[[str, str], bool] = _equal) -> list[str]:
-    """For each answer the first one that it is equal to, each class known by the one that came first."""
+    """For each answer the first one equal to it, which represents their class."""
     names: dict[str, str] = {}
     by_spelling: dict[str, str] = {}
     for answer in dict.fromkeys(answers):
@@ -82,7 +82,7 @@ def same_answers(answers: Sequence[str], equal: Callable[[str, str], bool] = _eq
 
 
 class _SameAnswers:
-    """The comparison in the shape of a verifier: the texts are answers, the verdicts' answers are their names."""
+    """The comparison as a verifier: texts are answers, and the verdicts' answers are their representatives."""
 
     def warm_up(self) -> None:
         load()
@@ -94,7 +94,7 @@ class _SameAnswers:
 def _decided(equal: Callable[[str, str], bool], given: str, other: str) -> bool:
     try:
         return equal(given, other)
-    except Exception:  # a text that the comparison stumbles over
+    except Exception:  # a text that the comparison cannot handle
         return False
 
 

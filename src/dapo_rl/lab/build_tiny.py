@@ -1,8 +1,8 @@
-"""Builds the embedded model from nothing: supervised steps on worked problems by writers of mixed quality.
+"""Builds the embedded model from scratch: supervised steps on worked problems by writers of mixed quality.
 
-A base model has read everything: careful work, slips, guesses and rambling. This one too. It has learnt how to do the
-task, and how not to, so that reinforcement learning has something to choose between, and the failure modes of the
-paper exist in it: groups all right or all wrong, and responses that run into the limit.
+Like a base model, it learns from careful work, slips, guesses and rambling. It knows good and bad ways to do the task,
+so that reinforcement learning can choose between them, and it shows the failure modes of the paper: groups that are
+all right or all wrong, and truncated responses.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ SLIPS = (-10, -2, -1, 1, 2, 10)
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A way to answer: how often it is met, and how it goes wrong."""
+    """A way to answer: how common it is, and how it goes wrong."""
 
     share: float
     steps: bool = True
-    """Works in steps; otherwise guesses the answer at once."""
+    """Works step by step; otherwise guesses the answer immediately."""
     slip: float = 0.0
-    """The chance of a wrong result, for each step or guess."""
+    """Probability of a wrong result, for each step or guess."""
     again: float = 0.0
-    """The chance to start all over after a result, and once more after that one."""
+    """Probability of starting over after a result, repeatedly."""
 
 
 WRITERS = {
@@ -52,7 +52,7 @@ WRITERS = {
 
 
 def build_tiny(out: Path, seed: int = 0, steps: int | None = None) -> None:
-    """Trains and saves the model and its tokenizer; a quarter of an hour on two slow cores, minutes on others."""
+    """Trains and saves the model and its tokenizer: a quarter of an hour on two slow cores, minutes on faster ones."""
     steps = steps or STEPS
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def build_tiny(out: Path, seed: int = 0, steps: int | None = None) -> None:
 
 
 def write_answer(problem: Problem, writer: Writer, rng: random.Random) -> str:
-    """One response to a problem, in a writer's manner."""
+    """A response to a problem, in the style of a writer."""
     if not writer.steps:
         guess = int(problem.answer) + (rng.choice((-3, -2, -1, 1, 2, 3)) if rng.random() < writer.slip else 0)
         return f"Answer: {guess}"
@@ -102,7 +102,7 @@ def _work_through(problem: Problem, slip: float, rng: random.Random) -> tuple[st
 
 
 def _random_problem(rng: random.Random) -> Problem:
-    """Any problem but the held-out ones."""
+    """A problem that is not held out."""
     while True:
         terms = rng.randint(2, 5)
         problem = Problem(
@@ -120,7 +120,7 @@ def _supervised_step(model: Any, optimizer: torch.optim.Optimizer, tokenizer: An
         response = tokenizer(write_answer(problem, writer, rng), add_special_tokens=False).input_ids
         examples.append((tokenizer(problem.text).input_ids, [*response, tokenizer.eos_token_id][:LONGEST]))
     tokens = sum(len(response) for _, response in examples)
-    # Answers are a few tokens or a hundred: a quarter at a time, by length, spares most of the padding.
+    # Lengths range from a few tokens to a hundred: sorted quarters avoid most of the padding.
     examples.sort(key=lambda example: len(example[0]) + len(example[1]))
     loss = 0.0
     optimizer.zero_grad(set_to_none=True)

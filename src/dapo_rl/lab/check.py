@@ -1,4 +1,4 @@
-"""`dapo check`: a recipe beside the paper (arXiv 2503.14476), component by component, and its batch arithmetic."""
+"""`dapo check`: compares a recipe with the paper (arXiv 2503.14476), and prints its batch arithmetic."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.config import Config
-from dapo_rl.lab.arithmetic import Arithmetic, batch_arithmetic
-from dapo_rl.lab.paper import COMPONENTS, Row
+from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from dapo_rl.lab.paper import COMPONENTS, Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     verdict: str
-    rows: tuple[Row, ...]
-    arithmetic: Arithmetic
+    rows: tuple[Comparison, ...]
+    arithmetic: BatchArithmetic
 
 
 def conformance(config: Config) -> Report:
-    """Compares every component; one that has no meaning under the recipe's other settings has no row."""
+    """Compares every component, except those that the recipe's other settings make meaningless."""
     rows = tuple(row for compare in COMPONENTS if (row := compare(config)) is not None)
     return Report(_verdict(rows), rows, batch_arithmetic(config))
 
 
-def to_json(report: Report) -> str:
+def conformance_json(report: Report) -> str:
     return json.dumps(asdict(report), indent=2)
 
 
-def render(report: Report, console: Console | None = None) -> None:
-    """Prints the report; 80 columns are enough."""
+def print_conformance(report: Report, console: Console | None = None) -> None:
+    """Prints the report in 80 columns or more."""
     console = console or Console()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
     table.add_column("", width=2)
@@ -48,7 +48,7 @@ def render(report: Report, console: Console | None = None) -> None:
         table.add_section()
     console.print(table)
     console.print()
-    for heading, chosen in (("What differs", False), ("As in the paper, to be precise", True)):
+    for heading, chosen in (("Differences", False), ("Remarks on what matches", True)):
         remarks = [row for row in report.rows if row.same is chosen and row.meaning]
         if remarks:
             console.print(Text(heading, style="bold"))
@@ -62,7 +62,7 @@ def render(report: Report, console: Console | None = None) -> None:
     console.print(Text(report.verdict, style="bold"))
 
 
-def _arithmetic_table(numbers: Arithmetic) -> Table:
+def _arithmetic_table(numbers: BatchArithmetic) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
     grid.add_column(justify="right")
@@ -71,21 +71,21 @@ def _arithmetic_table(numbers: Arithmetic) -> Table:
         ("samples per step", numbers.samples_per_step),
         ("updates per step", numbers.updates_per_step),
         ("samples per update", numbers.samples_per_update),
-        ("tokens generated per step, at most, without redraws", numbers.tokens_generated_per_step),
-        ("tokens generated per step, at most, at the cap", numbers.tokens_generated_per_step_at_cap),
-        ("tokens trained on per step, at most", numbers.tokens_trained_per_step),
+        ("maximum tokens generated per step, without redraws", numbers.tokens_generated_per_step),
+        ("maximum tokens generated per step, at the cap", numbers.tokens_generated_per_step_at_cap),
+        ("maximum tokens trained on per step", numbers.tokens_trained_per_step),
         ("steps", numbers.steps),
-        ("updates in all", numbers.total_updates),
+        ("total updates", numbers.total_updates),
     ):
         grid.add_row(label, f"{value:,}")
     return grid
 
 
-def _verdict(rows: tuple[Row, ...]) -> str:
+def _verdict(rows: tuple[Comparison, ...]) -> str:
     different = [row for row in rows if not row.same]
     missing = [row.component for row in different if row.kind == "algorithm"]
     if missing:
         return f"not DAPO: {', '.join(missing)}"
     if different:
         return f"algorithm conformant, {len(different)} setting{'s differ' if len(different) > 1 else ' differs'}"
-    return "conformant: every row as in the paper"
+    return "conformant: every row matches the paper"

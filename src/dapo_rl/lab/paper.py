@@ -1,4 +1,4 @@
-"""The paper (arXiv 2503.14476), component by component, and how a recipe compares with each."""
+"""Compares a recipe with the paper (arXiv 2503.14476), component by component."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Literal
 
 from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, is_function
 from dapo_rl.config import Config, SourceSettings
-from dapo_rl.lab.arithmetic import batch_arithmetic, redraws
+from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
 
 Kind = Literal["algorithm", "settings", "evaluation"]
-"""A technique that is on or off, a matter of scale, or how accuracy is measured."""
+"""A technique that is on or off, a value, or how accuracy is measured."""
 
 BUILT_IN_VERIFIERS = ("math", "exact", "gym")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Comparison:
     component: str
     reference: str
-    """Where the paper has it; `verl script` where only the authors' published script does."""
+    """Where the paper specifies it; `verl script` if only the authors' published script does."""
     kind: Kind
     keys: tuple[str, ...]
     paper: str
     recipe: str
     same: bool
     meaning: str = ""
-    """What the difference does to the run, or why an apparent one is none."""
+    """The effect of the difference on the run, or why an apparent difference is not one."""
 
 
 Finding = tuple[str, bool, str]
-"""The recipe's value, whether it is the paper's, and what that means."""
+"""The recipe's value, whether it matches the paper, and what that means."""
 
-COMPONENTS: list[Callable[[Config], Row | None]] = []
+COMPONENTS: list[Callable[[Config], Comparison | None]] = []
 
 
 def _component(
     name: str, reference: str, kind: Kind, paper: str, *keys: str
 ) -> Callable[[Callable[[Config], Finding | None]], Callable[[Config], Finding | None]]:
-    """Enters a comparison into the report, in the order of this file."""
+    """Registers a comparison for the report, in the order of this file."""
 
     def enter(find: Callable[[Config], Finding | None]) -> Callable[[Config], Finding | None]:
-        def compare(config: Config) -> Row | None:
+        def compare(config: Config) -> Comparison | None:
             finding = find(config)
-            return None if finding is None else Row(name, reference, kind, keys, paper, *finding)
+            return None if finding is None else Comparison(name, reference, kind, keys, paper, *finding)
 
         COMPONENTS.append(compare)
         return find
@@ -56,7 +56,7 @@ def _component(
 @_component("Objective", "Eq. 8", "algorithm", "min(r A, clip(r) A)", "algo.loss", "algo.clip_ratio_c")
 def _objective(config: Config) -> Finding:
     if is_function(config.algo.loss):
-        meaning = "the loss of a token is the function's own; whether the clip bounds act is up to it"
+        meaning = "the function computes the token losses; whether the clip bounds apply is up to it"
         return f"losses of {config.algo.loss}", False, meaning
     c = config.algo.clip_ratio_c
     if c is None:
@@ -65,7 +65,7 @@ def _objective(config: Config) -> Finding:
     if c >= 10:
         meaning += "; the authors' script has this bound too, at 10, where it hardly acts"
     else:
-        meaning += ": the mistakes whose probability rises fastest are not unlearned"
+        meaning += ": mistakes whose probability rises fastest are not unlearned"
     return f"min(r A, clip(r) A), dual clip at {c:g}", c >= 10, meaning
 
 
@@ -87,20 +87,21 @@ def _ratio(config: Config) -> Finding:
 def _advantage(config: Config) -> Finding:
     algo, size = config.algo, config.sampling.group_size
     if is_function(algo.advantage):
-        meaning = "what a sample is worth is the function's own; algo.normalize does not reach it"
+        meaning = "the function computes the advantages; algo.normalize has no effect"
         return f"advantages of {algo.advantage}", False, meaning
     chosen = NORMALIZATIONS[algo.normalize]
     if algo.normalize != "group":
-        meaning = "groups that are about half right weigh more than lopsided ones"
+        meaning = "groups that are about half right have more weight than lopsided ones"
         return chosen.words, False, f"{meaning}, as in {chosen.after}" if chosen.after else meaning
     recipe = f"{chosen.words} (ddof {algo.ddof})"
     if algo.advantage_eps > 1e-3:
-        meaning = f"eps {algo.advantage_eps:g} is no longer small beside the std: groups of little spread count less"
+        meaning = f"eps {algo.advantage_eps:g} is not small compared with the std: groups with little spread count less"
         return f"{recipe}, eps {algo.advantage_eps:g}", False, meaning
     if algo.ddof == 1:
         return recipe, True, ""
     gain = (size / (size - 1)) ** 0.5 - 1
-    return recipe, True, f"the paper leaves ddof open, its authors' script has 1: advantages are {gain:.1%} larger so"
+    meaning = f"the paper does not specify ddof; the authors' script uses 1, and 0 makes advantages {gain:.1%} larger"
+    return recipe, True, meaning
 
 
 @_component("Clip-Higher", "Eq. 10", "algorithm", "upper bound wider", "algo.clip_low", "algo.clip_high")
@@ -111,7 +112,7 @@ def _clip_higher(config: Config) -> Finding:
     if high == low:
         meaning = f"both bounds are {low:g}: unlikely tokens can hardly gain probability, and entropy tends to collapse"
         return "symmetric", False, meaning
-    meaning = "the upper bound is the tighter one: exploration is held back more than in GRPO, and entropy falls faster"
+    meaning = "the upper bound is tighter: exploration is limited more than in GRPO, and entropy falls faster"
     return "lower bound wider", False, meaning
 
 
@@ -127,19 +128,19 @@ def _clip_higher(config: Config) -> Finding:
 def _dynamic_sampling(config: Config) -> Finding:
     sampling = config.sampling
     if not sampling.dynamic:
-        signal = "no signal" if config.overlong.shape == "off" else "no signal but the length penalty's"
+        signal = "no signal" if config.overlong.shape == "off" else "no signal except the length penalty"
         meaning = f"groups that are all right or all wrong stay in the batch and carry {signal}: the more of them, the "
         return "off", False, meaning + "noisier the gradient"
     recipe, effects = "0 < correct < G", []
     if sampling.metric == "score":
         recipe = "scores have a spread"
         effects.append(
-            "groups are kept by their scores: with two-valued rewards the same groups, with graded ones also groups "
+            "groups are filtered by score: with binary rewards the same groups are kept, with graded ones also groups "
             "that are all wrong to different degrees"
         )
     if sampling.filter is not None:
         recipe += f", and {sampling.filter}"
-        effects.append("a filter of your own drops further groups, so the prompts trained on are your selection")
+        effects.append("your own filter drops further groups, so it selects the prompts that are trained on")
     return recipe, not effects, "; ".join(effects)
 
 
@@ -150,8 +151,8 @@ def _batch_filling(config: Config) -> Finding | None:
         return None
     if not config.sampling.dynamic_batch:
         return f"sample until {n} groups are kept", True, ""
-    meaning = "the batch shrinks as prompts become too easy or too hard, and the gradient's noise changes with it"
-    return f"{n} drawn, those kept are trained on", False, meaning
+    meaning = "the batch shrinks as prompts become too easy or too hard, and gradient noise changes with it"
+    return f"draw {n}, train on those kept", False, meaning
 
 
 @_component("Token-level loss", "Eq. 12", "algorithm", "token-mean", "algo.aggregation")
@@ -167,9 +168,9 @@ def _soft_punishment(config: Config) -> Finding:
     meanings = {
         "soft": "",
         "linear": f"there is no soft interval: the penalty starts beyond {config.overlong_max_length} tokens and has "
-        "no bound",
-        "off": "a response just below the limit and one far below it score the same, and cut-off ones give no hint of "
-        "why: lengths run up to the limit",
+        "no upper bound",
+        "off": "a response just below the limit scores the same as a short one, and truncated ones give no hint of "
+        "the cause: lengths tend to grow up to the limit",
     }
     return shape, shape == "soft", meanings[shape]
 
@@ -186,10 +187,10 @@ def _overlong_filtering(config: Config) -> Finding:
     if not config.overlong.mask_truncated:
         return "off", True, ""
     brake = "nothing" if config.overlong.shape == "off" else "only the penalty on finished ones"
-    meaning = "as in the paper's ablation (30 to 36 on AIME 2024): cut-off responses leave the loss, so that "
-    meaning += f"{brake} holds lengths down"
+    meaning = "as in the paper's ablation (30 to 36 on AIME 2024): truncated responses are excluded from the loss, so "
+    meaning += f"{brake} limits lengths"
     if not config.overlong.masked_in_baseline:
-        meaning += "; they leave their group's mean and std as well"
+        meaning += "; they are excluded from their group's mean and std as well"
     return "on", False, meaning
 
 
@@ -197,7 +198,7 @@ def _overlong_filtering(config: Config) -> Finding:
 def _kl_term(config: Config) -> Finding:
     if config.algo.kl_coef == 0:
         return "none", True, ""
-    meaning = "the policy is pulled back to the starting model, which long reasoning has to leave; the reference costs "
+    meaning = "the policy is pulled towards the initial model, which hinders long reasoning; the reference costs "
     return f"{config.algo.kl_kind}, weight {config.algo.kl_coef:g}", False, meaning + "memory and a forward pass"
 
 
@@ -209,7 +210,7 @@ def _clip_bounds(config: Config) -> Finding:
         room = "more" if high > 0.28 else "less"
         effects.append(f"unlikely tokens have {room} room to gain probability in a step than with 0.28")
     if low > 0.2:
-        effects.append("bad tokens can lose more probability in a step than with 0.2, which narrows what is sampled")
+        effects.append("bad tokens can lose more probability in a step than with 0.2, which reduces diversity")
     elif low < 0.2:
         effects.append("bad tokens lose less probability in a step than with 0.2")
     return f"low {low:g}, high {high:g}", not effects, "; ".join(effects)
@@ -244,7 +245,7 @@ def _punishment_interval(config: Config) -> Finding | None:
 def _reward(config: Config) -> Finding:
     reward = config.reward
     if reward.verifier not in BUILT_IN_VERIFIERS:
-        meaning = "the scores are the function's own, and reward.correct and reward.wrong do not reach it"
+        meaning = "the function defines the scores; reward.correct and reward.wrong have no effect"
         return f"scores of {reward.verifier}", False, meaning
     recipe = f"right {reward.correct:+g}, wrong {reward.wrong:+g}"
     if (reward.correct, reward.wrong) == (1, -1):
@@ -252,12 +253,12 @@ def _reward(config: Config) -> Finding:
     margin = reward.correct - reward.wrong
     meaning = "advantages are the same for any two values once divided by the std"
     if is_function(config.algo.advantage):
-        meaning = "what that does to advantages is up to algo.advantage"
+        meaning = "the effect on advantages depends on algo.advantage"
     elif not NORMALIZATIONS[config.algo.normalize].by_std:
         meaning = f"advantages are not divided by the std, so they are {margin / 2:g} times as large"
     if config.overlong.shape == "soft":
         share = config.overlong.factor / margin
-        meaning += f"; the whole length penalty is {share:.0%} of the margin between right and wrong instead of 50%"
+        meaning += f"; the full length penalty is {share:.0%} of the margin between right and wrong instead of 50%"
     return recipe, False, meaning
 
 
@@ -266,7 +267,7 @@ def _prompts_per_step(config: Config) -> Finding:
     n = config.sampling.prompts_per_step
     if n == 512:
         return "512", True, ""
-    effect = "the gradient is noisier, and a step cheaper" if n < 512 else "the gradient is smoother, and a step dearer"
+    effect = "noisier gradients and cheaper steps" if n < 512 else "smoother gradients and more expensive steps"
     return f"{n:,}", False, f"{_times(n, 512)}: {effect}"
 
 
@@ -275,8 +276,8 @@ def _group_size(config: Config) -> Finding:
     size = config.sampling.group_size
     if size == 16:
         return "16", True, ""
-    meaning = f"of a prompt that is right half of the time, {2 * 0.5**size:.2%} of the groups carry no signal "
-    meaning += f"({2 * 0.5**16:.3%} with 16), and the baseline is {'rougher' if size < 16 else 'finer'}"
+    meaning = f"for a prompt that is solved half of the time, {2 * 0.5**size:.2%} of the groups carry no signal "
+    meaning += f"({2 * 0.5**16:.3%} with 16), and the baseline is {'noisier' if size < 16 else 'more precise'}"
     return str(size), False, meaning
 
 
@@ -288,7 +289,7 @@ def _updates(config: Config) -> Finding:
     updates, samples = numbers.updates_per_step, numbers.samples_per_update
     recipe = f"{updates}, of {samples:,} responses"
     if updates == 1:
-        meaning = "one update a step is on-policy: the ratio is 1 for groups sampled in the step, and neither clip "
+        meaning = "one update per step is on-policy: the ratio is 1 for groups sampled in the step, and neither clip "
         return recipe, False, meaning + "bound acts on them"
     if updates != 16:
         place, often = ("further from", "more") if updates > 16 else ("closer to", "less")
@@ -308,7 +309,7 @@ def _learning_rate(config: Config) -> Finding:
     if lr != 1e-6:
         effects.append(f"{_times(lr, 1e-6)}: {'faster and less stable' if lr > 1e-6 else 'slower and steadier'}")
     if schedule != "constant":
-        effects.append(f"it falls to {config.train.min_lr_share:g} of itself by step {config.train.steps}")
+        effects.append(f"it decays to {config.train.min_lr_share:g} of its value by step {config.train.steps}")
     return f"{lr:g}, {schedule}", not effects, "; ".join(effects)
 
 
@@ -318,7 +319,7 @@ def _warmup(config: Config) -> Finding:
     if steps == 20:
         return "20 rollout steps", True, ""
     when = f"after {steps} rollout steps instead of 20" if steps else "at once, before AdamW's averages have settled"
-    return f"{steps} rollout steps", False, f"the whole learning rate is reached {when}"
+    return f"{steps} rollout steps", False, f"the full learning rate is reached {when}"
 
 
 @_component(
@@ -337,10 +338,10 @@ def _optimizer(config: Config) -> Finding:
     recipe = f"{name}, decay {train.weight_decay:g}, betas {train.betas[0]:g} {train.betas[1]:g}, "
     recipe += f"clip {train.max_grad_norm:g}"
     if train.optimizer != "adamw":
-        return recipe, False, "the moments are rounded to 256 values a block: less memory, and updates a little rougher"
+        return recipe, False, "the moments are quantised to 8 bits: less memory, slightly less precise updates"
     if (train.weight_decay, tuple(train.betas), train.max_grad_norm) == (0.1, (0.9, 0.999), 1.0):
         return recipe, True, ""
-    meaning = "the paper says AdamW and no more; the other values are its authors', and change the size of an update"
+    meaning = "the paper specifies only AdamW; the values are from the authors' script, and affect the size of updates"
     return recipe, False, meaning
 
 
@@ -350,7 +351,7 @@ def _precision(config: Config) -> Finding:
         return "bfloat16, float32 weights", True, ""
     if config.model.dtype == "auto":
         return "on a GPU bfloat16, float32 weights", True, ""
-    return "float32", False, "ratios are finer than those of bfloat16 products, and a step on a GPU takes longer"
+    return "float32", False, "ratios are more precise than with bfloat16, and a step on a GPU takes longer"
 
 
 @_component("New tokens", "Sec. 4.1", "settings", "20,480 at most", "sampling.max_new_tokens")
@@ -358,7 +359,7 @@ def _new_tokens(config: Config) -> Finding:
     limit = config.sampling.max_new_tokens
     meaning = ""
     if limit < 20480:
-        meaning = f"{_times(limit, 20480)}: reasoning beyond {limit:,} tokens is cut off, and wrong as a rule"
+        meaning = f"{_times(limit, 20480)}: reasoning beyond {limit:,} tokens is truncated, and usually wrong"
     elif limit > 20480:
         meaning = f"{_times(limit, 20480)}: reasoning can grow longer, and a step costs more"
     return f"{limit:,} at most", limit == 20480, meaning
@@ -381,7 +382,7 @@ def _truncation(config: Config) -> Finding:
     recipe = f"top_p {top_p:g}, {f'top_k {top_k}' if top_k else 'no top_k'}"
     if top_p == 1 and top_k == 0:
         return recipe, True, ""
-    meaning = "tokens come from a truncated distribution, the ratio from the whole one: the gradient is biased, and "
+    meaning = "tokens come from a truncated distribution, but the ratio uses the full one: gradients are biased, and "
     return recipe, False, meaning + "unlikely tokens are never explored"
 
 
@@ -393,8 +394,8 @@ def _cap(config: Config) -> Finding | None:
     if config.sampling.on_cap == "error":
         return f"stop with an error, at {cap:,}", True, ""
     if config.sampling.on_cap == "partial":
-        return f"train on fewer, at {cap:,}", False, f"a step that has drawn {cap:,} groups trains on fewer than N"
-    return f"fill up, at {cap:,}", False, f"a step that has drawn {cap:,} groups fills up with some that break Eq. 11"
+        return f"train on fewer, at {cap:,}", False, f"after {cap:,} draws, a step trains on fewer than N groups"
+    return f"fill up, at {cap:,}", False, f"after {cap:,} draws, a step fills up with groups that violate Eq. 11"
 
 
 @_component("Surplus groups", "verl script", "settings", "drop", "sampling.surplus", "sampling.max_staleness")
@@ -404,11 +405,11 @@ def _surplus(config: Config) -> Finding | None:
     if config.sampling.surplus == "drop":
         return "drop", True, ""
     if config.sampling.surplus == "requeue":
-        meaning = "prompts of good groups beyond N are sampled again next: they come up a little more often than others"
+        meaning = "prompts of surplus groups are sampled again next, so they come up slightly more often than others"
         return "requeue", False, meaning
     age = f"{config.sampling.max_staleness} version{'s' if config.sampling.max_staleness != 1 else ''}"
-    meaning = f"good groups beyond N are trained on later instead of wasted, by weights up to {age} newer; their ratio "
-    return f"carry, up to {age} old", False, meaning + "is still taken to the policy that sampled them"
+    meaning = f"surplus groups are trained on later instead of dropped, with weights up to {age} newer; their ratio "
+    return f"carry, up to {age} old", False, meaning + "is still relative to the policy that sampled them"
 
 
 @_component("Model", "Sec. 4.1", "settings", "Qwen2.5-32B", "model.name")
@@ -416,7 +417,7 @@ def _model(config: Config) -> Finding:
     name = config.model.name
     if re.search(r"qwen2\.5-32b$", name.rstrip("/"), re.IGNORECASE):
         return name, True, ""
-    return name, False, "the paper's scores are those of the Qwen2.5-32B base model; expect others"
+    return name, False, "the paper's scores are for the Qwen2.5-32B base model; expect different ones"
 
 
 @_component("Training prompts", "Sec. 3.5", "settings", "DAPO-Math-17K", "data.train")
@@ -433,7 +434,7 @@ def _held_out_prompts(config: Config) -> Finding:
         return "none", False, "accuracy before and after training is not measured"
     name, limit = _source(config.data.eval), config.eval.prompts
     if not re.search(r"aime[^a-z0-9]*(20)?24", name, re.IGNORECASE):
-        return name, False, "accuracies are not those of the paper's tables"
+        return name, False, "accuracies are not comparable with the paper's tables"
     if limit is None or limit >= 30:
         return name, True, ""
     return f"{name}, {limit} prompts", False, f"{limit} of 30 problems: each is {1 / limit:.0%} of the score"
@@ -458,8 +459,8 @@ def _held_out_sampling(config: Config) -> Finding | None:
     if (temperature, top_p) == (1.0, 0.7):
         return recipe, True, ""
     if temperature == 0:
-        return recipe, False, "greedy answers: no sampling noise, but not the mean over samples of the paper's tables"
-    meaning = "top_p and temperature decide how unlikely an answer may be: compare only accuracies of the same setting"
+        return recipe, False, "greedy decoding: no sampling noise, but not the mean over samples of the paper's tables"
+    meaning = "top_p and temperature affect accuracy: compare only accuracies with the same settings"
     return recipe, False, meaning
 
 

@@ -1,7 +1,7 @@
-"""The model's attention in our hands: the Hugging Face module unchanged, over sequences and caches of our own.
+"""Replaces the attention of an unchanged Hugging Face module, to run it over packed sequences and our own caches.
 
-transformers looks an attention function up by name at every layer. Inside `attending(model, attend)` the name is ours
-and the function is `attend`; outside it the module is as it was loaded.
+transformers looks up the attention function by name in every layer. Inside `attending(model, attend)` the name is
+`dapo` and the function is `attend`; outside, the module is as it was loaded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Attend(Protocol):
 
 
 class UnsupportedAttentionError(Exception):
-    """The module asks for something that plain causal attention is not."""
+    """The module needs something other than plain causal attention."""
 
 
 def depends_on_neighbours(model: Any, longest: int) -> str | None:
-    """What makes a model compute a sequence in another way beside a long one, or beyond a length: short tests of it
-    do not show that."""
+    """Why the result for a sequence depends on its length or on the other sequences in the batch, if it does; a test
+    on short sequences does not show that."""
     config = model.config.get_text_config()
     if 0 < (getattr(config, "attention_chunk_size", None) or 0) < longest:
         return f"attention in chunks of {config.attention_chunk_size} tokens"
@@ -49,7 +49,7 @@ def depends_on_neighbours(model: Any, longest: int) -> str | None:
 
 _current: Attend | None = None
 _current_reach = 0
-# Masks are not ours to know: with no mask function of this name, transformers makes none.
+# transformers creates no mask, because no mask function is registered under this name.
 
 
 def _attention(
@@ -61,7 +61,7 @@ def _attention(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls at every layer: `[1, heads, T, D]` in, `[1, T, heads, D]` out."""
+    """Called by transformers in every layer: `[1, heads, T, D]` in, `[1, T, heads, D]` out."""
     for name in ("softcap", "s_aux", "position_bias"):
         if more.get(name) is not None:
             raise UnsupportedAttentionError(f"attention with {name}")
@@ -73,7 +73,7 @@ def _attention(
     if _current is None:
         raise RuntimeError("the attention of dapo_rl.models.attention, called outside attending()")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # Under autocast values come out of a product, while queries and keys are turned in float32.
+    # Under autocast, values have the autocast type, but rotary embeddings leave queries and keys in float32.
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return _current(module.layer_idx, q, k, v, scale)[None], None
 
@@ -85,7 +85,7 @@ _configs_of: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictiona
 
 
 def _configs(model: Any) -> list[Any]:
-    """Every configuration that a part of the model reads its attention's name from."""
+    """Every config object from which a part of the model reads the name of its attention."""
     if model not in _configs_of:
         found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         _configs_of[model] = list(found.values())
@@ -96,7 +96,7 @@ def _configs(model: Any) -> list[Any]:
 def attending(model: Any, attend: Attend, reach: int) -> Iterator[None]:
     """Runs the module's attention through `attend`; `reach` is the longest context it will see.
 
-    A backward pass that recomputes activations calls the attention again: keep it inside.
+    A backward pass that recomputes activations calls the attention again, so it must run inside too.
     """
     global _current, _current_reach
     configs = _configs(model)

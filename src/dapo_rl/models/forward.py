@@ -26,7 +26,7 @@ class TokenStats(NamedTuple):
 
 
 def response_logps(model: Any, samples: Sequence[TrainSample], temperature: float, pad_id: int) -> TokenStats:
-    """Log-probabilities of the responses at a temperature, as the policy sees them now."""
+    """Log-probabilities of the responses under the model at a temperature."""
     device = next(model.parameters()).device
     prompts_BP, prompt_mask_BP = pad([s.prompt_ids for s in samples], pad_id, side="left")
     tokens_BR, mask_BR = pad([s.response_ids for s in samples], pad_id, side="right")
@@ -34,7 +34,7 @@ def response_logps(model: Any, samples: Sequence[TrainSample], temperature: floa
     attention_mask = torch.cat([prompt_mask_BP, mask_BR], dim=1).long().to(device)
     position_ids = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     tokens_BR, mask_BR = tokens_BR.to(device), mask_BR.to(device)
-    # The logits at a position predict the next token: the last prompt position up to the last but one.
+    # The logits at a position predict the next token: keep the last prompt position up to the last but one.
     logits_BRV = model(
         input_ids=input_ids,
         attention_mask=attention_mask,
@@ -50,7 +50,7 @@ def response_logps(model: Any, samples: Sequence[TrainSample], temperature: floa
 
 
 def pad(rows: Sequence[Sequence[int] | IntArray], value: int, side: str) -> tuple[Tensor, Tensor]:
-    """Rows of ids as one tensor, and a mask that is True where there is an id."""
+    """Pads rows of ids to one tensor, with a mask that is True for ids."""
     lengths = np.array([len(row) for row in rows])
     width = lengths.max()
     columns = np.arange(width)

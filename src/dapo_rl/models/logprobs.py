@@ -1,8 +1,8 @@
-"""Log-probabilities and entropies of tokens from hidden states, without the logits of all tokens at any time.
+"""Log-probabilities and entropies of tokens from hidden states, without holding the logits of all tokens at once.
 
-Logits are made a slice of rows at a time and made again in the backward pass, where the slices of a chunk are
-multiplied at once; what the last chunk needs there waits for it. Softmax and sums are in float32, products in the type
-of the hidden states.
+Logits are computed in slices of rows and recomputed in the backward pass, which multiplies a whole chunk of slices at
+once; only the last chunk keeps what its backward pass needs. Softmax and sums are in float32, matrix products in the
+type of the hidden states.
 
 Shapes: T tokens, C of them in a chunk, S in a slice, H the width of a hidden state, V the vocabulary.
 """
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**27}
-"""Logits in a chunk at most: enough rows for a product at full speed, and a fraction of the activations' memory."""
+"""Maximum logits per chunk: enough rows for a fast matrix product, but little memory compared with activations."""
 
 SLICE_ELEMENTS = {"cpu": 2**22}
-"""Logits that softmax works on at a time: what a processor's cache holds. A GPU takes a chunk at once."""
+"""Logits per softmax: as many as fit in a CPU's cache. A GPU processes a whole chunk at once."""
 
 
 def token_logps(
@@ -31,7 +31,7 @@ def token_logps(
     temperature: float = 1.0,
     chunk_rows: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each target's log-probability, and the entropy (without gradient) of the distribution that it is drawn from."""
+    """The log-probability of each target, and the entropy (without gradient) of its distribution."""
     device = hidden_TH.device.type
     if torch.is_autocast_enabled(device):
         hidden_TH = hidden_TH.to(torch.get_autocast_dtype(device))
@@ -45,7 +45,7 @@ def token_logps(
 
 
 def project(hidden_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float = 1.0) -> Tensor:
-    """Logits in float32 from a product in the type of both; on a GPU its sums are never rounded to that type."""
+    """Logits in float32 from a product in the inputs' type; on a GPU its sums are never rounded to that type."""
     if hidden_TH.is_cuda and hidden_TH.dtype != torch.float32:
         logits_TV = torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
     else:
@@ -107,8 +107,8 @@ class _TokenLogps(torch.autograd.Function):
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
         grad_weight_VH: Tensor | None = None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
-        # The gradient of a logit is g · (1[target] − p). As a factor on the hidden states g is a pass over H numbers
-        # a token, instead of V.
+        # The gradient of a logit is g · (1[target] − p). Applying g to the hidden states touches H numbers per token
+        # instead of V.
         factor_T1 = (-grad_T.float() / ctx.temperature)[:, None]
         pulls_CV, ctx.last_pulls = ctx.last_pulls, None
         for chunk in reversed(list(_chunks(0, len(hidden_TH), ctx.rows))):
@@ -138,12 +138,12 @@ class _TokenLogps(torch.autograd.Function):
 
 
 def _pulls(probs_SV: Tensor, targets_S: Tensor, logps_S: Tensor) -> Tensor:
-    """p − 1[target]. At the target from log p: near certainty, a difference of rounded numbers has no digits left."""
+    """p − 1[target], computed from log p at the target: close to p = 1 the subtraction would lose all digits."""
     return probs_SV.scatter_(-1, targets_S[:, None], torch.expm1(logps_S[:, None]))
 
 
 def _add_product(total_VH: Tensor | None, a_VC: Tensor, b_CH: Tensor) -> Tensor:
-    """`total + a @ b` in float32, whatever the type of a and b; in place, where there is a total."""
+    """`total + a @ b` in float32, whatever the type of a and b; in place if there is a total."""
     if a_VC.is_cuda and a_VC.dtype != torch.float32:
         if total_VH is None:
             return torch.mm(a_VC, b_CH, out_dtype=torch.float32)

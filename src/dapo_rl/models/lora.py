@@ -1,7 +1,7 @@
-"""LoRA: low-rank adapters beside the linear layers, made by peft inside the Hugging Face module itself.
+"""LoRA: low-rank adapters on the linear layers, which peft injects into the Hugging Face module.
 
-The module keeps its class and its base weights, which are frozen. Whoever needs plain weights under the base model's
-own names (an engine, a saved model) gets them with the adapters added in: base + scaling · B · A.
+The module keeps its class and its frozen base weights. Engines and saved models get plain weights under the base
+model's names, with the adapters merged in: base + scaling · B · A.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor
 from dapo_rl.config import LoraSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.forward import TokenStats
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.types import TrainSample
 
 _ADAPTER = "default"
 
 
 def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
-    """Puts adapters into the model, in place; from then on they alone are trained. The model computes what it did."""
+    """Adds adapters to the model in place; only they are trained. The model's output does not change yet."""
     try:
         from peft import inject_adapter_in_model
     except ImportError as error:
-        raise UserError(f"model.lora: it needs peft ({error}): pip install 'dapo-rl[lora]'") from None
+        raise UserError(f"model.lora: needs peft ({error}); pip install 'dapo-rl[lora]'") from None
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -59,12 +59,12 @@ def has_lora(model: Any) -> bool:
 
 
 def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The parameters as a model without adapters would have them, merged one at a time; of a model without, its own."""
+    """The parameters with any adapters merged in, one at a time."""
     return _merge(model, model.named_parameters())
 
 
 def save_plain(model: Any, path: str | os.PathLike[str]) -> None:
-    """Saves in Hugging Face format, adapters added in."""
+    """Saves in Hugging Face format, with any adapters merged in."""
     if has_lora(model):
         model.save_pretrained(path, state_dict=dict(_merge(model, model.state_dict().items())))
     else:
@@ -72,12 +72,12 @@ def save_plain(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def save_adapter(model: Any, tokenizer: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:
-    """Saves the adapters alone, as peft does, and the tokenizer; `base` names the model that they belong to."""
+    """Saves the adapters in peft's format, and the tokenizer; `base` names the model that they belong to."""
     try:
         os.makedirs(path, exist_ok=True)
         _write_adapter(model, settings, base, path)
         tokenizer.save_pretrained(path)
-    except Exception as error:  # on a full disk safetensors raises a class of its own
+    except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the adapter cannot be saved: {error}") from error
 
 
@@ -92,14 +92,14 @@ def _write_adapter(model: Any, settings: LoraSettings, base: str, path: str | os
     }
     save_file(weights, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
     config = lora_config(settings, base)
-    if settings.targets == "all-linear":  # peft wants names in the file
+    if settings.targets == "all-linear":  # peft expects names in the file
         config.target_modules = {name.split(".")[-1] for name, module in model.named_modules() if _is_adapted(module)}
     config.inference_mode = True
     config.save_pretrained(path)
 
 
-class WithoutAdapter(Responses):
-    """The base model's log-probabilities, on the module that has adapters: a reference that takes no memory."""
+class WithoutAdapter(ResponseLogps):
+    """Log-probabilities under the base model, with the adapters disabled: a reference that takes no extra memory."""
 
     @contextmanager
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
@@ -119,7 +119,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _merge(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights under the base model's names: adapted ones with their adapter added, adapters themselves left out."""
+    """Weights under the base model's names, with adapters merged into them."""
     adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
     for name, tensor in weights:
         layer, found, kind = name.partition(".base_layer.")

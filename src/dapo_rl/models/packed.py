@@ -1,7 +1,9 @@
-"""Sequences without padding: one row of tokens, where samples of one prompt share the prompt's tokens.
+"""Packed sequences: one row of tokens without padding, in which samples of the same prompt share its tokens.
 
-Shapes: T tokens that are computed, N sequences, E their tokens written out one sequence after the other (E > T where
-prompts are shared), H query heads, K key-value heads, D the width of a head.
+Queries come from a sequence's own tokens, keys and values from all of its tokens, including a shared prompt.
+
+Shapes: T tokens in the row, N sequences, L tokens of a padded sequence, H query heads, K key-value heads, D the width
+of a head.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from torch.nn.attention.varlen import varlen_attn
 from dapo_rl.types import IntArray
 
 PADDING_SHARE = 0.25
-"""Without a kernel for ragged sequences, those of like length are padded together, up to this share."""
+"""Without a kernel for ragged sequences, sequences of similar length are padded together, up to this share."""
 
 _Indices = npt.NDArray[np.int64]
 
 
 class Packed:
-    """A row of tokens and which of them form sequences. `packed(layer, q, k, v, scale)` is causal attention in them."""
+    """A row of tokens and the sequences in it. `packed(layer, q, k, v, scale)` is causal attention within each."""
 
     def __init__(
         self,
@@ -37,7 +39,8 @@ class Packed:
         own: Sequence[int],
         device: torch.device,
     ) -> None:
-        """`sequences`: which of the T tokens each is made of; `own`: how many of them, its last, no earlier one has."""
+        """`sequences` has the indices of each sequence's tokens in the row; `own` counts those at its end that no
+        earlier sequence contains."""
         self.input_ids_T = torch.from_numpy(np.concatenate(input_ids).astype(np.int64)).to(device)
         self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
         self.longest = max(len(sequence) for sequence in sequences)
@@ -55,10 +58,10 @@ class Packed:
         return self._in_blocks(q_THD, k_TKD, v_TKD, scale)
 
     def _in_ragged(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        """A sequence's own tokens ask, all its tokens answer: the kernel takes the queries to be its last ones."""
+        """The kernel aligns the queries with the end of the keys: a sequence's own tokens are its last ones."""
         r = self._ragged
-        k, v = (x if r.written_out is None else _rows(x, r.written_out) for x in (k_TKD, v_TKD))
-        extra: dict[str, Any] = {"enable_gqa": True} if _GQA_IS_ASKED_FOR else {}
+        k, v = (x if r.key_indices is None else _rows(x, r.key_indices) for x in (k_TKD, v_TKD))
+        extra: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA_OPTION else {}
         out = varlen_attn(
             q_THD, k, v, r.starts_q, r.starts_k, r.longest_q, self.longest, scale=scale, window_size=(-1, 0), **extra
         )
@@ -66,17 +69,17 @@ class Packed:
         return out
 
     def _in_float32(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        """On a CPU, where torch's attention in bfloat16 takes several times as long, above all its backward pass."""
+        """On a CPU, torch's attention is several times slower in bfloat16, above all in the backward pass."""
         with torch.autocast("cpu", enabled=False):
             return self._in_blocks(q_THD.float(), k_TKD.float(), v_TKD.float(), scale).to(q_THD.dtype)
 
     def _in_blocks(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         outs = []
         for block in self._blocks.blocks:
-            q = _rows(q_THD, block.asking).transpose(1, 2)
-            k, v = (_rows(x, block.answering).transpose(1, 2) for x in (k_TKD, v_TKD))
+            q = _rows(q_THD, block.queries).transpose(1, 2)
+            k, v = (_rows(x, block.keys).transpose(1, 2) for x in (k_TKD, v_TKD))
             grouped = q.shape[1] != k.shape[1]
-            if grouped and q.is_cuda:  # where no fused kernel takes grouped heads
+            if grouped and q.is_cuda:  # no fused kernel supports grouped heads here
                 k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
                 grouped = False
             mask = None if block.mask is None else block.mask.to(q.dtype)
@@ -84,18 +87,18 @@ class Packed:
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
             )
             outs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
-        return _rows(torch.cat(outs), self._blocks.back)
+        return _rows(torch.cat(outs), self._blocks.positions)
 
     @cached_property
     def _ragged(self) -> _Ragged:
-        asking = [(n, len(s)) for n, s in zip(self._own, self.sequences, strict=True) if n]
-        places = np.concatenate([s for n, s in zip(self._own, self.sequences, strict=True) if n])
+        counts = [(n, len(s)) for n, s in zip(self._own, self.sequences, strict=True) if n]
+        keys = np.concatenate([s for n, s in zip(self._own, self.sequences, strict=True) if n])
         starts_q, starts_k = (
             torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=self._device)
-            for lengths in zip(*asking, strict=True)
+            for lengths in zip(*counts, strict=True)
         )
         return _Ragged(
-            written_out=None if len(places) == self.tokens else torch.from_numpy(places).to(self._device),
+            key_indices=None if len(keys) == self.tokens else torch.from_numpy(keys).to(self._device),
             starts_q=starts_q,
             starts_k=starts_k,
             longest_q=max(self._own),
@@ -103,16 +106,16 @@ class Packed:
 
     @cached_property
     def _blocks(self) -> _Blocks:
-        """Sequences that share nothing ask with all their tokens, the others with their own: their last ones."""
+        """Sequences that share no tokens have a query for every token, the others for their own tokens at the end."""
         lengths = [len(sequence) for sequence in self.sequences]
         shares = [
             own < length and own * length <= _MASK_ELEMENTS for own, length in zip(self._own, lengths, strict=True)
         ]
         blocks: list[_Block] = []
-        asked: list[_Indices] = []
+        queries: list[_Indices] = []
         for sharing in (False, True):
             members = [i for i, s in enumerate(shares) if s == sharing and self._own[i]]
-            for group in _like_lengths([lengths[i] for i in members]):
+            for group in _group_by_length([lengths[i] for i in members]):
                 chosen = [members[j] for j in group]
                 if sharing:
                     block, tokens = self._tails(chosen)
@@ -121,62 +124,62 @@ class Packed:
                     whole = torch.from_numpy(np.maximum(tokens, 0)).to(self._device)
                     block = _Block(whole, whole, None)
                 blocks.append(block)
-                asked.append(tokens.ravel())
-        everything = np.concatenate(asked)
+                queries.append(tokens.ravel())
+        everything = np.concatenate(queries)
         places = np.flatnonzero(everything >= 0)
-        back = np.empty(self.tokens, dtype=np.int64)
-        back[everything[places]] = places
-        return _Blocks(tuple(blocks), torch.from_numpy(back).to(self._device))
+        positions = np.empty(self.tokens, dtype=np.int64)
+        positions[everything[places]] = places
+        return _Blocks(tuple(blocks), torch.from_numpy(positions).to(self._device))
 
     def _tails(self, members: Sequence[int]) -> tuple[_Block, _Indices]:
-        """Sequences that end in the same column, so that one mask says who is before whom; and which tokens ask."""
-        answering = _rectangle([self.sequences[i][::-1] for i in members])[:, ::-1]
-        asking = _rectangle([self.sequences[i][len(self.sequences[i]) - self._own[i] :][::-1] for i in members])[
+        """A block of sequences aligned at their ends, so that one causal mask fits all; and the query tokens."""
+        keys = _rectangle([self.sequences[i][::-1] for i in members])[:, ::-1]
+        queries = _rectangle([self.sequences[i][len(self.sequences[i]) - self._own[i] :][::-1] for i in members])[
             :, ::-1
         ]
-        asks, answers = asking.shape[1], answering.shape[1]
-        earlier = np.arange(answers) <= np.arange(asks)[:, None] + answers - asks
-        # Finite, because a place that only fills up may see nothing at all.
-        hidden = np.where(earlier & (answering >= 0)[:, None], 0.0, -1e9).astype(np.float32)
-        q, k = (torch.from_numpy(np.maximum(x, 0)).to(self._device) for x in (asking, answering))
-        return _Block(q, k, torch.from_numpy(hidden[:, None]).to(self._device)), asking
+        width_q, width_k = queries.shape[1], keys.shape[1]
+        is_causal = np.arange(width_k) <= np.arange(width_q)[:, None] + width_k - width_q
+        # Finite, because a padding query may have no key at all.
+        mask = np.where(is_causal & (keys >= 0)[:, None], 0.0, -1e9).astype(np.float32)
+        q, k = (torch.from_numpy(np.maximum(x, 0)).to(self._device) for x in (queries, keys))
+        return _Block(q, k, torch.from_numpy(mask[:, None]).to(self._device)), queries
 
 
 @dataclass(frozen=True, slots=True)
 class _Ragged:
-    """Sequences for a kernel that takes them one after the other."""
+    """Sequences for a kernel that takes them concatenated."""
 
-    written_out: Tensor | None
-    """Which of the T tokens each place of the sequences is; none where no token is shared."""
+    key_indices: Tensor | None
+    """Indices in the row of the keys and values of all sequences; None if no token is shared."""
     starts_q: Tensor
-    """Cumulative numbers of own tokens, from 0, int32."""
+    """Cumulative lengths of the queries, from 0, int32."""
     starts_k: Tensor
     longest_q: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Sequences of like length as rectangles, for attention alone: which of the T tokens stand where."""
+    """Sequences of similar length, padded for the attention only: indices of their tokens in the row."""
 
-    asking: Tensor
-    answering: Tensor
+    queries: Tensor
+    keys: Tensor
     mask: Tensor | None
-    """None where both are the same: padding is behind everything that may look at it."""
+    """None if queries and keys are the same tokens: the causal mask hides padding, which comes last."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     blocks: tuple[_Block, ...]
-    back: Tensor
-    """Where each of the T tokens stands among the places that ask."""
+    positions: Tensor
+    """The position of each token of the row among the queries of all blocks."""
 
 
 _MASK_ELEMENTS = 2**22
-"""Of a sequence: longer ones ask with all their tokens, which needs no mask."""
+"""Maximum size of a sequence's mask. A larger sequence has a query for every token, which needs no mask."""
 
 
 def _rectangle(rows: Sequence[_Indices]) -> _Indices:
-    """Rows from the left, −1 behind them."""
+    """Rows padded on the right with −1."""
     lengths = np.array([len(row) for row in rows])
     is_real = np.arange(lengths.max()) < lengths[:, None]
     rectangle = np.full(is_real.shape, -1, dtype=np.int64)
@@ -184,7 +187,7 @@ def _rectangle(rows: Sequence[_Indices]) -> _Indices:
     return rectangle
 
 
-_GQA_IS_ASKED_FOR = "enable_gqa" in varlen_attn.__code__.co_varnames
+_HAS_GQA_OPTION = "enable_gqa" in varlen_attn.__code__.co_varnames
 
 
 def pack(
@@ -192,14 +195,15 @@ def pack(
     device: torch.device,
     share_prompts: bool = True,
 ) -> tuple[Packed, Tensor]:
-    """Pairs of prompt and response as one row; and, for each response token in turn, the token that predicts it.
+    """Packs pairs of prompt and response into one row; also returns the index of the token that predicts each
+    response token.
 
-    Responses to the same prompt share its tokens: whatever the model computes for them it computes once.
+    Responses to the same prompt share its tokens, which are computed once.
     """
     input_ids: list[IntArray] = []
     total = 0
     positions: list[_Indices] = []
-    written_out: list[_Indices] = []
+    rows: list[_Indices] = []
     own_tokens: list[int] = []
     predictors: list[_Indices] = []
     prompts: dict[bytes, _Indices] = {}
@@ -213,26 +217,26 @@ def pack(
             input_ids.append(prompt)
             total += len(prompt)
             positions.append(np.arange(len(prompt)))
-        # The last response token predicts nothing that is asked for, so nothing is computed for it.
+        # The last response token predicts nothing that is needed, so it is not computed.
         own = np.arange(total, total + max(len(response) - 1, 0))
         input_ids.append(response[:-1])
         total += len(own)
         positions.append(np.arange(len(prompt), len(prompt) + len(own)))
-        written_out.append(np.concatenate([place, own]))
+        rows.append(np.concatenate([place, own]))
         own_tokens.append(total - start)
         if len(response):
             predictors += [place[-1:], own]
     flat = np.concatenate(predictors) if predictors else np.empty(0, dtype=np.int64)
-    return Packed(input_ids, positions, written_out, own_tokens, device), torch.from_numpy(flat).to(device)
+    return Packed(input_ids, positions, rows, own_tokens, device), torch.from_numpy(flat).to(device)
 
 
 def _rows(x_TKD: Tensor, places: Tensor) -> Tensor:
-    """`x[places]`, by the one way of indexing whose backward pass is fast: a token's places are added up in one go."""
+    """`x[places]` as an embedding lookup, the form of indexing with a fast backward pass."""
     return torch.embedding(x_TKD.flatten(1), places).view(*places.shape, *x_TKD.shape[1:])
 
 
-def _like_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Sequences in groups whose padding stays within the share."""
+def _group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Groups sequences by length, so that padding stays within the share."""
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     groups: list[list[int]] = []
     total = 0

@@ -1,4 +1,4 @@
-"""Who multiplies matrices on a CPU: which library, and how many threads."""
+"""Matrix products on a CPU: which library to use, and how many threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 @contextmanager
 def quick_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """The faster library for a model's products.
+    """Uses the faster library for a model's matrix products.
 
-    On 64-bit Arm torch hands float32 products to oneDNN. For small matrices that takes up to 17 times as long as the
-    BLAS does (64 × 128 × 128 on two cores: 0.74 ms and 0.04 ms), and for large ones as long.
+    On 64-bit Arm, torch uses oneDNN for float32 products. For small matrices it is up to 17 times slower than BLAS
+    (64 × 128 × 128 on two cores: 0.74 ms against 0.04 ms), and for large ones no faster.
     """
     on_arm = device.type == "cpu" and platform.machine() in ("aarch64", "arm64")
     if not (on_arm and dtype == torch.float32):
@@ -30,16 +30,16 @@ def quick_products(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 
 
 ALONE = 2**23
-"""Multiplications that one thread does alone: a quarter of a millisecond."""
+"""Up to this many multiplications run on one thread: a quarter of a millisecond."""
 
 
 @contextmanager
 def enough_threads(multiplications: int) -> Iterator[None]:
-    """One thread for small products, all for large ones.
+    """Uses one thread for small products, and all threads for large ones.
 
-    Two threads wait for each other after every product. Where another program holds a core, that is a turn of the
-    scheduler each time: a step of 176 rows of the embedded model then takes 88 to 125 ms on two threads and 26 on one,
-    and on an idle machine 19 and 26.
+    Threads synchronize after every product. If another program occupies a core, each synchronization waits for the
+    scheduler: a decoding step of 176 rows of the embedded model then takes 88–125 ms on two threads and 26 ms on one;
+    on an idle machine, 19 ms and 26 ms.
     """
     threads = torch.get_num_threads()
     if multiplications > ALONE or threads == 1:
@@ -53,6 +53,6 @@ def enough_threads(multiplications: int) -> Iterator[None]:
 
 
 def largest_product(model: Any) -> int:
-    """Multiplications for one token in the model's largest product, the vocabulary's left out."""
+    """Multiplications per token in the model's largest matrix product, apart from the output layer."""
     vocabulary = {id(e.weight) for e in (model.get_input_embeddings(), model.get_output_embeddings()) if e is not None}
     return max((p.numel() for p in model.parameters() if p.dim() == 2 and id(p) not in vocabulary), default=0)

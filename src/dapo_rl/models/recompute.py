@@ -1,4 +1,4 @@
-"""Gradient checkpointing: a layer's activations are computed again in the backward pass instead of kept."""
+"""Gradient checkpointing: recomputes a layer's activations in the backward pass instead of keeping them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dapo_rl.errors import UserError
 def check_layers(model: Any) -> None:
     if not _layers(model):
         raise UserError(
-            f"train.gradient_checkpointing: {type(model).__name__} has no layers that transformers can compute again; "
+            f"train.gradient_checkpointing: {type(model).__name__} has no layers that transformers can recompute; "
             "set it to false"
         )
 
 
 @contextmanager
 def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
-    """Inside, layers keep their inputs alone.
+    """Inside, layers keep only their inputs.
 
-    transformers has a switch for it that works on modules in training mode only, where dropout is on too and
-    generation has no cache; the layers' own `forward` is wrapped instead.
+    transformers' own switch works in training mode only, which also enables dropout and disables the cache of
+    generation, so the `forward` of each layer is wrapped instead.
     """
     layers = _layers(model) if wanted else []
-    # A library that has hooked itself into a layer has put its own `forward` there.
+    # A library that hooks into a layer may have replaced its `forward`.
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -1,4 +1,4 @@
-"""Log-probabilities of whole responses under a model: packed where the model allows it, padded where it does not."""
+"""Log-probabilities of responses under a model: packed if the model supports it, otherwise padded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.types import TrainSample
 
 _TOLERANCE = 1e-2
-"""What float32 rounds differently, with room; another scale, cap or state changes log-probabilities by more."""
+"""Well above float32 rounding; a different scale, cap or state changes log-probabilities by more."""
 
 
-class Responses:
-    """Computes responses at a temperature, in a type, on the module as it is."""
+class ResponseLogps:
+    """Computes log-probabilities and entropies of response tokens."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class Responses:
         recompute: bool = False,
         longest: int = 0,
     ) -> None:
-        """`longest` is the longest sample to come: a model that cannot have it packed is found out now."""
+        """`longest` is the length of the longest sample: some models cannot be packed beyond a length."""
         if recompute:
             check_layers(model)
         self._model, self._temperature, self._pad_id, self._dtype = model, temperature, pad_id, dtype
         self._recompute = recompute
         self.note: str | None = None
-        """Why samples are padded although they were to be packed."""
+        """Why samples are padded although packing was requested."""
         if packed and (reason := why_not_packed(model, longest)):
-            self.note = f"{type(model).__name__} {reason}; samples are padded, which is slower and takes more memory"
+            self.note = f"{type(model).__name__} {reason}; samples are padded, which is slower and uses more memory"
         self.packed = packed and self.note is None
 
     @contextmanager
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
-        """The samples' log-probabilities. The backward pass belongs inside: it may compute layers once more."""
+        """Log-probabilities of the samples. Run the backward pass inside, since it may recompute layers."""
         device = next(self._model.parameters()).device
         in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32)
         recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
@@ -66,7 +66,7 @@ class Responses:
                 yield stats
 
     def bytes_per_token(self) -> int:
-        """Memory that a token's activations take until the backward pass, as measured on the GPU."""
+        """Measures the memory of a token's activations on the GPU."""
 
         def taken(tokens: int) -> int:
             sample = _plain_sample([0], [0] * tokens)
@@ -74,14 +74,14 @@ class Responses:
             with self.compute([sample]):
                 return torch.cuda.memory_allocated() - before
 
-        taken(64)  # what the first pass allocates for good
+        taken(64)  # the first pass also allocates what stays
         return max((taken(1088) - taken(64)) // 1024, 1)
 
 
 def packed_logps(
     model: Any, row: Packed, predictors: Tensor, samples: Sequence[TrainSample], temperature: float
 ) -> TokenStats:
-    """What `response_logps` computes, for samples in a row; called where `row` is the model's attention."""
+    """`response_logps` for packed samples; called while `row` is the model's attention."""
     hidden_TH = model.base_model(
         input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False
     ).last_hidden_state[0]
@@ -95,10 +95,10 @@ def packed_logps(
 
 
 def why_not_packed(model: Any, longest: int = 0) -> str | None:
-    """What keeps samples from being packed: found out on a few tokens, against the model's own computation."""
+    """Why samples cannot be packed, if so: compares the packed result with the model's own on a few tokens."""
     try:
         config = model.config.get_text_config()
-        if getattr(config, "final_logit_softcapping", None):  # which small logits would not show
+        if getattr(config, "final_logit_softcapping", None):  # small logits would not show it
             return "caps its logits"
         if reason := depends_on_neighbours(model, longest):
             return f"has {reason}"
@@ -113,11 +113,11 @@ def why_not_packed(model: Any, longest: int = 0) -> str | None:
                 packed = packed_logps(model, row, predictors, samples, 1.0)
     except UnsupportedAttentionError as error:
         return f"has {error}"
-    except Exception as error:  # an architecture may fail in any way that its code can
+    except Exception as error:  # an architecture may fail in any way
         return f"does not run on packed samples ({type(error).__name__})"
     difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
     if not difference < _TOLERANCE:
-        return f"gives other probabilities for packed samples (log-probabilities differ by {difference:.2g})"
+        return f"gives different results for packed samples (log-probabilities differ by {difference:.2g})"
     return None
 
 
@@ -127,7 +127,7 @@ def _plain_sample(prompt: list[int], response: list[int]) -> TrainSample:
 
 
 def _in_rows(logps_T: Tensor, entropy_T: Tensor, lengths: Sequence[int]) -> TokenStats:
-    """One row for each response: numbers for tokens are few, and rows are what the loss takes."""
+    """One padded row per response, as the loss expects."""
     lengths_B = torch.tensor(lengths, device=logps_T.device)
     mask_BR = torch.arange(max(lengths), device=logps_T.device) < lengths_B[:, None]
     empty_BR = torch.zeros(mask_BR.shape, device=logps_T.device)

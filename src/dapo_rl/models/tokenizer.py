@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: one token for each byte, and two words of its task."""
+"""The embedded model's tokenizer: one token per byte, and two words of its task."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 WORDS = ("Answer:", "Wait")
 
 CHAT_TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-"""The contents, a line each: the model has not learnt to tell roles apart."""
+"""The contents of the messages, one per line: the model does not know roles."""
 
 
 def build_tokenizer() -> Any:
-    """Any text goes through it and comes back unchanged; digits and signs are single tokens."""
+    """A tokenizer that decodes every text back unchanged; digits and signs are single tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([PAD, BOS, EOS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,4 +1,4 @@
-"""Text in, verdicts out: math answers, exact answers, reasoning-gym's scorers, and functions of one's own."""
+"""Verifiers, which turn responses into verdicts: math, exact, reasoning-gym's scorers, and user-defined functions."""
 
 from dapo_rl.base.load import load_function
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer

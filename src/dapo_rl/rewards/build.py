@@ -1,4 +1,4 @@
-"""Builds a verifier from a setting, or from what the trainer was given."""
+"""Builds a verifier from a setting, or from the trainer's `reward_funcs`."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def as_verifier(
     settings: RewardSettings,
     weights: Sequence[float] | None = None,
 ) -> Verifier:
-    """A name, a function's name, a function, a verifier, or a list of these, as one verifier."""
+    """Turns a verifier's name, a function or its name, a verifier, or a list of these into one verifier."""
     if isinstance(reward_funcs, str):
         return build_verifier(settings.model_copy(update={"verifier": reward_funcs}))
     if callable(reward_funcs):
         return _from_callable(reward_funcs, settings)
     if not isinstance(reward_funcs, Sequence):
-        raise UserError(f"reward functions: a {type(reward_funcs).__name__} is none; {_EXPECTED}")
+        raise UserError(f"reward functions: cannot use a value of type {type(reward_funcs).__name__}; {_EXPECTED}")
     verifiers = [as_verifier(one, settings) for one in reward_funcs]
     return verifiers[0] if len(verifiers) == 1 and weights is None else CombinedVerifier(verifiers, weights)
 
@@ -65,7 +65,7 @@ def _from_callable(function: Callable[..., Any], settings: RewardSettings) -> Ve
 
 
 def _is_verifier(function: Callable[..., Any]) -> bool:
-    """An object that can be called with a prompt and its samples; a function must name them so."""
+    """Whether an object can be called with a prompt and its samples; a function's parameters must have these names."""
     try:
         signature = inspect.signature(function)
         signature.bind(None, None)

@@ -1,4 +1,4 @@
-"""Several rewards at once, the TRL way: a weighted sum."""
+"""Several reward functions combined into a weighted sum, as in TRL."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dapo_rl.types import Prompt, Sample, Verdict, Verifier
 
 
 class CombinedVerifier:
-    """The weighted sum of several verifiers' scores.
+    """The weighted sum of the scores of several verifiers.
 
-    Whether a sample is correct, which dynamic sampling filters on, is decided by the first verifier that applies to
-    it. A user function that returns None does not apply, and adds nothing. One failed verdict fails the sample.
+    The first verifier that applies to a sample decides whether it is correct, which dynamic sampling filters on. A
+    user function that returns None does not apply, and adds nothing. One failed verdict fails the sample.
     """
 
     def __init__(self, verifiers: Sequence[Verifier], weights: Sequence[float] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""A memory control group for each worker: the kernel limits what all its processes take together.
+"""A memory control group per worker: the kernel limits the memory of all its processes together.
 
-The groups are children of the run's own group, so that its limits hold for them too. Both versions of control groups
-will do. Where none can be made, for want of a right, of a mount, or of Linux, the workers have none.
+The groups are children of the run's own group, so its limits apply to them too. Both versions of control groups are
+supported. If none can be created (no permission, no mount, no Linux), the workers have none.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 from dapo_rl.base.memory import PROC, own_group, read_text
 
 PATIENCE_S = 1.0
-"""For killed processes to leave a group. What may not be killed is left, and its group with it."""
+"""Time for killed processes to leave a group. A process that cannot be killed is left, with its group."""
 _NEAR = 4 << 20
-"""A group that is refused memory is within a huge page of its limit."""
+"""A group that was denied memory is within a huge page of its limit."""
 _NAME = re.compile(r"dapo-verifier-(\d{1,9})-\d+")
-"""The keeper's process id, and a number."""
+"""Contains the keeper's process id and a number."""
 
 
 class ControlGroup:
-    """A worker's group."""
+    """The group of a worker."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._events = (f"{path}/memory.events", f"{path}/memory.oom_control")  # made once: they are read at each call
+        self._events = (f"{path}/memory.events", f"{path}/memory.oom_control")  # built once: they are read at each call
 
     def limit(self, size: int) -> None:
-        """OSError where there is no such limit."""
+        """Raises OSError if there is no such limit."""
         is_v1 = os.path.exists(self.path / "memory.limit_in_bytes")
         _write(self.path / ("memory.limit_in_bytes" if is_v1 else "memory.max"), str(size))
-        # Without swap, and killed rather than halted. Not every kernel has these.
+        # No swap, and kill rather than pause. Not every kernel has these.
         first = {"memory.memsw.limit_in_bytes": str(size), "memory.oom_control": "0"}
         second = {"memory.swap.max": "0", "memory.oom.group": "1"}
         for name, value in (first if is_v1 else second).items():
@@ -44,24 +44,24 @@ class ControlGroup:
                 _write(self.path / name, value)
 
     def enter(self) -> None:
-        """Moves this process into the group, and so all that it will start."""
+        """Moves this process and its future children into the group."""
         with contextlib.suppress(OSError):
             _write(self.path / "cgroup.procs", "0")
 
     def was_exceeded(self) -> bool:
-        """Whether the kernel has killed a process for the group's limit. For the machine's it does not count."""
+        """Whether the kernel has killed a process because of the group's limit rather than the machine's."""
         events = read_text(self._events[0]) or read_text(self._events[1])
         counts = dict(line.split() for line in events.splitlines())
         if not int(counts.get("oom_kill", 0)):
             return False
         if "oom" in counts:
             return int(counts["oom"]) > 0
-        # Version 1 does not count how often its limit was in the way: not every kernel keeps `memory.failcnt`.
+        # Version 1 has no such counter, and not every kernel has `memory.failcnt`.
         most = (read_text(self.path / f"memory.{name}max_usage_in_bytes") for name in ("", "memsw."))
         return max(int(size or 0) for size in most) > int(read_text(self.path / "memory.limit_in_bytes") or 0) - _NEAR
 
     def pids(self) -> list[int]:
-        """Those in the group; 0 is a process that this one cannot see, in another namespace."""
+        """Processes in the group; 0 is a process in another namespace."""
         return list(map(int, read_text(self.path / "cgroup.procs").split()))
 
     def remove(self) -> None:
@@ -74,7 +74,7 @@ class ControlGroup:
                 for pid in filter(None, self.pids()):
                     with contextlib.suppress(OSError):
                         os.kill(pid, signal.SIGKILL)
-            for child in _directories(self.path):  # which the verifier made
+            for child in _directories(self.path):  # created by the verifier
                 ControlGroup(child).remove()
             time.sleep(0.001)
 
@@ -85,13 +85,13 @@ class ControlGroup:
 
 
 class ControlGroups:
-    """The groups below a directory, none where that is None. Their names say which keeper they belong to."""
+    """The groups below a directory (None: no groups). Their names contain the process id of their keeper."""
 
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
 
     def new(self, keeper: int, size: int) -> ControlGroup | None:
-        """A group with a limit in bytes, or None where there can be none."""
+        """A group with a limit in bytes, or None if it cannot be created."""
         if self.directory is None:
             return None
         for number in itertools.count():
@@ -108,7 +108,7 @@ class ControlGroups:
         raise AssertionError
 
     def remove(self, keeper: int) -> None:
-        """Removes the keeper's groups, with all that is in them."""
+        """Removes the keeper's groups and kills their processes."""
         for owner, group in self._all():
             if owner == keeper:
                 group.remove()
@@ -116,7 +116,7 @@ class ControlGroups:
     def remove_abandoned(self) -> None:
         """Removes the groups of keepers that were killed."""
         for keeper, group in self._all():
-            # Where a group has processes of another namespace, its keeper may live there.
+            # If a group has processes in another namespace, its keeper may be alive there.
             if (keeper == os.getpid() or not _is_alive(keeper)) and 0 not in group.pids():
                 group.remove()
 
@@ -127,7 +127,7 @@ class ControlGroups:
 
 
 def find(proc: Path = PROC) -> ControlGroups:
-    """The groups below this process's own one."""
+    """The groups below that of this process."""
     own = own_group(proc)
     if own is None or (own.version == 2 and not _enable(own.path)):
         return ControlGroups(None)
@@ -135,7 +135,7 @@ def find(proc: Path = PROC) -> ControlGroups:
 
 
 def _enable(directory: Path) -> bool:
-    """Whether version 2 counts memory below this group. Only the root may have both processes and counted children."""
+    """Whether version 2 accounts memory below this group. Only the root may have both processes and such children."""
     if "memory" in read_text(directory / "cgroup.subtree_control").split():
         return True
     with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _write(path: Path, text: str) -> None:
-    file = os.open(path, os.O_WRONLY)  # which makes none
+    file = os.open(path, os.O_WRONLY)  # does not create the file
     try:
         os.write(file, text.encode())
     finally:

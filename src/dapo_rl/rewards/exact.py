@@ -1,4 +1,4 @@
-"""The strictest verifier: the whole response is the answer."""
+"""The strictest verifier: the whole response must be the answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dapo_rl.types import Prompt, Sample, Verdict
 
 
 class ExactVerifier:
-    """Correct where the response, without white space around it, is the ground truth."""
+    """Correct if the response, without surrounding white space, is the ground truth."""
 
     needs_answer = True
     per_sample = True

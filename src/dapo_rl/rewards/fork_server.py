@@ -1,15 +1,16 @@
 """The processes that fork workers.
 
-A *fork server* is a process with a single thread and the verifier loaded, so that workers can be forked from it at any
-time: from the run itself, with its many threads and its GPU, they could not. Forking hands the verifier over as it is,
-closures and open files included.
+A *fork server* is a single-threaded process with the verifier loaded, from which workers can be forked at any time.
+The run itself, with its threads and its GPU, cannot fork them. Forking passes on the verifier as it is, including
+closures and open files.
 
-Fork servers are forked by a *keeper*, which the run forks once, early. The keeper runs no user code, so that it is
-still as it was when a fork server dies, and forks another.
+Fork servers are forked by a *keeper*, which the run forks once, early. The keeper runs no user code, so it can fork a
+clean fork server when one dies.
 
     run ── keeper ── fork server ── worker, worker, …
 
-Each of them adopts the orphans below it: what a worker started, a daemon too, is killed with the worker or after it.
+Each of them adopts orphans among its descendants: whatever a worker starts, even a daemon, is killed with the worker
+or after it.
 """
 
 from __future__ import annotations
@@ -30,37 +31,38 @@ from collections.abc import Callable
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import control_group, processes, shared_memory
 from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
-from dapo_rl.rewards.wire import read
+from dapo_rl.rewards.wire import read_exactly
 from dapo_rl.rewards.worker import READY, Worker, work
 from dapo_rl.types import Verifier
 
 _REQUEST = struct.Struct("<cq")
 _NEW, _KILL = b"+", b"-"
-"""To the keeper: a fork server for the socket that comes along. To a fork server: a worker for it; kill this one."""
+"""Requests. To the keeper: fork a fork server for the attached socket. To a fork server: fork a worker for the
+attached socket, or kill a worker."""
 _REPLY = struct.Struct("<q")
 
 START_S = 60.0
-"""For a worker to start, on a machine that is busy."""
+"""Time for a worker to start on a busy machine."""
 MAX_DEATHS = 4
-"""Fork servers that die in a row, without a good call between, before the run ends."""
+"""The run stops after this many fork servers died in a row, without a successful call in between."""
 WATCH_S = 0.25
-"""Between two looks at the workers: whether they live, and how much memory they share."""
+"""Interval between checks whether workers are alive and how much memory they share."""
 OUT_OF_SHARED_MEMORY, OUT_OF_MEMORY = -1, -2
-"""Stand for the wait status of a worker that was killed for that: by its fork server, or by the kernel."""
+"""Returned instead of the wait status of a worker that its fork server, or the kernel, killed for its memory."""
 SLACK = 32 << 20
-"""What a control group may take beyond its limit, for page tables and the like."""
+"""Allowance of a control group beyond its limit, for page tables and the like."""
 
 
 class ForkServerGoneError(Exception):
-    """The fork server has ended, and its workers with it; `spawn` starts another."""
+    """The fork server has ended, with its workers; `spawn` starts another one."""
 
 
 class WorkerDiedError(Exception):
-    """A new worker has died before it was ready."""
+    """A new worker died before it was ready."""
 
 
 class ForkServer:
-    """The run's end of the keeper and of the fork server that there is. Its methods may be called from any thread."""
+    """The run's handle on the keeper and the current fork server. Its methods are thread-safe."""
 
     def __init__(self, verifier: Verifier, memory_mb: int, wrong: float) -> None:
         self._lock = threading.Lock()
@@ -69,12 +71,12 @@ class ForkServer:
         self._generation = 0
         self._deaths = 0
         self.pid = 0
-        """The fork server's."""
+        """Process id of the fork server."""
         run = os.getpid()
         self._groups = control_group.find()
-        processes.flush()  # else what is buffered is written twice
+        processes.flush()  # otherwise buffered output is written twice
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, where the run has threads already
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python warns if the run already has threads
             self.keeper_pid = os.fork()
         if self.keeper_pid == 0:
             with processes.ends_here():
@@ -84,7 +86,7 @@ class ForkServer:
         self._start()
 
     def spawn(self) -> Worker:
-        """A new worker, from a new fork server where the last one has ended. UserError where they keep ending."""
+        """A new worker, from a new fork server if the last one has ended. Raises UserError if they keep ending."""
         ours, theirs = socket.socketpair()
         try:
             with self._lock, theirs:
@@ -95,7 +97,7 @@ class ForkServer:
                 raise OSError(-pid, f"a worker for the verifier cannot be forked: {os.strerror(-pid)}")
             worker = Worker(pid, generation, ours)
             ours.settimeout(START_S)
-            if ours.recv(1) != READY:  # its start is not part of the first call's time
+            if ours.recv(1) != READY:  # wait here, so that its start does not count towards the first call's time
                 self.kill(worker)
                 raise WorkerDiedError
         except BaseException:
@@ -104,7 +106,7 @@ class ForkServer:
         return worker
 
     def kill(self, worker: Worker) -> int:
-        """Kills the worker and all that it started; its wait status, or what stands for it."""
+        """Kills the worker and everything that it started; returns its wait status or a substitute."""
         worker.hang_up()
         with self._lock:
             if worker.generation != self._generation:
@@ -112,16 +114,16 @@ class ForkServer:
             return self._ask(_KILL, worker.pid)
 
     def call_went_well(self) -> None:
-        """Fork servers that die from here on are counted anew."""
+        """Resets the count of fork servers that died in a row."""
         self._deaths = 0
 
     def check(self) -> None:
-        """UserError where fork servers keep dying."""
+        """Raises UserError if fork servers keep dying."""
         if self._deaths >= MAX_DEATHS:
             raise self._error()
 
     def close(self, patience_s: float = 3.0) -> None:
-        """Ends the keeper, which kills everything below it."""
+        """Ends the keeper, which kills all of its descendants."""
         with contextlib.suppress(OSError):
             self._keeper.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + patience_s
@@ -130,7 +132,7 @@ class ForkServer:
                 if time.monotonic() > deadline:
                     os.kill(self.keeper_pid, signal.SIGKILL)
                 time.sleep(0.002)
-        self._groups.remove(self.keeper_pid)  # where the keeper was killed itself
+        self._groups.remove(self.keeper_pid)  # in case the keeper itself was killed
         self._keeper.close()
 
     def _start(self) -> None:
@@ -163,7 +165,7 @@ class ForkServer:
     def _error(self) -> UserError:
         return UserError(
             f"reward.verifier: the process that forks its workers (pid {self.pid}) has ended; "
-            "if the system killed it for want of memory, lower reward.workers or reward.memory_mb"
+            "if the system ran out of memory, lower reward.workers or reward.memory_mb"
         )
 
 
@@ -173,13 +175,13 @@ def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socke
         channel.sendall(message)
     else:
         socket.send_fds(channel, [message], [end.fileno()])
-    return _REPLY.unpack(read(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
+    return _REPLY.unpack(read_exactly(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
 
 
 def _keep(
     control: socket.socket, verifier: Verifier, memory: int, wrong: float, run: int, groups: ControlGroups
 ) -> None:
-    """The keeper's life: fork a fork server when asked, until the run closes the socket or is gone."""
+    """The main loop of the keeper: forks fork servers on request, until the run closes the socket or ends."""
     processes.settle()
     processes.adopt_orphans()
     gc.freeze()
@@ -202,7 +204,7 @@ def _keep(
                 message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
             except TimeoutError:
                 if server > 0 and processes.has_ended(server):
-                    # What its workers left behind may hold copies of their sockets, for whose end the run waits.
+                    # Leftover children of its workers may hold copies of sockets on whose end the run waits.
                     clean_up()
                     server = 0
                 continue
@@ -220,13 +222,13 @@ def _keep(
 def _serve(
     control: socket.socket, verifier: Verifier, memory: int, wrong: float, keeper: int, groups: ControlGroups
 ) -> None:
-    """A fork server's life: fork workers and kill them, until the run closes the socket."""
+    """The main loop of a fork server: forks and kills workers, until the run closes the socket."""
     processes.adopt_orphans()
     server = os.getpid()
     _warm_up(verifier)
     if os.getpid() != server:  # a copy that the verifier forked and let return
         return
-    gc.freeze()  # a collection in a worker then writes to no page that it shares
+    gc.freeze()  # so that garbage collection in a worker does not copy shared pages
     workers = _Workers(memory)
 
     def new(end: int) -> int:
@@ -238,7 +240,7 @@ def _serve(
         if group is not None:
             group.enter()
         control.close()
-        # Its own group, set by both sides, since either may come first.
+        # A process group of its own, set by both sides, since either may run first.
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         work(end, verifier, memory, wrong, group)
@@ -258,7 +260,7 @@ def _serve(
 
 
 def _warm_up(verifier: Verifier) -> None:
-    """Loads what takes long. What cannot be loaded is reported by the call that needs it."""
+    """Loads what takes long. The call that needs something reports if it cannot be loaded."""
     with contextlib.suppress(BaseException):
         if its_own := getattr(verifier, "warm_up", None):
             its_own()
@@ -271,7 +273,7 @@ class _Workers:
         self._memory = memory
         self._inherited = shared_memory.mapped_files()
         self.group_limit = memory + SLACK + processes.private_bytes() + sum(self._inherited.values())
-        """In bytes. A worker that first writes to a page of what was there at the fork is charged for it."""
+        """In bytes. A worker is charged for inherited pages that it is the first to write to."""
         self._groups: dict[int, ControlGroup | None] = {}
         self._ended: dict[int, int] = {}
         self._next_watch = self._next_scan = 0.0
@@ -286,13 +288,13 @@ class _Workers:
         return pid
 
     def kill(self, pid: int) -> int:
-        """Kills a worker with all that it started; its wait status, or what stands for it."""
+        """Kills a worker and everything that it started; returns its wait status or a substitute."""
         if pid not in self._ended:
             self._end(pid)
         return self._ended.pop(pid)
 
     def watch(self) -> float:
-        """Ends workers that have died or hold too much memory; the seconds until the next look."""
+        """Ends workers that have died or hold too much memory; returns the seconds until the next check."""
         now = time.monotonic()
         if now >= self._next_watch:
             self._next_watch = now + WATCH_S
@@ -306,7 +308,7 @@ class _Workers:
         return max(self._next_watch - time.monotonic(), 0.001)
 
     def _family(self, now: float) -> dict[int, list[int]]:
-        """All processes, or none: finding them may take a fiftieth of a core, and there may be thousands."""
+        """All processes, or none if it is too early: listing thousands of them may take at most 2% of a core."""
         if now < self._next_scan:
             return {}
         family = processes.children_by_parent()
@@ -316,7 +318,7 @@ class _Workers:
     def _end(self, pid: int) -> None:
         status = processes.kill(pid)
         group = self._groups.pop(pid)
-        # Orphans of a living worker are its own children still.
+        # Orphans of a living worker are still its children.
         processes.kill_children(but=self._groups)
         if group is not None:
             if group.was_exceeded():
@@ -326,7 +328,7 @@ class _Workers:
 
 
 def _fork(run: Callable[[socket.socket], None], end: int) -> int:
-    """A child that runs the function with a socket, of which this process keeps no copy; its id, or minus an errno."""
+    """Forks a child that runs the function with a socket, which this process closes; returns its id or −errno."""
     try:
         pid = os.fork()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The scorers of reasoning-gym, for prompts that its data sets generated."""
+"""The scorers of reasoning-gym, for prompts from its data sets."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify)\(")
 
 
 class GymVerifier:
-    """Asks the data set that made the prompt; correct with full marks, or from `reward.threshold` on.
+    """Scores with the data set that generated the prompt. Correct means full marks, or at least `reward.threshold`.
 
-    Scorers give part of the marks to an answer that names the right one among others.
+    Scorers give partial marks to an answer that contains the right one among others.
 
-    The answer is the last `Answer:` line, else what stands in `<answer>…</answer>`, else the whole response.
+    The answer is the last `Answer:` line, else the content of `<answer>…</answer>`, else the whole response.
     """
 
     per_sample = True
@@ -41,7 +41,7 @@ class GymVerifier:
         import reasoning_gym  # noqa: F401
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Before a run begins: whether they are of the kind that it judges."""
+        """Checks before a run starts that the prompts are from reasoning-gym."""
         for prompt in prompts:
             if not prompt.data_source.startswith(SOURCE_PREFIX):
                 raise UserError(
@@ -79,7 +79,7 @@ class GymVerifier:
 
 
 def _works(scorer: Any, entry: dict[str, Any]) -> bool:
-    """Whether it can score the entry's own answer. A few scorers raise where they cannot read a response's."""
+    """Whether it can score the entry's own answer. A few scorers raise if they cannot parse a response."""
     try:
         scorer.score_answer(entry["answer"], entry)
     except Exception:
@@ -98,7 +98,7 @@ def gym_answer(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
-    """The data set as a scorer, made once for each set of parameters, and whether it evaluates what it scores."""
+    """The data set as a scorer, cached for each set of parameters, and whether it evaluates answers as Python."""
     try:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
@@ -112,7 +112,7 @@ def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
     try:
         dataset = reasoning_gym.create_dataset(name, **{**json.loads(parameters), "size": 1, "seed": 0})
     except Exception as error:
-        raise UserError(f"reasoning_gym:{name}: its scorer cannot be made: {describe(error)}") from error
+        raise UserError(f"reasoning_gym:{name}: its scorer cannot be created: {describe(error)}") from error
     return dataset, _evaluates(dataset)
 
 
@@ -122,7 +122,7 @@ def _parameters(prompt: Prompt) -> str:
 
 
 def _evaluates(dataset: Any) -> bool:
-    """Whether the scorer evaluates the answer as Python, as some do to read a list or an expression."""
+    """Whether the scorer evaluates the answer as Python, as some do to parse a list or an expression."""
     try:
         return _EVALUATES.search(inspect.getsource(dataset.score_answer)) is not None
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""What a model wrote is data. This decides, from the text alone, what may reach a scorer that evaluates it."""
+"""Responses are untrusted: decides from the text alone what may reach a scorer that evaluates it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 MAX_EXPRESSION_CHARS = 300
 MAX_DEPTH = 10
 MAX_POWER = 10_000
-"""Bound on the product of exponents that can stack up: numbers stay below some ten million bits."""
+"""Bound on the product of nested exponents, which keeps numbers below about ten million bits."""
 MAX_SYMBOLIC_POWER = 30
-"""The same for powers of brackets where there are variables: such powers are multiplied out term by term."""
+"""The same for powers of brackets with variables, which are expanded term by term."""
 
 _CALL = re.compile(r"(\w*)\s*\(")
 _KNOWN_FUNCTION = re.compile("|sin|cos|tan|sec|csc|cot|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs")
@@ -17,7 +17,7 @@ _GROWTH = re.compile(r"(?:exp|sinh|cosh)\s*\(")
 _PYTHON_ALPHABET = re.compile(r"[A-Za-z0-9\s+\-*/^()\[\]{},.'\"_!]*")
 _PYTHON_REFUSED = re.compile(
     r"__|[A-Za-z_)\]}'\"]\s*\.|\.\s*[A-Za-z_]"  # attributes
-    r"|[)\]}'\"]\s*\("  # a call of something that is not a name
+    r"|[)\]}'\"]\s*\("  # a call of anything but a name
     r"|\b(?:for|lambda|if|await|yield)\b"
     r"|[0-9][eE][+-]?[0-9]{3}"
     r"|[0-9]{101}"
@@ -25,7 +25,7 @@ _PYTHON_REFUSED = re.compile(
 
 
 def is_inert_python(text: str) -> bool:
-    """Whether text that a scorer hands to `eval` or sympy's `parse_expr` can do no more than arithmetic or a list."""
+    """Whether text passed to `eval` or sympy's `parse_expr` can only be arithmetic or a list."""
     if len(text) > 10 * MAX_EXPRESSION_CHARS or not _PYTHON_ALPHABET.fullmatch(text) or _PYTHON_REFUSED.search(text):
         return False
     if not all(_KNOWN_FUNCTION.fullmatch(name) for name in _CALL.findall(text)):
@@ -38,7 +38,7 @@ def is_inert_python(text: str) -> bool:
 
 
 def _is_shallow(text: str) -> bool:
-    """Brackets nest little, and braces are balanced."""
+    """Whether brackets are not nested deeply and braces are balanced."""
     depth = braces = 0
     for char in text:
         if char in "({[":
@@ -57,9 +57,10 @@ _EXPONENT_HEAD = re.compile(r"[+-]*(\\[A-Za-z]+)?([A-Za-z0-9.]*)")
 
 
 def powers_are_small(text: str) -> bool:
-    """No tower of powers, no power or factorial beyond what is computed in an instant.
+    """Whether there are no towers of powers and no powers or factorials that take long to compute.
 
-    Exponents of brackets can stack, `((9^9)^9)^9`, and are multiplied; those of a number or a letter cannot.
+    Exponents of brackets can be nested, as in `((9^9)^9)^9`, so they are multiplied; those of a number or a letter
+    cannot.
     """
     text = re.sub(r"[\s,_]|\\[,;:! ]", "", text.replace("**", "^"))
     if text.count("!") != len(_FACTORIAL.findall(text)):
@@ -81,7 +82,7 @@ def powers_are_small(text: str) -> bool:
 
 
 def _exponent(text: str, start: int) -> tuple[str, int]:
-    """The exponent that starts here, and where it ends: a word, a bracket, or a command or function of brackets."""
+    """The exponent that starts here, and its end: a word, a bracket, or a command or function with brackets."""
     head = _EXPONENT_HEAD.match(text, start)
     assert head is not None  # every part of it may be empty
     end = head.end()

@@ -1,6 +1,6 @@
-"""Calls a verifier. Whatever it raises or returns becomes one sound verdict for each sample.
+"""Calls a verifier and turns whatever it raises or returns into one valid verdict per sample.
 
-This is the one place that catches what verifiers raise and checks what they return, in a worker process and without.
+This is the only place that catches exceptions from verifiers and checks what they return, in a worker process or not.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6
-"""Beyond it a score is taken for a mistake: a group's advantages lose their precision."""
+"""A larger score is treated as a mistake: advantages would lose their precision."""
 STATUSES: tuple[str, ...] = get_args(VerdictStatus)
 _DETAIL_LIMIT = LINE_LIMIT + TRACEBACK_LIMIT + 200
 
 
 def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: float = 0.0) -> list[Verdict]:
-    """One verdict per sample; where the verifier fails they have status `error` and score `wrong`.
+    """One verdict per sample; if the verifier fails, they have status `error` and score `wrong`.
 
-    A `UserError` comes out: the verifier says that it cannot judge at all, for want of a ground truth or a package.
-    Ctrl-C comes out too.
+    A `UserError` propagates: with it, a verifier says that it cannot judge at all, for example because a ground truth
+    or a package is missing. So does Ctrl-C.
     """
     try:
         returned = verifier(prompt, samples)
@@ -38,7 +38,7 @@ def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: 
         raise
     except MemoryError:
         return failures(f"{name_of(verifier)} ran out of memory (reward.memory_mb)", len(samples), wrong)
-    except BaseException as error:  # SystemExit among them: sys.exit() in a verifier does not end the run
+    except BaseException as error:  # including SystemExit: sys.exit() in a verifier does not end the run
         return crash(name_of(verifier), error, len(samples), wrong)
 
 
@@ -53,7 +53,7 @@ def trait(verifier: Verifier, name: str) -> bool:
 
 
 def crash(name: str, error: BaseException, count: int, wrong: float) -> list[Verdict]:
-    """Verdicts that say what was raised; the first one has the traceback."""
+    """Verdicts that report an exception; the first one has the traceback."""
     line = f"{name} raised {describe(error)}"
     first = failures(f"{line}\n{describe_traceback(error)}", min(count, 1), wrong)
     return first + failures(line, count - len(first), wrong)
@@ -73,9 +73,9 @@ def has_traceback(verdict: Verdict) -> bool:
 
 
 def fault_of(verdict: Any) -> str:
-    """What makes it no sound verdict, or nothing."""
+    """What is wrong with a verdict; empty if nothing is."""
     if not isinstance(verdict, Verdict):
-        return f"returned {_kind(verdict)} where a Verdict belongs"
+        return f"returned {_kind(verdict)} instead of a Verdict"
     if type(verdict.score) not in (int, float):
         return f"returned a Verdict whose score is {_kind(verdict.score)}, not a float"
     if fault := fault_of_score(verdict.score):
@@ -102,7 +102,7 @@ def fault_of_score(score: float) -> str:
 
 
 def name_of(verifier: Callable[..., Any]) -> str:
-    """As its author calls it."""
+    """The name of a verifier, for messages."""
     name = getattr(verifier, "__qualname__", None)
     return printable(shorten(name if isinstance(name, str) else type(verifier).__name__, 100))
 
@@ -117,7 +117,7 @@ def _checked(verdict: Any, verifier: Verifier, wrong: float) -> Verdict:
 
 
 def _kind(value: Any) -> str:
-    """A value's type, with its module where that is not Python's own: a numpy.float64 is no float."""
+    """The type of a value, with its module unless it is built in: a numpy.float64 is not a float."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return f"a {shorten(name, 100)}" if value is not None else "None"

@@ -1,4 +1,4 @@
-"""The last number of a response is its answer: for models that write sentences, and keep to no format.
+"""Takes the last number of a response as its answer, for models that follow no format.
 
 `reward.verifier: dapo_rl.rewards.last_number:last_number`
 """
@@ -12,14 +12,14 @@ from dapo_rl.rewards.answers.plain_numbers import MAX_DIGITS, plain_number
 
 _NUMBER = re.compile(rf"\d{{1,{MAX_DIGITS}}}(?:,\d{{3}}){{0,30}}(?:\.\d{{1,{MAX_DIGITS}}})?", re.ASCII)
 _SIGNED = re.compile(r"(?:^|[^\w\s)])\s*[-−]\s?$|\s[-−]$")
-"""What stands before a negative number: `= -4`, `is -4`, `(-4)`. In `7 - 4` and `7-4` the sign is an operator."""
+"""What precedes a negative number: `= -4`, `is -4`, `(-4)`. In `7 - 4` and `7-4` the sign is an operator."""
 _OPERATOR = re.compile(r"[\d)]\s+[-−]$")
 _TAIL = 20_000
-"""Characters from the end in which the number is looked for."""
+"""Number of characters at the end that are searched."""
 
 
 def last_number(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, Any]:
-    """1 where the last number is the ground truth, −1 where it is another or there is none."""
+    """1 if the last number is the ground truth, otherwise −1."""
     found = find_last_number(solution_str)
     truth = plain_number(ground_truth.strip().replace(",", ""))
     if truth is None:

@@ -1,4 +1,4 @@
-"""The verifier for mathematics: right or wrong by the final answer alone, as in the paper."""
+"""The verifier for mathematics, which judges only the final answer, as in the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dapo_rl.types import Prompt, Sample, Verdict
 
 
 class MathVerifier:
-    """Compares the last `Answer:` line with the ground truth. A truncated response counts by its text."""
+    """Compares the last `Answer:` line with the ground truth. A truncated response is judged by its text."""
 
     needs_answer = True
     per_sample = True
@@ -27,7 +27,7 @@ class MathVerifier:
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
         truth = final_answer(ground_truth(prompt))
         answers = [extract_answer(sample.text, self.settings.boxed) for sample in samples]
-        # A group's samples often agree.
+        # Samples of a group often have the same answer.
         verdicts = {answer: self._judge(answer, truth) for answer in set(answers)}
         return [verdicts[answer] for answer in answers]
 
@@ -52,5 +52,5 @@ def ground_truth(prompt: Prompt) -> str:
 
 
 def final_answer(truth: str) -> str:
-    """The answer itself, where the data gives a worked solution with the answer in a `\\boxed{…}`, as MATH does."""
+    """The ground truth, or the `\\boxed{…}` inside it if the data has worked solutions, as MATH does."""
     return last_boxed(truth) or truth.strip()

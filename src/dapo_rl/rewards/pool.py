@@ -1,4 +1,4 @@
-"""Verdicts in processes of their own: beside the run, and with limits on time and memory that really hold."""
+"""Runs a verifier in worker processes: concurrently with the run, with enforced limits on time and memory."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
 Ticket = Future[list[Verdict]]
 
 GRACE_S = 0.25
-"""A verifier that keeps the limit itself, as the one for mathematics does, comes before the kill."""
+"""Extra time for a verifier that enforces the limit itself, as the math verifier does."""
 MAX_WORKERS = 8
 
 
 class VerifierPool:
     """A verifier whose calls run in worker processes.
 
-    A call that exceeds `reward.timeout_s` is killed, and its verdicts are of status `timeout`. One that exceeds
-    `reward.memory_mb`, ends its process, raises, or returns no sound verdicts has status `error`. Only a `UserError`,
-    with which a verifier says that it cannot judge at all, comes out of `result()`.
-    A group is one call. Where a call is killed or its process dies and the verifier is `per_sample`, each sample
-    becomes a call of its own, so that it fails alone.
-    What a function keeps between calls, it keeps in each worker apart.
+    A call that exceeds `reward.timeout_s` is killed, and its verdicts have status `timeout`. A call that exceeds
+    `reward.memory_mb`, ends its process, raises, or returns invalid verdicts has status `error`. Only a `UserError`,
+    with which a verifier says that it cannot judge at all, is raised by `result()`.
+    A group is one call. If the call is killed or its process dies, and the verifier is `per_sample`, each sample is
+    called separately, so that only the sample at fault fails.
+    State that a function keeps between calls is separate in each worker.
     """
 
     def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
@@ -51,7 +51,7 @@ class VerifierPool:
         self.needs_answer = trait(verifier, "needs_answer")
         self.workers = worker_count(settings)
         self.note = ""
-        """Why there are no processes, where the settings ask for them."""
+        """Why there are no processes although the settings ask for them."""
         if self.workers and not hasattr(os, "fork"):
             self.workers = 0
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
@@ -60,7 +60,7 @@ class VerifierPool:
         self._close = weakref.finalize(self, self._processes.close) if self._processes is not None else None
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """What the verifier itself says of prompts, before a run begins."""
+        """Lets the verifier check the prompts before a run starts."""
         its_own = getattr(self.verifier, "check", None)
         if its_own is None:
             return
@@ -75,7 +75,7 @@ class VerifierPool:
         return self.submit(prompt, samples).result()
 
     def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
-        """The verdicts to be: `result()` waits for them. A ticket that no worker has taken yet can be cancelled."""
+        """A ticket whose `result()` waits for the verdicts. It can be cancelled until a worker has taken it."""
         if self._processes is not None:
             return self._processes.submit(prompt, samples)
         ticket = Ticket()
@@ -87,11 +87,11 @@ class VerifierPool:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that are there now; the first one forks the others."""
+        """The current processes; the first one forks the others."""
         return self._processes.pids() if self._processes is not None else []
 
     def close(self) -> None:
-        """Ends all processes. Tickets without a result are cancelled, or raise RuntimeError."""
+        """Ends all processes. Tickets without a result are cancelled or raise RuntimeError."""
         if self._close is not None:
             self._close()
 
@@ -112,7 +112,7 @@ def worker_count(settings: RewardSettings) -> int:
 
 
 class _OneTraceback:
-    """Takes the traceback off all failed verdicts but the first: it would be in every rollout file."""
+    """Removes the traceback from all failed verdicts except the first: it would fill every rollout file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,7 +128,7 @@ class _OneTraceback:
 
 
 class _Processes:
-    """The threads of a pool, each with its worker. It does not know the pool, which can thus be collected."""
+    """The threads of a pool, each with its worker. Does not refer to the pool, so that it can be garbage-collected."""
 
     def __init__(
         self, verifier: Verifier, settings: RewardSettings, workers: int, one_traceback: _OneTraceback
@@ -142,7 +142,7 @@ class _Processes:
         self.one_traceback = one_traceback
         self.lock = threading.Lock()
         self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Sample]] | None] = queue.SimpleQueue()
-        self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before there are threads
+        self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before any threads start
         self.callers = [_Caller(self.fork_server, settings) for _ in range(workers)]
         self.threads = [
             threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
@@ -158,7 +158,7 @@ class _Processes:
     def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
         ticket = Ticket()
         if os.getpid() != self.run:
-            raise RuntimeError("this process was forked from the one that has the verifier pool; make one here")
+            raise RuntimeError("this process was forked from the owner of the verifier pool; create a pool here")
         with self.lock:
             if self.closed:
                 raise RuntimeError("the verifier pool is closed")
@@ -196,7 +196,7 @@ class _Processes:
                     ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples)))
                 except BaseException as error:
                     ticket.set_exception(RuntimeError("the verifier pool was closed") if self.closed else error)
-            del task, ticket, prompt, samples  # nothing is held while it waits
+            del task, ticket, prompt, samples  # hold no references while waiting
         caller.leave()
 
     def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
@@ -217,12 +217,12 @@ class _Processes:
                 verdict = known[sample.text] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
-            self.one_by_one = True  # each within the limit, together beyond it: no use in trying the group first
+            self.one_by_one = True  # each is within the limit, but the group is not: do not try groups again
         return verdicts
 
 
 class _Caller:
-    """One thread's worker: it is forked at the first call, and anew after one was killed or has died."""
+    """The worker of a thread, forked at the first call and again after it was killed or died."""
 
     def __init__(self, fork_server: ForkServer, settings: RewardSettings) -> None:
         self.fork_server = fork_server
@@ -230,12 +230,12 @@ class _Caller:
         self.worker: Worker | None = None
 
     def call(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
-        """The verdicts, or the one verdict on all samples where the call failed."""
+        """The verdicts, or a single verdict for all samples if the call failed."""
         failure = ""
         for _ in range(2):
             try:
                 return self._call(self._living_worker(), prompt, samples)
-            except ForkServerGoneError:  # the worker died with it, most likely through no fault of the call
+            except ForkServerGoneError:  # the worker died with it; the call is probably not at fault
                 self.worker = None
                 failure = "the process that forks the verifier's workers died during the call, twice"
             except WorkerDiedError:
@@ -250,7 +250,7 @@ class _Caller:
 
     def _living_worker(self) -> Worker:
         if self.worker is not None and self.worker.has_ended():
-            # Between two calls: the next one is not to blame.
+            # It ended between two calls, so the next call is not at fault.
             with contextlib.suppress(ForkServerGoneError):
                 self._kill()
         if self.worker is None:
@@ -267,7 +267,7 @@ class _Caller:
         except CorruptReplyError:
             with contextlib.suppress(ForkServerGoneError):
                 self._kill()
-            return self._failure("error", "something other than a reply came from the verifier's process; " + _HINT)
+            return self._failure("error", "the verifier's process sent something other than a reply; " + _HINT)
         except EOFError:
             return self._failure("error", f"the verifier's process {_death(self._kill())}")
         if reply.exhausted:
@@ -299,9 +299,9 @@ _HINT = "does the verifier write to file descriptors that it did not open?"
 
 def _death(status: int) -> str:
     if status == OUT_OF_SHARED_MEMORY:
-        return "was killed: it took more shared memory than reward.memory_mb allows"
+        return "was killed: it used more shared memory than reward.memory_mb allows"
     if status == OUT_OF_MEMORY:
-        return "was killed: it took more memory than reward.memory_mb allows, together with what it started"
+        return "was killed: with its children, it used more memory than reward.memory_mb allows"
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exited with code {code}"

@@ -1,4 +1,4 @@
-"""What the verifier's processes have in common: how they begin, how they end, and who their descendants are."""
+"""Functions shared by the verifier's processes: setup, termination, and their descendants."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from collections.abc import Collection, Iterable, Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLEAN_UP_S, _PATIENCE_S = 0.25, 1.0
-"""For a process to remove what others left, and for killed ones to be gone: what may not be killed is left."""
+"""Time for a process to clean up, and for killed processes to end. Processes that cannot be killed are left."""
 
 
 def settle() -> None:
-    """Takes off what the run had for itself: signal handlers, the terminal's input, threads."""
+    """Drops what a forked process inherits from the run: signal handlers, the terminal's input, threads."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        # The run decides when to stop: Ctrl-C, a closed terminal, a scheduler's warning go to every process. A handler,
-        # unlike SIG_IGN, is not passed on to programs that a verifier starts.
+        # The run decides when to stop, but Ctrl-C, a closed terminal and a scheduler's warning reach every process.
+        # Unlike SIG_IGN, a handler is not inherited by programs that a verifier starts.
         signal.signal(number, lambda *_: None)
     for number in (signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
@@ -37,27 +37,27 @@ def settle() -> None:
 
 
 def die_with(parent: int) -> None:
-    """The kernel kills this process when its parent ends, however that ends."""
+    """Makes the kernel kill this process when its parent ends for any reason."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent has ended become children of this process: a daemon stays within reach."""
+    """Makes descendants whose parent has ended children of this process, so that daemons can be killed."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def has_ended(child: int) -> bool:
-    """Whether a child is dead; its wait status stays to be read. Where the platform cannot say so, it is not."""
+    """Whether a child is dead, without reaping it; False if the platform cannot tell."""
     if not hasattr(os, "waitid"):
         return False
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def kill(pid: int) -> int:
-    """Kills a child; its wait status."""
-    if not os.path.isdir("/proc/self"):  # where `kill_children` finds no others, its process group has to do
+    """Kills a child; returns its wait status."""
+    if not os.path.isdir("/proc/self"):  # `kill_children` needs /proc; otherwise kill the process group
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def kill(pid: int) -> int:
 
 
 def kill_children(but: Collection[int] = ()) -> None:
-    """Kills all children of this process but the given ones, with their descendants, until none is left."""
+    """Kills all children of this process, except the given ones, and their descendants, until none is left."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < _PATIENCE_S:
         family = children_by_parent()
@@ -84,7 +84,7 @@ def kill_children(but: Collection[int] = ()) -> None:
 
 
 def _cleans_up(pid: int) -> bool:
-    """Python's process that removes shared memory by name when those who made it have ended, and then ends itself."""
+    """Whether it is Python's resource tracker, which removes shared memory once its creators have ended."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as command:
             return b"multiprocessing.resource_tracker" in command.read()
@@ -93,7 +93,7 @@ def _cleans_up(pid: int) -> bool:
 
 
 def reap(unclaimed: Collection[int]) -> set[int]:
-    """Reaps those dead children of which the last call said already that nobody waits for them; those there are now."""
+    """Reaps dead children that the last call already returned, for which nobody waits; returns those there are now."""
     dead = {pid for pid, state, parent in _all_processes() if state == b"Z" and parent == os.getpid()}
     for pid in dead & set(unclaimed):
         with contextlib.suppress(ChildProcessError):
@@ -102,7 +102,7 @@ def reap(unclaimed: Collection[int]) -> set[int]:
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """All processes, by their parent; empty where there is no /proc."""
+    """All processes, by their parent; empty without /proc."""
     family: dict[int, list[int]] = {}
     for pid, _, parent in _all_processes():
         family.setdefault(parent, []).append(pid)
@@ -110,7 +110,7 @@ def children_by_parent() -> dict[int, list[int]]:
 
 
 def _all_processes() -> Iterator[tuple[int, bytes, int]]:
-    """Each process, its state, its parent."""
+    """Each process with its state and its parent."""
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -118,13 +118,13 @@ def _all_processes() -> Iterator[tuple[int, bytes, int]]:
     for name in names:
         if name.isdecimal():
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # A program's name may hold blanks and parentheses; state and parent come after it.
+                # A program's name may contain blanks and parentheses; state and parent come after it.
                 state, parent, *_ = stat.read().rpartition(b")")[2].split()
                 yield int(name), state, int(parent)
 
 
 def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]:
-    """The given processes and all below them."""
+    """The given processes and all of their descendants."""
     found = list(roots)
     for pid in found:
         found += family.get(pid, ())
@@ -132,7 +132,7 @@ def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]
 
 
 def private_bytes() -> int:
-    """The private memory of this process: what a forked one copies, at most."""
+    """The private memory of this process: the most that a forked process can copy."""
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
         return sum(int(line.split()[1]) << 10 for line in status if line.startswith((b"RssAnon:", b"VmSwap:")))
     return 0
@@ -146,7 +146,7 @@ def flush() -> None:
 
 @contextlib.contextmanager
 def ends_here() -> Iterator[None]:
-    """Ends a forked process where its work ends: what the run does at exit is not done here."""
+    """Exits a forked process at the end of the block, without the exit handlers of the run."""
     try:
         yield
     except BaseException:

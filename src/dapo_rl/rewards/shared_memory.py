@@ -1,4 +1,4 @@
-"""How much memory processes share with each other: RLIMIT_DATA, which limits a worker, counts private memory alone."""
+"""Measures shared memory of processes: RLIMIT_DATA, which limits workers, counts only private memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 class _Mapping(NamedTuple):
     file: tuple[str, str]
-    """Its device and inode. Anonymous shared memory has them too: the kernel keeps it in a file system of its own."""
+    """Device and inode. Anonymous shared memory has them too, in an internal file system of the kernel."""
     size: int
     share: int
     """Resident bytes, divided among the processes that map them."""
 
 
 def mapped_files() -> dict[tuple[str, str], int]:
-    """What this process shares already, and how many bytes of it are mapped."""
+    """The shared mappings of this process, with their sizes in bytes."""
     sizes: dict[tuple[str, str], int] = {}
     for mapping in _shared_mappings("self"):
         sizes[mapping.file] = sizes.get(mapping.file, 0) + mapping.size
@@ -24,8 +24,8 @@ def mapped_files() -> dict[tuple[str, str], int]:
 
 
 def exceeds(limit: int, pids: Collection[int], but: Collection[tuple[str, str]]) -> bool:
-    """Whether processes hold more than `limit` bytes of shared memory together, not counting the given files."""
-    # Counted twice where two of them map it: a cheap upper bound, which mostly settles it.
+    """Whether processes together hold more than `limit` bytes of shared memory, not counting the given files."""
+    # A cheap upper bound, which counts shared pages once per process, usually decides it.
     if sum(_resident(pid) for pid in pids) <= limit:
         return False
     mappings = (mapping for pid in pids for mapping in _shared_mappings(pid))
@@ -41,7 +41,7 @@ def _resident(pid: int) -> int:
 
 
 def _shared_mappings(pid: int | str) -> Iterator[_Mapping]:
-    """Shared mappings that no block device backs; pages of a file on disk are the kernel's to drop."""
+    """Shared mappings not backed by a block device; the kernel can drop pages of a file on disk."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as smaps:
         file, size = None, 0
         for line in smaps:

@@ -1,4 +1,4 @@
-"""Reward functions of one's own, in the signatures of TRL and verl."""
+"""User-defined reward functions with the signatures of TRL and verl."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIGNATURES = (
 
 
 class UserVerifier:
-    """A user's function as a verifier. Whatever goes wrong in it becomes a verdict of status `error`; only a
-    `UserError` of this package comes out.
+    """A user-defined function as a verifier. Any failure in it becomes a verdict of status `error`; only a `UserError`
+    of this package propagates.
 
-    TRL's functions are called once for a group, verl's once for each sample. The score is the reward as returned;
-    correct is the `acc` of a dict, a boolean score itself, or a score above `reward.threshold`.
-    Nothing here limits the time that the function takes; `VerifierPool` does.
+    A function with TRL's signature is called once per group, one with verl's once per sample. The returned score is
+    the reward; a sample is correct by the `acc` of a returned dict, by a boolean score, or by a score above
+    `reward.threshold`. Time is not limited here, but by `VerifierPool`.
     """
 
     def __init__(self, function: Callable[..., Any], settings: RewardSettings) -> None:
@@ -53,7 +53,7 @@ class UserVerifier:
         return [nothing if verdict is None else verdict for verdict in self.judge(prompt, samples)]
 
     def judge(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict | None]:
-        """As a call, but None where the function returned None: it does not apply to that sample."""
+        """Verdicts like a call, but None for samples for which the function returned None: it does not apply."""
         if self.kind == "trl":
             return self._attempt(lambda: self._call_group(prompt, samples), len(samples))
         verdicts: list[Verdict | None] = []
@@ -63,7 +63,7 @@ class UserVerifier:
         return verdicts
 
     def _attempt(self, call: Callable[[], list[Any]], count: int) -> list[Verdict | None]:
-        """The verdicts on the `count` scores that the call returns, failures where it raises."""
+        """Verdicts for the `count` scores that the call returns, or failures if it raises."""
         try:
             return [self._verdict(score) for score in call()]
         except (UserError, KeyboardInterrupt):
@@ -108,7 +108,7 @@ class UserVerifier:
     def _call(self, columns: Mapping[str, Any]) -> Any:
         missing = [name for name, p in self._parameters.items() if _is_required(p) and name not in columns]
         if missing:
-            raise TypeError(f"it needs {missing[0]!r}, and the data has only {', '.join(sorted(columns))}")
+            raise TypeError(f"it needs {missing[0]!r}, but the data has only {', '.join(sorted(columns))}")
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values())
         result = self.function(**{k: v for k, v in columns.items() if takes_all or k in self._parameters})
         return _wait_for(result) if inspect.isawaitable(result) else result
@@ -138,7 +138,7 @@ class UserVerifier:
         return Verdict(self.settings.wrong, False, "error", detail=f"{name_of(self.function)} {what}")
 
     def _crash(self, error: BaseException) -> Verdict:
-        """The first crash comes with its traceback; the others would repeat it in every rollout file."""
+        """Only the first crash has its traceback, which would otherwise fill every rollout file."""
         detail = f"raised {describe(error)}"
         if not self._traceback_given:
             self._traceback_given = True
@@ -147,7 +147,7 @@ class UserVerifier:
 
 
 def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
-    """Which signature a function has, by the names of its parameters."""
+    """The signature of a function, by the names of its parameters."""
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -173,6 +173,6 @@ def _wait_for(awaitable: Any) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(result())
-    # A loop runs in this thread already, as in a notebook.
+    # An event loop is already running in this thread, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, result()).result()

@@ -1,7 +1,7 @@
-"""What the run and a worker say to each other.
+"""The protocol between the run and a worker.
 
-A message is a header (a magic number, the call's number, a length) and a body. A call is pickled; a reply is JSON,
-since user code has its hands on the worker's end of the socket: what comes from there is data, and it is checked.
+A message is a header (a magic number, the number of the call, a length) and a body. A call is pickled. A reply is JSON
+and is validated, since user code has access to the worker's end of the socket.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from dapo_rl.types import Prompt, Sample, Verdict
 _HEADER = struct.Struct("<4sQQ")
 _MAGIC = b"dapo"
 MAX_REPLY = 64 << 20
-"""Bytes. Sixteen verdicts take a few kilobytes, unless the verifier returns whole books as answers."""
+"""Size limit of a reply in bytes; sixteen verdicts usually take a few kilobytes."""
 
 
 class CorruptReplyError(Exception):
-    """What came from the worker is no reply of its."""
+    """The data from the worker is not a valid reply."""
 
 
 class Reply(NamedTuple):
-    """What a worker says of one call."""
+    """The reply of a worker to a call."""
 
     kind: Literal["verdicts", "failed", "fatal"]
-    """`failed`: no word on any sample; `fatal`: a `UserError` for the caller to raise."""
+    """`failed`: no verdict on any sample; `fatal`: a `UserError` for the caller to raise."""
     verdicts: list[Verdict]
     error: tuple[str, str] = ("", "")
-    """What went wrong, where there are no verdicts: a line, and what goes below it."""
+    """Without verdicts: what went wrong, as a line and further text below it."""
     exhausted: bool = False
-    """The worker ran out of memory and still holds much of it: take another one."""
+    """The worker ran out of memory and still holds much of it, so it must be replaced."""
 
     @property
     def good(self) -> bool:
@@ -44,7 +44,7 @@ class Reply(NamedTuple):
 
 
 def encode_call(prompt: Prompt, samples: Sequence[Sample]) -> bytes:
-    # As plain tuples samples are pickled several times faster.
+    # Plain tuples are pickled several times faster than samples.
     rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions, s.mask) for s in samples]
     return pickle.dumps((prompt, rows), pickle.HIGHEST_PROTOCOL)
 
@@ -77,14 +77,14 @@ def send(channel: socket.socket, call: int, body: bytes) -> None:
 
 
 def receive(channel: socket.socket, deadline: float | None = None, limit: int | None = None) -> tuple[int, bytearray]:
-    """A call's number and the body; EOFError, TimeoutError, or CorruptReplyError where it is no message."""
-    magic, call, length = _HEADER.unpack(read(channel, _HEADER.size, deadline))
+    """The number of a call and the body. Raises EOFError, TimeoutError, or CorruptReplyError."""
+    magic, call, length = _HEADER.unpack(read_exactly(channel, _HEADER.size, deadline))
     if magic != _MAGIC or (limit is not None and length > limit):
         raise CorruptReplyError
-    return call, read(channel, length, deadline)
+    return call, read_exactly(channel, length, deadline)
 
 
-def read(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+def read_exactly(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
     data = bytearray(count)
     view = memoryview(data)
     while view:
@@ -97,8 +97,8 @@ def read(channel: socket.socket, count: int, deadline: float | None = None) -> b
     return data
 
 
-def has_ended(channel: socket.socket) -> bool:
-    """Whether the other end is closed, found out without waiting."""
+def is_closed(channel: socket.socket) -> bool:
+    """Whether the other end is closed, without waiting."""
     channel.settimeout(0)
     try:
         return channel.recv(1, socket.MSG_PEEK) == b""

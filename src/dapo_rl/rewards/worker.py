@@ -1,4 +1,4 @@
-"""A worker: the process in which a verifier is called, and the run's end of it."""
+"""Workers: the processes in which a verifier is called, and the run's handle on them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dapo_rl.rewards.wire import (
     decode_reply,
     encode_call,
     encode_reply,
-    has_ended,
+    is_closed,
     receive,
     send,
 )
@@ -33,21 +33,21 @@ from dapo_rl.types import Prompt, Sample, Verifier
 
 READY = b"!"
 REAP_CALLS = 256
-"""Calls between two looks for dead processes that the worker has adopted."""
+"""Number of calls after which a worker reaps dead processes that it has adopted."""
 
 
 class Worker:
-    """The run's end of a worker."""
+    """The run's handle on a worker."""
 
     def __init__(self, pid: int, generation: int, channel: socket.socket) -> None:
         self.pid = pid
         self.generation = generation
-        """Which fork server it comes from."""
+        """The generation of its fork server."""
         self._channel = channel
         self._numbers = itertools.count(1)
 
     def call(self, prompt: Prompt, samples: Sequence[Sample], limit_s: float) -> Reply:
-        """TimeoutError where no whole reply came in time, EOFError where the worker died, CorruptReplyError."""
+        """Raises TimeoutError if there is no complete reply in time, EOFError if the worker died, CorruptReplyError."""
         deadline = time.monotonic() + limit_s
         number = next(self._numbers)
         body = encode_call(prompt, samples)
@@ -60,22 +60,22 @@ class Worker:
                     return decode_reply(reply, len(samples))
                 if answered > number:
                     raise CorruptReplyError
-                # A second reply to an earlier call, from a copy of the worker: not for this one.
+                # A duplicate reply to an earlier call, from a copy of the worker: ignore it.
         except ConnectionError as error:
             raise EOFError(str(error)) from None
 
     def has_ended(self) -> bool:
-        return has_ended(self._channel)
+        return is_closed(self._channel)
 
     def hang_up(self) -> None:
-        # Another process forked from the run may hold a copy of the socket; this ends it for all of them.
+        # Another process forked from the run may hold a copy of the socket; shutdown closes it for all of them.
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)
         self._channel.close()
 
 
 def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float, group: ControlGroup | None) -> None:
-    """A worker's life: a reply for each call, until the run closes the socket."""
+    """The main loop of a worker: replies to calls until the run closes the socket."""
     adopt_orphans()
     _offer_to_be_killed_first()
     before = _limit_memory(memory)
@@ -89,9 +89,9 @@ def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float, 
             return
         reply = _reply(verifier, body, wrong)
         flush()
-        if os.getpid() != own:  # a copy that the verifier forked and let return: the worker itself replies
+        if os.getpid() != own:  # a copy that the verifier forked and let return; only the worker itself replies
             os._exit(0)
-        if group is not None and group.was_exceeded():  # by a child, whose death the verifier may take for an answer
+        if group is not None and group.was_exceeded():  # by a child, whose death the verifier may mistake for a result
             os._exit(1)
         if _data_bytes() - before > memory // 8 and not reply.good:
             reply = reply._replace(exhausted=True)
@@ -107,13 +107,13 @@ def _reply(verifier: Verifier, body: bytearray, wrong: float) -> Reply:
     try:
         prompt, samples = decode_call(body)
         _seed(prompt, samples)
-    except Exception as error:  # a column of a class that cannot be unpickled, or no memory left to do it in
+    except Exception as error:  # a column that cannot be unpickled, or not enough memory
         return Reply("failed", [], (f"the verifier's process cannot read the call: {describe(error)}", ""))
     try:
         return Reply("verdicts", judge(verifier, prompt, samples, wrong))
     except UserError as error:
         return Reply("fatal", [], (shorten(str(error), TRACEBACK_LIMIT), shorten(str(error.more), TRACEBACK_LIMIT)))
-    except KeyboardInterrupt as error:  # not Ctrl-C, which is for the run: the verifier raised it
+    except KeyboardInterrupt as error:  # raised by the verifier: Ctrl-C goes to the run
         return Reply("verdicts", crash(name_of(verifier), error, len(samples), wrong))
 
 
@@ -121,18 +121,18 @@ def _fitting(reply: Reply, verifier: Verifier, wrong: float) -> bytes:
     data = encode_reply(reply)
     if len(data) <= MAX_REPLY:
         return data
-    detail = f"{name_of(verifier)} returned verdicts of {len(data) >> 20} MiB; at most {MAX_REPLY >> 20} are read"
+    detail = f"{name_of(verifier)} returned verdicts of {len(data) >> 20} MiB; the limit is {MAX_REPLY >> 20} MiB"
     return encode_reply(Reply("verdicts", failures(detail, len(reply.verdicts), wrong), exhausted=True))
 
 
 def _offer_to_be_killed_first() -> None:
-    """A machine that runs out of memory ends a worker, which is replaced, rather than the run."""
+    """If the machine runs out of memory, the kernel kills a worker, which is replaced, rather than the run."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
         score.write("1000")
 
 
 def _limit_memory(memory: int) -> int:
-    """Limits what is allocated from here on; what was there at the fork does not count."""
+    """Limits further allocations; memory from before the fork does not count."""
     import resource
 
     before = _data_bytes()
@@ -153,7 +153,7 @@ def _data_bytes() -> int:
 
 
 def _seed(prompt: Prompt, samples: Sequence[Sample]) -> None:
-    """A verifier that draws random numbers draws the same ones in any worker."""
+    """Seeds random numbers, so that a verifier draws the same ones in any worker."""
     seed = zlib.crc32(prompt.id.encode("utf-8", "surrogatepass"))
     for sample in samples:
         seed = zlib.crc32(sample.text.encode("utf-8", "surrogatepass"), seed)

@@ -1,6 +1,6 @@
-"""config.yaml: every setting of a run, with a checksum in its last line.
+"""config.yaml: every setting of a run, with a checksum in the last line.
 
-One that was cut off or edited is told from one that the run wrote. Every checkpoint has a copy.
+The checksum shows whether the file was truncated or edited. Every checkpoint has a copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dapo_rl.recipe import put, read_recipe
 
 NAME = "config.yaml"
 MOST_BYTES = 4 * MOST_OF_A_RECIPE
-"""A recipe's text takes more room once it is written with every character in quotes."""
+"""Escaped text takes more space than in a recipe."""
 SEAL = b"# All settings of the run, sha256 "
 
 
@@ -51,7 +51,7 @@ class ConfigFile:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is what a run wrote, to the last byte."""
+        """Whether it is exactly what a run wrote."""
         text, found, checksum = self.content.rpartition(SEAL)
         return bool(found) and checksum == _checksum(text) + b"\n"
 
@@ -60,21 +60,21 @@ class ConfigFile:
         return SEAL in self.content and not self.is_whole
 
     def config(self, overrides: Sequence[str] = ()) -> Config:
-        """The settings with overrides; what is missing has its default."""
+        """The settings with overrides; missing settings have their defaults."""
         return self._build(copy.deepcopy(self.settings), overrides)
 
     def over(self, other: Config) -> Config:
-        """The settings, and those of another configuration for what is missing."""
+        """The settings, completed with those of another configuration."""
         settings, rest = copy.deepcopy(self.settings), other.resolved()
         for key in self.missing(rest):
             put(settings, key, _get(rest, key))
         return self._build(settings)
 
     def whole_config(self, overrides: Sequence[str] = ()) -> Config:
-        """For whoever has nothing else: a setting that was lost is not taken for its default."""
+        """The settings if there is no other copy: a missing setting is an error and does not get its default."""
         config = self.config(overrides)
         lost = [key for key in self.missing(config.resolved()) if not is_given(key, overrides)]
-        if lost and not self.is_whole:  # a whole one is of a version that did not have the setting
+        if lost and not self.is_whole:  # a complete file comes from a version without the setting
             more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
             raise UserError(
                 f"{self.path}: has no {lost[0]}{more}: it was cut off or edited; restore it from a copy, or give "
@@ -83,13 +83,13 @@ class ConfigFile:
         return config
 
     def missing(self, whole: Mapping[str, Any]) -> list[str]:
-        """The keys of whole settings that are not here; a section that is missing is missing key by key."""
+        """The keys of `whole` that are missing here; of a missing section, every key."""
         return [
             key
             for key in known_keys()
             if _get(whole, key) is not _NOTHING
             and _get(self.settings, key) is _NOTHING
-            # Adapters that are off have no settings.
+            # Without LoRA, there are no LoRA settings.
             and isinstance(_get(self.settings, key.rpartition(".")[0]), dict | _Nothing)
         ]
 
@@ -101,7 +101,7 @@ class ConfigFile:
 
 
 def is_given(key: str, overrides: Sequence[str]) -> bool:
-    """Whether overrides name a setting, or the section that it is in."""
+    """Whether overrides set a key or its section."""
     return any(f"{key}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides)
 
 

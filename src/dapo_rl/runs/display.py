@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: a live table on a terminal, one line a step anywhere else."""
+"""The display of a run: a live table on a terminal, otherwise one line per step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Metrics = Mapping[str, float | None]
 
 
 class Display(Protocol):
-    """Used as a context manager, so that the terminal is whole again when an error is printed."""
+    """A context manager, so that the terminal is restored before an error is printed."""
 
     def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None: ...
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """What is going on now, and how far it is."""
+        """The current phase, and its progress."""
 
     def step(self, step: int, metrics: Metrics) -> None: ...
 
@@ -39,7 +39,7 @@ class Display(Protocol):
 
 
 class Pace:
-    """How long the rest takes, from the last steps."""
+    """Estimates the remaining time from the last steps."""
 
     def __init__(self, total_steps: int, steps_done: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total_steps, clock
@@ -49,7 +49,7 @@ class Pace:
 
     def step(self, step: int, reported_seconds: float) -> None:
         now = self._clock()
-        # What goes before the first step happens once, so the step's own time is the better guide there.
+        # Work before the first step happens only once, so the first step counts with its own time.
         own = not self._seconds and reported_seconds == reported_seconds
         self._seconds.append(reported_seconds if own else now - self._last)
         self._last, self.done = now, step
@@ -64,7 +64,7 @@ class Pace:
 
 
 class PlainDisplay:
-    """One aligned line a step, for pipes and log files; ASCII, 140 columns at most."""
+    """One aligned line per step, for pipes and log files; ASCII, at most 140 columns."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
@@ -104,7 +104,7 @@ class PlainDisplay:
 
 
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
-    """What is about to run, in one line."""
+    """One line that describes the run."""
     model = f"{config.model.name} ({model_description})" if model_description else config.model.name
     source = config.data.train if isinstance(config.data.train, str) else config.data.train.source
     steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else f"{total_steps} steps"
@@ -120,7 +120,7 @@ def evaluation_line(step: int, total: int, metrics: Metrics) -> str:
 
 
 def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left: float) -> str:
-    """Everything worth a glance; columns keep their place from one step to the next."""
+    """The main metrics of a step, in columns that stay aligned from step to step."""
 
     def value(name: str) -> float:
         return number(metrics, name)
@@ -139,6 +139,6 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
         f"{speed:>5} tok/s",
         f"{seconds:>5} left {duration(seconds_left)}",
     ]
-    # Very large numbers close the columns up, and at last push out the one that is missed least.
+    # Very large numbers first shrink the gaps between columns, then drop the least important column.
     narrow, narrower = " ".join(fields), " ".join(" ".join(fields[:-2] + fields[-1:]).split())
     return next((line for line in ("  ".join(fields), narrow) if len(line) <= 140), narrower)

@@ -38,15 +38,15 @@ ROWS: list[tuple[str, str, Callable[[float], str]]] = [
     ("tokens per second", "perf/throughput", count),
     ("seconds per step", "timing_s/step", lambda seconds: fixed(seconds, 1)),
 ]
-"""What the table shows: a name, the metric, and how its value is written."""
+"""Rows of the table: a label, the metric, and the format of its value."""
 
 
 class LiveDisplay:
-    """Redrawn in place; notes scroll by above it."""
+    """A display that is redrawn in place; notes scroll above it."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        # The screen is drawn by a thread of its own, which must not meet half an update.
+        # Another thread draws the screen, and must not see a partial update.
         self._lock = RLock()
         self._live: Live | None = None
         self._head = ""
@@ -155,7 +155,7 @@ class LiveDisplay:
 
 
 def make_display(stream: TextIO | None = None) -> Display:
-    """The display for standard output, or for another stream: live on a terminal, lines anywhere else."""
+    """The display for standard output or another stream: live on a terminal, otherwise lines."""
     stream = stream or sys.stdout
     console = Console(file=stream)
     return LiveDisplay(console) if stream.isatty() and not console.is_dumb_terminal else PlainDisplay(stream)

@@ -1,4 +1,4 @@
-"""report.png: a run at a glance. The paper's four curves, held-out accuracy, clipping, and the fate of groups."""
+"""Draws report.png: the paper's four curves, held-out accuracy, clipping, and the fate of groups."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Rows = Sequence[Mapping[str, Any]]
 Evaluations = Sequence[tuple[int, float | None]]
 
 SMOOTH_BEYOND = 20
-"""Steps from which on a smoothed line is drawn over the raw one."""
+"""With more steps than this, a smoothed line is drawn over the raw values."""
 
 
 def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str) -> None:
-    """Draws the lines of metrics.jsonl and (step, held-out accuracy) pairs into a PNG."""
+    """Plots the records of metrics.jsonl and (step, held-out accuracy) pairs into a PNG."""
     with beside(path) as draft:
         report_figure(metrics, evaluations, title).savefig(draft, format="png")
 
@@ -83,7 +83,7 @@ def _held_out(axis: Axes, rows: Rows, evaluations: Evaluations) -> None:
         _head(axis, "Reward (no held-out prompts)", "mean over samples")
         _line(axis, rows, "reward/mean", BLUE)
         return
-    _head(axis, "Held-out accuracy", "share of samples that are right")
+    _head(axis, "Held-out accuracy", "share of correct samples")
     steps, accuracies = zip(*known, strict=True)
     axis.plot(steps, accuracies, color=VERMILION, marker="o", markersize=5 if len(steps) <= 60 else 2)
     rising = accuracies[-1] >= accuracies[0]
@@ -113,7 +113,7 @@ def _clipping(axis: Axes, rows: Rows) -> None:
 
 
 def _fates(axis: Axes, rows: Rows) -> None:
-    _head(axis, "What became of the groups drawn", "groups per step")
+    _head(axis, "Fate of the groups drawn", "groups per step")
     steps = _values(rows, "step")
     counts = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in get_args(Fate)}
     counts = {fate: values for fate, values in counts.items() if values.any()}
@@ -154,7 +154,7 @@ def _legend(
 
 
 def _from_zero(axis: Axes, headroom: float = 0.08) -> None:
-    """A scale that starts at zero, with room above the data for what stands there."""
+    """Starts the scale at zero, and leaves room above the data for labels."""
     top = axis.dataLim.y1
     axis.set_ylim(0, top * (1 + headroom) if np.isfinite(top) and top > 0 else 1)
 
@@ -177,7 +177,7 @@ def _finish(axis: Axes, first: int, last: int) -> None:
 
 
 def _line(axis: Axes, rows: Rows, name: str, color: str, label: str = "", *, faint: bool = False) -> None:
-    """The raw values light and, where there are many, their moving mean over them."""
+    """Plots the raw values and, if there are many, their moving mean."""
     values = _values(rows, name)
     if not np.isfinite(values).any():
         return
@@ -198,7 +198,7 @@ def _line(axis: Axes, rows: Rows, name: str, color: str, label: str = "", *, fai
 
 
 def smooth(values: Values) -> Values:
-    """The centred mean over about a twentieth of the values; missing values are left out of it."""
+    """The centred moving mean over about a twentieth of the values, ignoring missing ones."""
     half = max(2, len(values) // 40)
     known = np.isfinite(values)
     sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
@@ -219,4 +219,4 @@ def _percent(share: float, position: float) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= LARGEST  # which NaN is not
+    return isinstance(value, int | float) and abs(value) <= LARGEST  # False for NaN

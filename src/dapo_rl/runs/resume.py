@@ -1,4 +1,4 @@
-"""The settings that a run goes on with: those of its newest checkpoint, unless the user says otherwise."""
+"""The settings of a resumed run: those of its newest checkpoint, unless the user overrides them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dapo_rl.runs.settings import check_same_run, flat, is_free, listed
 def config_to_resume(
     run: Path, kept: ConfigFile | None, recipe: Path | None, overrides: Sequence[str]
 ) -> tuple[Config, list[str]]:
-    """The settings of a recipe, if one is given, else the run's own, with overrides; and what the user should know.
+    """The settings of the recipe if there is one, else of the run, with overrides; and notes for the user.
 
-    `kept` is what the newest checkpoint has of them; without one there is the run's config.yaml alone.
+    `kept` has the settings of the newest checkpoint; without a checkpoint, the run's config.yaml is used.
     """
     notes: list[str] = []
     if recipe is not None:
@@ -32,7 +32,7 @@ def config_to_resume(
         config = only.whole_config(overrides)
         before = only.over(config)
         if only.was_edited:
-            notes.append(f"{only.path}: was edited, and there is no checkpoint to compare it with; going on with it")
+            notes.append(f"{only.path}: was edited, and there is no checkpoint to compare it with; using it as it is")
     else:
         file, notes = _newest(run / NAME, kept, overrides)
         config = file.config(overrides)
@@ -49,8 +49,8 @@ def _only(run: Path) -> ConfigFile:
 
 
 def _newest(path: Path, kept: ConfigFile, overrides: Sequence[str]) -> tuple[ConfigFile, list[str]]:
-    """The checkpoint's settings, or those that the run wrote after it; and what is wrong with config.yaml."""
-    instead = f"going on with the settings of {kept.path.parent}"
+    """The settings of the checkpoint, or those that the run wrote after it; and what is wrong with config.yaml."""
+    instead = f"using the settings of {kept.path.parent}"
     try:
         file = ConfigFile.read(path)
     except UserError as error:
@@ -58,18 +58,18 @@ def _newest(path: Path, kept: ConfigFile, overrides: Sequence[str]) -> tuple[Con
     if file.content == kept.content:
         return kept, []
     if kept.content.startswith(file.content):
-        return kept, [f"{path}: was cut off; {instead}"]
-    if file.is_whole:  # the run was resumed with other settings, and ended before it wrote a checkpoint
+        return kept, [f"{path}: is truncated; {instead}"]
+    if file.is_whole:  # the run was resumed with different settings, and ended before it wrote a checkpoint
         changed, old, new = _changes(kept, file.settings)
-        note = f"{path}: {listed(changed, old, new)} since {kept.path.parent} was written; going on with the new"
+        note = f"{path}: {listed(changed, old, new)} since {kept.path.parent} was written; using the new settings"
         return file, [note] if changed else []
     changed, old, new = _changes(kept, file.settings, path)
     if changed := [key for key in changed if not is_given(key, overrides)]:
         fixed = [key for key in changed if not is_free(key)]
         how = f"give {changed[0]}={_word(new.get(changed[0]))} on the command line to change it"
-        how = f"{fixed[0]} makes it another run: start a new one for it" if fixed else how
+        how = f"{fixed[0]} cannot change within a run; start a new run for it" if fixed else how
         raise UserError(
-            f"{path}: was edited: {listed(changed, old, new)}; {how}, or copy {kept.path} here to go on as before"
+            f"{path}: was edited: {listed(changed, old, new)}; {how}, or copy {kept.path} here to resume unchanged"
         )
     lost = file.missing(kept.settings)
     return kept, [f"{path}: has no {lost[0]}; {instead}"] if lost else []
@@ -78,7 +78,7 @@ def _newest(path: Path, kept: ConfigFile, overrides: Sequence[str]) -> tuple[Con
 def _changes(
     kept: ConfigFile, settings: dict[str, Any], path: Path | None = None
 ) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """The keys that settings have otherwise than a checkpoint, and the values of both; what they lack is no change."""
+    """The keys whose values differ from a checkpoint's, and both sets of values; a missing key is not a change."""
     merged = copy.deepcopy(kept.settings)
     for key, value in settings.items():
         put(merged, key, value)
@@ -88,5 +88,5 @@ def _changes(
 
 
 def _word(value: Any) -> str:
-    """As on the command line, where JSON is YAML."""
+    """A value as on the command line; JSON is valid YAML."""
     return value if isinstance(value, str) else json.dumps(value)

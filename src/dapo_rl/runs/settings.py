@@ -1,4 +1,4 @@
-"""Whether the settings of a resumed run are those that it was begun with."""
+"""Checks that a resumed run has the settings that it was started with."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FREE_TO_CHANGE = (
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
     *("eval.", "checkpoint.", "log.", "data.eval"),
 )
-"""What a resumed run may have otherwise than it began: its length, what is written, and the remedies that our own
-errors advise. Anything else would make it another run."""
+"""Settings that may change when a run is resumed: its length, its outputs, and those that error messages recommend
+changing. Any other change would make it a different run."""
 
 
 def check_same_run(run: Path, before: Config, after: Config) -> None:
-    """An error that names the settings which make `after` another run than `before`."""
+    """Raises UserError with the settings that changed although they must not."""
     old, new = flat(before.resolved()), flat(after.resolved())
-    if new["model.dtype"] == "auto":  # becomes a type once the model is there, and is compared then
+    if new["model.dtype"] == "auto":  # resolved and compared once the model is loaded
         new["model.dtype"] = old["model.dtype"]
     missing = object()
     changed = [
@@ -33,17 +33,17 @@ def check_same_run(run: Path, before: Config, after: Config) -> None:
         if old.get(key, missing) != new.get(key, missing) and not is_free(key)
     ]
     if changed:
-        raise UserError(f"{run}: was begun with other settings: {listed(changed, old, new)}; start a new run for them")
+        raise UserError(f"{run}: was started with different settings: {listed(changed, old, new)}; start a new run")
 
 
 def listed(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any], most: int = 5) -> str:
-    """`key old → new` for the first of the keys, and how many more there are."""
+    """`key old → new` for the first keys, and the number of further ones."""
     first = ", ".join(f"{key} {cut(str(old.get(key)), 80)} → {cut(str(new.get(key)), 80)}" for key in keys[:most])
     return first + (f" and {len(keys) - most} more" if len(keys) > most else "")
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted keys."""
+    """Flattens nested settings to dotted keys."""
     result: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):

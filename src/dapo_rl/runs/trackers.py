@@ -1,7 +1,7 @@
-"""Metrics also for TensorBoard, Weights & Biases and trackio, as `log.to` asks.
+"""Sends metrics to TensorBoard, Weights & Biases and trackio, as set by `log.to`.
 
-`metrics.jsonl` is the record of a run; a tracker is a copy of it. One that fails is left out from then on, with a
-note, and the run goes on. A resumed run goes on in the run that the tracker has of it.
+`metrics.jsonl` is the record of a run; a tracker is a copy. If a tracker fails, it is dropped with a note, and the run
+continues. A resumed run continues the tracker's run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dapo_rl.errors import UserError
 
 PROJECT = "dapo-rl"
 IDENTITY = "trackers.json"
-"""In the run directory: the name under which trackers know the run. A copy of the directory is the same run."""
+"""File in the run directory with the run's id in trackers. A copy of the directory is the same run."""
 
 
 class Tracker(Protocol):
@@ -41,7 +41,7 @@ class TensorBoard:
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(run / "tensorboard"))
-        # What an earlier process recorded from here on is forgotten, as in metrics.jsonl.
+        # Discards what an earlier process recorded after this step, as metrics.jsonl does.
         started = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=step and step + 1, session_log=started))
 
@@ -55,7 +55,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Of steps that a resumed run computes once more, W&B keeps the first record; both are the same."""
+    """For steps that a resumed run repeats, W&B keeps the first record, which is identical."""
 
     def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
         import wandb
@@ -67,7 +67,7 @@ class WeightsAndBiases:
             resume="allow",
             dir=run,
             config=dict(settings),
-            settings=wandb.Settings(console="off"),  # the terminal is the display's
+            settings=wandb.Settings(console="off"),  # the display owns the terminal
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -78,12 +78,12 @@ class WeightsAndBiases:
 
 
 class Trackio:
-    """Steps that a resumed run computes once more are there twice, with the same numbers."""
+    """Steps that a resumed run repeats appear twice, with identical numbers."""
 
     def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
         import trackio
 
-        name = f"{run.name}-{identity}"  # trackio knows runs by their names alone
+        name = f"{run.name}-{identity}"  # trackio identifies runs by name
         self._run = trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings), embed=False)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -101,18 +101,18 @@ TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
 
 
 def check_installed(names: Sequence[str]) -> None:
-    """Before a model is loaded."""
+    """Fails before a model is loaded."""
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise UserError(
-                f"log.to: {name} cannot be imported ({error}): pip install 'dapo-rl[{name}]', or leave it out"
+                f"log.to: {name} cannot be imported ({error}); pip install 'dapo-rl[{name}]', or leave it out"
             ) from None
 
 
 class Trackers:
-    """The trackers of a run, from the step that it goes on after."""
+    """The trackers of a run; `step` is the last step before it starts or resumes."""
 
     def __init__(
         self, names: Sequence[str], run: Path, settings: Mapping[str, Any], step: int, note: Callable[[str], None]
@@ -127,7 +127,7 @@ class Trackers:
             self._try(name, "cannot start", lambda name=name: self._start(name, run, identity, settings, step))  # type: ignore[misc]
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """What is not a number has no place on a curve."""
+        """Sends the metrics of a step, except those that are not finite."""
         numbers = {name: float(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}
         for name, tracker in list(self._open.items()):
             self._try(name, "failed", lambda tracker=tracker: tracker.log(step, numbers))  # type: ignore[misc]
@@ -145,10 +145,10 @@ class Trackers:
             action()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # the network, the disk, a login that exits: trackers have ways of their own
+        except BaseException as error:  # the network, the disk, or a login that calls sys.exit
             self._open.pop(name, None)
             own = " ".join(str(error).split())[:300] if isinstance(error, Exception) else ""
-            self._note(f"log.to: {name} {what} and is left out: {own or describe(error)}; metrics.jsonl has everything")
+            self._note(f"log.to: {name} {what} and is dropped: {own or describe(error)}; metrics.jsonl has everything")
 
 
 def _identity(path: Path) -> str:

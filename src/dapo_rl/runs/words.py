@@ -1,4 +1,4 @@
-"""What the metrics and the summary of a run say, in words."""
+"""Describes the metrics and the summary of a run in words."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dapo_rl.fates import FATES, Fate, tokens_label
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
-    """A metric, or NaN where it is missing."""
+    """A metric, or NaN if it is missing."""
     value = metrics.get(name)
     return math.nan if value is None else float(value)
 
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
-    """`5 all right`, for every reason why groups were dropped."""
+    """The number of groups for every reason to drop them, such as `5 all right`."""
     counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in get_args(Fate) if fate != "kept")
     return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
 
 
 def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The end of a run in a few lines: a name and a text each."""
+    """The summary of a run as rows of a name and a text."""
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
     rows = []
     if before is not None and after is not None:

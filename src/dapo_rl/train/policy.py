@@ -24,7 +24,7 @@ from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
-from dapo_rl.models.responses import Responses
+from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import difference, store, stored_weights
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
@@ -77,8 +77,8 @@ class HFPolicy:
         # Dropout would make the policy of the update another one than the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        self._responses = Responses(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
-        frozen = WithoutAdapter if reference is model else Responses
+        self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
+        frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
         if fill_memory and next(model.parameters()).is_cuda:

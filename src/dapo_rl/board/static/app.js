@@ -1,4 +1,4 @@
-// The frame: which view is shown, what the server tells while runs go on, light or dark.
+// The frame: the current view, live updates from the server, light or dark mode.
 import { fill, h } from "./dom.js";
 import { groups } from "./groups.js";
 import { lab } from "./lab.js";
@@ -37,7 +37,7 @@ function listen() {
   say("waiting", "connecting");
   const source = new EventSource("/api/live");
   source.onopen = () => say("open", "live");
-  source.onerror = () => say("lost", "lost the server");
+  source.onerror = () => say("lost", "connection lost");
   source.onmessage = (event) => {
     const message = JSON.parse(event.data);
     const first = !store.loaded || (!store.runs.size && message.runs.length && route().view !== "lab");

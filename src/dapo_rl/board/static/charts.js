@@ -1,4 +1,4 @@
-// Curves of several runs in one picture: the smoothed line, and the raw one behind it.
+// Curves of several runs in one chart: the smoothed line, with the raw one behind it.
 import { h, isNumber, short } from "./dom.js";
 import { colour } from "./store.js";
 
@@ -31,7 +31,7 @@ const BASE = () => ({
   padding: [8, 20, 0, 0],
 });
 
-/** A card with a chart that fits its width; `onZoom(first, last)` asks for more points of a stretch. */
+/** A card with a chart that fits its width; `onZoom(first, last)` loads more points of an interval. */
 export class Chart {
   constructor(title, { onZoom, hint = "", height = 170 } = {}) {
     this.height = height;
@@ -105,7 +105,7 @@ export class Chart {
     };
   }
 
-  /** The values under the pointer, or the last ones. */
+  /** The values at the pointer, or the last ones. */
   read(index) {
     if (!this.plot) return;
     const data = this.plot.data;
@@ -132,7 +132,7 @@ function nearest(values, at) {
   return null;
 }
 
-/** Bars of parts that add up: `bars` [{step, tokens: {fate: n}}], `parts` [[fate, colour]…] from the bottom up. */
+/** Stacked bars: `bars` [{step, tokens: {fate: n}}], `parts` [[fate, colour]…] from bottom to top. */
 export class Bars {
   constructor(height = 260) {
     this.height = height;
@@ -145,7 +145,7 @@ export class Bars {
   draw(bars, parts, label) {
     this.plot?.destroy();
     const sums = bars.map(() => 0);
-    // Each part as high as all below it together, the highest drawn first.
+    // Each part includes the height of those below it; the highest is drawn first.
     const stacked = parts.map(([fate]) => bars.map((bar, i) => (sums[i] += bar.tokens[fate] ?? 0)));
     const paths = window.uPlot.paths.bars({ size: [0.86, 60], align: 0 });
     const series = [

@@ -1,6 +1,6 @@
-// Building the page. Every text goes in as text, with what would be invisible made visible.
+// Builds elements. Text is always inserted as text, and invisible characters are made visible.
 
-// Control characters, characters that turn the direction of writing, and those without width.
+// Control characters, characters that change the text direction, and zero-width characters.
 const INVISIBLE =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202f\u205f-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff]|[\u{e0000}-\u{e0fff}]|[\ud800-\udfff]/gu;
 
@@ -37,7 +37,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-/** A text of a model or a data file: kept in its own direction and its own box. */
+/** Text from a model or a data file, isolated in its own element and text direction. */
 export const foreign = (text, tag = "span", cls = "") => h(tag, { class: `foreign ${cls}`, dir: "auto" }, text ?? "");
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -63,7 +63,7 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${String(Math.floor((s % 86400) / 3600)).padStart(2, "0")} h`;
 }
 
-/** A number for an axis or a legend, whatever its size. */
+/** Formats a number of any size for an axis or a legend. */
 export function short(value) {
   if (!isNumber(value)) return "–";
   const size = Math.abs(value);
@@ -78,7 +78,7 @@ export function short(value) {
   return text.replace(/^-/, "−");
 }
 
-/** Calls at most once in so many milliseconds, and once more at the end. */
+/** Calls at most once per interval in milliseconds, and once more at the end. */
 export function throttle(call, wait) {
   let last = 0,
     timer = null;

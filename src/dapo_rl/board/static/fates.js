@@ -1,4 +1,4 @@
-// The fates of groups and tokens, as the server's table has them: words, colours, order.
+// The fates of groups and tokens from the server's table: labels, colours, order.
 import { get } from "./store.js";
 
 const { fates } = await get("vocabulary");
@@ -11,5 +11,5 @@ export const fateWhy = (fate) => FATES.get(fate)?.why ?? "";
 export const fateTint = (fate) => FATES.get(fate)?.tint ?? "#999999";
 /** How a group is marked: good, dropped, bad or calm. */
 export const fateClass = (fate) => FATES.get(fate)?.role ?? "dropped";
-/** Known fates in the order of the table, then the others. */
+/** Known fates in the order of the table, then any others. */
 export const byFate = (a, b) => place(a) - place(b);

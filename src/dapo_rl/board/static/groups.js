@@ -1,4 +1,4 @@
-// Groups: the steps of a run, the groups of a step, and search in what was written.
+// Groups: the steps of a run, the groups of a step, and full-text search.
 import { fill, foreign, h, throttle } from "./dom.js";
 import { byFate, fateClass, fateName, fateWhy } from "./fates.js";
 import { groupView, mark } from "./samples.js";
@@ -14,7 +14,7 @@ export function groups(parameters, onClose) {
   if (parameters.has("step")) memory.step = Number(parameters.get("step"));
   if (parameters.has("draw")) memory.draw = Number(parameters.get("draw"));
   if (!memory.run)
-    return h("p", { class: "empty" }, "No run has written its groups yet (", h("code", {}, "log.rollouts"), ").");
+    return h("p", { class: "empty" }, "No run has recorded its groups yet (", h("code", {}, "log.rollouts"), ").");
 
   let ranges = [],
     listed = [],
@@ -241,8 +241,8 @@ export function groups(parameters, onClose) {
           `${answer.cut ? "the first " : ""}${answer.hits.length} hits${memory.everywhere ? "" : ` at step ${memory.step}`}`,
           answer.left
             ? [
-                `; ${answer.left} earlier steps not looked at yet `,
-                h("button", { type: "button", class: "quiet", onclick: () => look(answer.next) }, "look there"),
+                `; ${answer.left} earlier steps not searched yet `,
+                h("button", { type: "button", class: "quiet", onclick: () => look(answer.next) }, "search them"),
               ]
             : "",
         ),
@@ -306,7 +306,7 @@ export function groups(parameters, onClose) {
       h(
         "span",
         { class: "stepper" },
-        h("button", { type: "button", class: "quiet", "aria-label": "Step before", onclick: () => go(-1) }, "‹"),
+        h("button", { type: "button", class: "quiet", "aria-label": "Previous step", onclick: () => go(-1) }, "‹"),
         slider,
         h("button", { type: "button", class: "quiet", "aria-label": "Next step", onclick: () => go(1) }, "›"),
         h("label", {}, "step ", number),

@@ -1,4 +1,4 @@
-// Lab: the five techniques as switches; a real run of the embedded default, started and stopped here.
+// Lab: the five techniques as switches; runs of the embedded default are started and stopped here.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, throttle } from "./dom.js";
 import { CURVES, legend } from "./panels.js";
@@ -136,14 +136,14 @@ export function lab(_parameters, onClose) {
                     disabled: start.disabled,
                     onclick: () => post("lab/stop", { run: job.name }).catch((error) => fill(problem, error.message)),
                   },
-                  job.state === "stopping" ? "stop at once" : "stop",
+                  job.state === "stopping" ? "stop immediately" : "stop",
                 )
               : null,
           ),
           h(
             "details",
             { open: job.state === "failed" },
-            h("summary", {}, "what it printed"),
+            h("summary", {}, "output"),
             foreign(job.tail || "nothing yet", "pre"),
           ),
         );
@@ -196,7 +196,7 @@ export function lab(_parameters, onClose) {
       h(
         "p",
         { class: "hint" },
-        "A real model of a million parameters learns sums, on this machine, in minutes. Switch a technique off and watch what happens.",
+        "A model of a million parameters learns arithmetic on this machine in minutes. Switch a technique off to see its effect.",
       ),
       switches,
       h(

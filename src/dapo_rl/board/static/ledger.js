@@ -1,4 +1,4 @@
-// Ledger: where the generated tokens went, in all and step by step.
+// Ledger: where the generated tokens went, in total and per step.
 import { Bars } from "./charts.js";
 import { count, fill, foreign, h, percent, throttle } from "./dom.js";
 import { byFate, fateName, fateTint } from "./fates.js";
@@ -18,7 +18,7 @@ export function ledger(parameters, onClose) {
   const figure = h(
     "figure",
     { class: "card chart" },
-    h("figcaption", {}, h("b", {}, "tokens by step"), hint),
+    h("figcaption", {}, h("b", {}, "tokens per step"), hint),
     chart.element,
     chart.reading,
   );
@@ -107,8 +107,8 @@ function totals(answer) {
         "span",
         { class: "hint" },
         answer.final
-          ? "the run's own account: every token in one place"
-          : "so far, by the run log; reasons are told apart when the run ends",
+          ? "recorded by the run: every token counted once"
+          : "so far, from the run log; exact reasons are available when the run ends",
       ),
     ),
     strip(answer),

@@ -1,18 +1,18 @@
-// What is shown of the runs that are picked: their curves, settings and evaluations.
+// Panels for the selected runs: curves, settings and evaluations.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
 import { colour, get, store } from "./store.js";
 
 export const CURVES = [
   ["eval/accuracy", "held-out accuracy"],
-  ["acc/mean", "right, of everything sampled"],
-  ["reward/mean", "with the length penalty"],
+  ["acc/mean", "share of correct samples"],
+  ["reward/mean", "including the length penalty"],
   ["actor/entropy", "of the policy, in nats"],
   ["response_length/mean", "tokens"],
-  ["response_length/clip_ratio", "share cut off at the limit"],
-  ["actor/pg_clipfrac_high", "tokens clipped from above"],
+  ["response_length/clip_ratio", "share truncated at the limit"],
+  ["actor/pg_clipfrac_high", "tokens clipped at the upper bound"],
   ["sampling/wasted_share", "tokens of dropped groups"],
-  ["actor/grad_norm", "before it is scaled down"],
+  ["actor/grad_norm", "before clipping"],
 ];
 
 const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
@@ -96,7 +96,7 @@ export const PANELS = {
         first !== null
           ? "double-click shows all steps again"
           : steps > points
-            ? `${steps.toLocaleString()} steps, the least and greatest of each stretch drawn; drag to zoom`
+            ? `${steps.toLocaleString()} steps, minimum and maximum of each interval; drag to zoom`
             : "drag to zoom",
       );
     }
@@ -212,11 +212,11 @@ export const PANELS = {
         h(
           "div",
           { class: "bar" },
-          h("label", {}, box, " only what differs"),
+          h("label", {}, box, " only differences"),
           h(
             "span",
             { class: "hint" },
-            "the resolved settings, defaults included; marked where they differ from the first run's",
+            "resolved settings, including defaults; differences from the first run are marked",
           ),
         ),
         holder,

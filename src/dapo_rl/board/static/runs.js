@@ -1,4 +1,4 @@
-// Runs: a table to pick from; below it the curves, settings and evaluations of those that are picked.
+// Runs: a table to select from; below it the curves, settings and evaluations of the selected runs.
 import { count, duration, fill, fixed, foreign, h, isNumber, percent, short, signed, throttle } from "./dom.js";
 import { PANELS } from "./panels.js";
 import { colour, onChange, pick, remember, store } from "./store.js";
@@ -80,7 +80,7 @@ const started = (seconds) =>
     : "–";
 
 const memory = { sort: "started", down: true, words: "", tab: "curves" };
-const AT_ONCE = 80; // lines; more come while the table is scrolled
+const AT_ONCE = 80; // rows; more are added while the table is scrolled
 
 export function runs(parameters, onClose) {
   if (parameters.get("tab")) memory.tab = parameters.get("tab");
@@ -157,7 +157,7 @@ export function runs(parameters, onClose) {
     fill(note, `${rows.length} of ${store.runs.size} runs · ${store.picked.length} picked`);
   }
 
-  // A line is built once for a state of its run: with many runs, most are as they were.
+  // A row is rebuilt only when its run changes: with many runs, most stay the same.
   const built = new Map();
   function line(row) {
     const on = store.picked.includes(row.name);
@@ -209,7 +209,7 @@ export function runs(parameters, onClose) {
     first();
   }
 
-  /** The table from its top, in another order or with other words. */
+  /** Redraws the table from the top, after a change of order or filter. */
   function first() {
     limit = AT_ONCE;
     scroller.scrollTop = 0;
@@ -293,7 +293,7 @@ export function runs(parameters, onClose) {
   ];
 }
 
-/** Puts children in their places and leaves those alone that are there already. */
+/** Reorders children, without touching those that are already in place. */
 function arrange(parent, children) {
   const wanted = new Set(children);
   for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();

@@ -1,4 +1,4 @@
-// One group: its prompt, and its samples with what each is worth and how its tokens came about.
+// One group: its prompt, and its samples with their rewards, advantages and tokens.
 import { fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
 import { fateClass, fateName, fateWhy } from "./fates.js";
 
@@ -23,13 +23,13 @@ const LEGENDS = {
     ["bad", "below the group's mean"],
     ["good", "above it"],
   ],
-  logp: [["warm", "the less likely, the stronger"]],
+  logp: [["warm", "stronger: less likely"]],
   ratio: [
     ["bad", "less likely than when sampled"],
     ["good", "more likely"],
   ],
   clipped: CLIPPED.filter((bound) => bound),
-  entropy: [["violet", "the more open, the stronger"]],
+  entropy: [["violet", "stronger: higher entropy"]],
 };
 const MOST_PIECES = 1500;
 const memory = { colouring: "logp" };
@@ -115,7 +115,7 @@ export function groupView(group, close) {
       key,
       group.decoded
         ? null
-        : h("span", { class: "hint" }, "no tokenizer in this run directory yet: tokens are shown by their numbers"),
+        : h("span", { class: "hint" }, "no tokenizer in this run directory yet: tokens are shown by id"),
     ),
     h(
       "div",
@@ -175,7 +175,7 @@ function sampleView(sample, text) {
         : h(
             "small",
             {},
-            `score ${signed(sample.score)}; not trained on, so there is no length penalty and no advantage`,
+            `score ${signed(sample.score)}; not trained on, so it has no length penalty and no advantage`,
           ),
     ),
   );

@@ -1,4 +1,4 @@
-// What the page knows: the runs as the server last told them, which of them are picked, and how to ask for more.
+// The state of the page: the runs as last sent by the server, the selected ones, and requests for more.
 
 const LIGHT = ["#3b6fd4", "#d9822b", "#2a9d6f", "#c4475d", "#8a63c9", "#1f9bb5", "#a5812a", "#c25aa3"];
 const DARK = ["#82aaff", "#f5a65b", "#5fd0a0", "#f07f8e", "#b99aef", "#5cc8de", "#d9bd62", "#ea8fcc"];
@@ -12,7 +12,7 @@ export function isDark() {
 export const store = { runs: new Map(), jobs: [], picked: [], loaded: false };
 
 const listeners = new Set();
-/** Called with the names of the runs that changed; returns how to stop. */
+/** Subscribes to changes, called with the names of the changed runs; returns a function to unsubscribe. */
 export function onChange(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -22,7 +22,7 @@ export function tell(changed) {
   for (const listener of [...listeners]) listener(changed);
 }
 
-// A run keeps its colour while it is picked.
+// A run keeps its colour while it is selected.
 const slots = new Map();
 export function colour(name) {
   for (const known of [...slots.keys()]) if (!store.picked.includes(known)) slots.delete(known);
@@ -61,11 +61,11 @@ export async function post(path, parameters = {}, body = undefined) {
 
 async function answer(response) {
   const content = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(content.error ?? `the server answered ${response.status}`);
+  if (!response.ok) throw new Error(content.error ?? `the server responded with ${response.status}`);
   return content;
 }
 
-// The token comes behind the # of the printed address, which no browser sends anywhere.
+// The token is in the fragment of the printed address, which browsers never send.
 export const token = {
   get() {
     try {
@@ -89,7 +89,7 @@ if (brought) {
   history.replaceState(null, "", "#/runs");
 }
 
-/** What stands behind the view in the address: #/groups?run=a&step=3 */
+/** The parameters after the view in the address: #/groups?run=a&step=3 */
 export function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   return { view: path || "runs", parameters: new URLSearchParams(query ?? "") };

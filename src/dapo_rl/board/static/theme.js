@@ -1,4 +1,4 @@
-// Before anything is drawn: the choice of light or dark that was made last time; none follows the system.
+// Applies the last choice of light or dark before anything is drawn; without one, follows the system.
 try {
   const chosen = localStorage.getItem("theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;

@@ -1,4 +1,4 @@
-"""`dapo ablate`: plans, runs what is left, and writes the tables and the picture."""
+"""`dapo ablate`: plans the runs, runs those that are missing, and writes the tables and the figure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import short_path
 from dapo_rl.base.lock import acquire
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import PARTS, Plan, check_same_plan, grid, table_one
-from dapo_rl.lab.ablate.report import markdown, render, to_json
+from dapo_rl.lab.ablate.plan import PARTS, AblationPlan, check_same_plan, grid, table_one
+from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
 from dapo_rl.lab.ablate.results import ArmResult, collect
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.lab.ablate.schedule import run_all
-from dapo_rl.lab.ablate.show import watcher
+from dapo_rl.lab.ablate.show import ablation_display
 from dapo_rl.runs.directory import new_run_directory
 
 SEEDS = 3
 
 
-def ablate(
+def run_ablation(
     recipe: Path | None,
     overrides: Sequence[str],
     *,
@@ -35,10 +35,10 @@ def ablate(
     out: Path | None = None,
     jobs: int = 1,
 ) -> int:
-    """Returns the exit code: 0 when every run is done, that of the first run that failed, or 128 + a signal."""
+    """Returns the exit code: 0 if every run is done, that of the first run that failed, or 128 + a signal."""
     if out is not None and "=" in str(out):
-        raise UserError(f"--out: {out} has an = in it, which makes it a setting on the command line; name another")
-    saved = Plan.load(out / "plan.json") if out is not None and (out / "plan.json").exists() else None
+        raise UserError(f"--out: {out} contains =, so it would be read as a setting on the command line; rename it")
+    saved = AblationPlan.load(out / "plan.json") if out is not None and (out / "plan.json").exists() else None
     if saved is not None and recipe is None and not overrides and not vary and only is None:
         first = saved.seeds[0]
         plan = saved if seeds is None else replace(saved, seeds=tuple(range(first, first + seeds)))
@@ -61,48 +61,50 @@ def ablate(
         release()
 
 
-def _run(plan: Plan, out: Path, jobs: int) -> int:
+def _run(plan: AblationPlan, out: Path, jobs: int) -> int:
     runs = all_runs(plan, out)
     plan.save(out / "plan.json")
     console = Console()
     left = sum(run.state != "done" for run in runs)
     size = f"{len(plan.arms)} arm{'s' if len(plan.arms) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
-    again = f"; done already: {len(runs) - left}" if left < len(runs) else ""
+    again = f"; {len(runs) - left} already done" if left < len(runs) else ""
     console.print(f"{size} in {short_path(out)}{again}", markup=False, highlight=False, soft_wrap=True)
-    with watcher(plan, runs) as watching:
-        stopped_by = run_all(runs, jobs, watching)
+    with ablation_display(plan, runs) as display:
+        stopped_by = run_all(runs, jobs, display)
     results = collect(plan, runs)
     _write(plan, results, runs, out, console)
     if stopped_by is not None:
-        line = f"stopped; dapo ablate --out {short_path(out)} goes on"
+        line = f"stopped; resume with dapo ablate --out {short_path(out)}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
         return 128 + stopped_by
     codes = [run.exit_code for run in runs if run.state == "failed" and run.exit_code is not None]
-    if any(run.state == "stopped" for run in runs):  # somebody stopped a single one
+    if any(run.state == "stopped" for run in runs):  # a single run was stopped from outside
         codes.append(128 + signal.SIGINT)
     return next((code if code > 0 else 1 for code in codes), 0)
 
 
-def _write(plan: Plan, results: Sequence[ArmResult], runs: Sequence[ArmRun], out: Path, console: Console) -> None:
+def _write(
+    plan: AblationPlan, results: Sequence[ArmResult], runs: Sequence[ArmRun], out: Path, console: Console
+) -> None:
     if not any(run.state == "done" for run in runs):
-        console.print("no run has finished yet: there is nothing to compare")
+        console.print("no run has finished yet; nothing to compare")
         return
-    from dapo_rl.lab.ablate.picture import draw  # matplotlib takes a second to import
+    from dapo_rl.lab.ablate.picture import draw_ablation  # matplotlib takes a second to import
 
-    atomic_write(out / "ablation.json", to_json(plan, results))
+    atomic_write(out / "ablation.json", ablation_json(plan, results))
     atomic_write(out / "ablation.md", markdown(plan, results))
-    draw(plan, results, out / "ablation.png")
+    draw_ablation(plan, results, out / "ablation.png")
     console.print()
-    render(plan, results, console)
+    print_ablation(plan, results, console)
     for name in ("ablation.md", "ablation.json", "ablation.png"):
         console.print(short_path(out / name), markup=False, highlight=False, soft_wrap=True)
 
 
-def _plan(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str], only: str | None) -> Plan:
+def _plan(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str], only: str | None) -> AblationPlan:
     if only is not None and only not in PARTS:
         raise UserError(f"--only: {only!r} is not one of {', '.join(PARTS)}")
     if vary:
         if only is not None:
-            raise UserError("--only: is a part of the paper's table, and --vary makes a table of its own")
+            raise UserError("--only: selects a part of the paper's table, and --vary replaces that table; use one")
         return grid(recipe, overrides, seeds, vary)
     return table_one(recipe, overrides, seeds, (only,) if only else PARTS)

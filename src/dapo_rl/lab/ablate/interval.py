@@ -1,4 +1,4 @@
-"""A mean over seeds and Student's t interval of it."""
+"""Mean over seeds with Student's t interval."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
-INTERVAL = f"{CONFIDENCE:.0%} interval of Student's t over seeds"
+INTERVAL = f"{CONFIDENCE:.0%} Student's t interval over seeds"
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class TInterval:
     mean: float
     half_width: float | None
-    """None for a single value, which says nothing about the spread."""
+    """None for a single value."""
     n: int
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def t_interval(values: Sequence[float]) -> TInterval | None:
     if not values:
         return None
     if len(values) == 1:
-        return Estimate(values[0], None, 1)
+        return TInterval(values[0], None, 1)
     error = stdev(values) / math.sqrt(len(values))
-    return Estimate(fmean(values), t_quantile(len(values) - 1) * error, len(values))
+    return TInterval(fmean(values), t_quantile(len(values) - 1) * error, len(values))
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
-    """The t within ± which Student's distribution has the given share."""
+    """The t such that Student's distribution has probability `confidence` within ±t."""
     low, high = 0.0, 1.0
     while _share_within(high, freedom) < confidence:
         high *= 2
@@ -40,7 +40,7 @@ def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _share_within(t: float, freedom: int) -> float:
-    """Abramowitz and Stegun 26.7.3 and 26.7.4: a finite sum for whole degrees of freedom."""
+    """Abramowitz and Stegun 26.7.3 and 26.7.4: a finite sum for integer degrees of freedom."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2

@@ -1,4 +1,4 @@
-"""ablation.png: accuracy at the end, learning curves and entropy of every arm."""
+"""Draws ablation.png: final accuracy, learning curves and entropy of every arm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
 from dapo_rl.lab.ablate.interval import INTERVAL
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from dapo_rl.runs.plots import SMOOTH_BEYOND, smooth
@@ -33,17 +33,17 @@ STYLES = [
     (VERMILION, "X"),
     (BLACK, "*"),
 ]
-"""Colours that stay apart for colour-blind eyes, and a marker for those who see none."""
+"""Colours that colour-blind readers can tell apart, and markers for printing without colour."""
 
 Style = tuple[str, str, str]
 
 
-def draw(plan: Plan, results: Sequence[ArmResult], path: Path) -> None:
+def draw_ablation(plan: AblationPlan, results: Sequence[ArmResult], path: Path) -> None:
     with beside(path) as draft:
-        figure(plan, results).savefig(draft, format="png")
+        ablation_figure(plan, results).savefig(draft, format="png")
 
 
-def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
+def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     by_name = {result.arm.name: result for result in results}
     parts = plan.parts()
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
@@ -53,7 +53,7 @@ def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
     title = f"{plan.name}, {steps} steps, {seeds}"
     picture.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     if len(plan.seeds) > 1:
-        key = f"bars: {INTERVAL}   ticks: the seeds   bands: their range"
+        key = f"bars: {INTERVAL}   ticks: seeds   bands: range over seeds"
         picture.supxlabel(key, fontsize=9, color="#666666")
     rows = picture.subplots(
         len(parts), 3, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": (1.0, 1.15, 1.15)}
@@ -63,7 +63,7 @@ def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
         styles = [_style(part, i) for i in range(len(arms))]
         _ends(ends, of_part, styles, TITLES[part])
         _curves(accuracy, [[r.accuracies for r in result.runs] for result in of_part], styles)
-        _head(accuracy, "Held-out accuracy", "% right")
+        _head(accuracy, "Held-out accuracy", "% correct")
         _curves(entropy, [[r.entropies for r in result.runs] for result in of_part], styles, smoothed=True)
         _head(entropy, "Entropy", "nats per token")
         entropy.set_ylim(bottom=0)
@@ -77,8 +77,8 @@ def figure(plan: Plan, results: Sequence[ArmResult]) -> Figure:
 
 
 def _style(part: str, index: int) -> Style:
-    """A technique has one colour in both halves of Table 1, and so has full DAPO, the last arm of one half and the
-    first of the other."""
+    """A technique has the same colour in both halves of Table 1; so does full DAPO, which ends one half and starts
+    the other."""
     if part == "leave-one-out":
         index = 5 if index == 0 else index if index < 5 else 6
     color, marker = STYLES[index % len(STYLES)]
@@ -86,7 +86,7 @@ def _style(part: str, index: int) -> Style:
 
 
 def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], title: str) -> None:
-    """Accuracy at the end of every seed, with the mean and its interval; its labels are the picture's legend."""
+    """Final accuracy of every seed, with the mean and its interval; the labels serve as the legend."""
     _head(axis, title, "")
     for row, (result, (color, marker, line)) in enumerate(zip(results, styles, strict=True)):
         values = [100 * value for value in result.by_seed("accuracy").values()]
@@ -106,7 +106,7 @@ def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], tit
     axis.set_yticks(range(len(results)), [_label(result.arm.label) for result in results], parse_math=False)
     axis.set_ylim(len(results) - 0.4, -0.8)
     axis.margins(x=0.12)
-    axis.set_xlabel("held-out accuracy at the end, %")
+    axis.set_xlabel("final held-out accuracy, %")
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -145,7 +145,7 @@ def _curves(axis: Axes, arms: Sequence[Sequence[Curve]], styles: Sequence[Style]
 
 
 def _same_scale(axes: Sequence[Axes]) -> None:
-    """The two halves of Table 1 are compared by eye."""
+    """Uses one scale, so that the two halves of Table 1 can be compared."""
     limits = [axis.get_ylim() for axis in axes if axis.has_data()]
     for axis in axes:
         if limits:

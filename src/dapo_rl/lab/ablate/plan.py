@@ -1,4 +1,4 @@
-"""What an ablation compares: its arms, each a whole set of settings, and the seeds that each runs with."""
+"""The plan of an ablation: its arms, each with complete settings, and the seeds of each arm."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from dapo_rl.runs.settings import flat
 
 Part = Literal["ladder", "leave-one-out", "vary"]
 PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
-"""Of Table 1: techniques added one by one, and each left out of all of them."""
+"""The parts of Table 1: techniques added one by one, and each left out of full DAPO."""
 
 MOST_ARMS = 256
 MOST_BYTES = 16 << 20
-"""Of a plan: some KiB for each arm."""
+"""Size limit of a plan file, which takes a few KiB per arm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     name: str
-    """Also that of its directory, where the arm has one."""
+    """Also the name of its directory, if the arm has its own."""
     label: str
     part: Part
     directory: str
-    """Where its runs are: those of an earlier arm, where that has the same settings."""
+    """The directory of its runs: that of an earlier arm if the settings are the same."""
     compared_with: str | None
-    """The arm that its difference is taken to."""
+    """The arm that it is compared with."""
     changes: dict[str, Any]
-    """Settings that it has otherwise than that arm; the first arm of all, otherwise than the recipe."""
+    """Settings that differ from that arm; for the first arm, from the recipe."""
     settings: dict[str, Any]
-    """All of them, resolved."""
+    """All settings, resolved."""
     paper: int | None = None
 
     def config(self, seed: int) -> Config:
@@ -52,7 +52,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AblationPlan:
     name: str
     recipe: str
     overrides: tuple[str, ...]
@@ -60,7 +60,7 @@ class Plan:
     seeds: tuple[int, ...]
 
     def parts(self) -> dict[str, list[Arm]]:
-        """Arms that belong in one picture; leaving out is seen beside the arm that it is left out of."""
+        """The arms of each panel; the leave-one-out panel starts with the arm that it is compared with."""
         parts: dict[str, list[Arm]] = {}
         for arm in self.arms:
             parts.setdefault(arm.part, []).append(arm)
@@ -78,42 +78,42 @@ class Plan:
         atomic_write(path, json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> AblationPlan:
         try:
             plan = TypeAdapter(cls).validate_json(read_bytes(path, MOST_BYTES))
             plan._check()
-            # In the terms of this version, which may have settings that the one that wrote it had not.
+            # Resolve again: this version may have settings that the version that wrote it did not have.
             arms = [replace(arm, settings=Config.build(arm.settings).resolved()) for arm in plan.arms]
             return replace(plan, arms=tuple(arms))
         except (OSError, ValueError, UserError) as error:
             why = f" ({error})" if isinstance(error, UserError) else ""
             raise UserError(
-                f"{path}: cannot be read as an ablation's plan{why}; name another directory with --out"
+                f"{path}: cannot be read as the plan of an ablation{why}; name another directory with --out"
             ) from None
 
     def _check(self) -> None:
-        """A ValueError for what no plan of ours is. Names are those of directories."""
+        """Raises ValueError for an invalid plan. Names become directories, so they must be safe."""
         names = [arm.name for arm in self.arms]
         if not names or not self.seeds or len(set(names)) < len(names):
-            raise ValueError("it has no arms or seeds, or an arm twice")
+            raise ValueError("no arms, no seeds, or a duplicate arm")
         if not all(0 <= seed < 2**63 for seed in self.seeds):
-            raise ValueError("a seed that is none")
+            raise ValueError("an invalid seed")
         for place, arm in enumerate(self.arms):
             if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", arm.name) or arm.directory not in names[: place + 1]:
                 raise ValueError("an arm without a directory")
             if arm.compared_with is not None and arm.compared_with not in names[:place]:
-                raise ValueError("an arm that is compared with none")
+                raise ValueError("an arm compared with an unknown one")
 
 
-def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> Plan:
-    """Naive GRPO, the techniques added in the paper's order, and each left out of all of them."""
+def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
+    """Naive GRPO, the techniques added in the paper's order, and each left out of full DAPO."""
     base = _base(recipe, overrides)
     for technique in TECHNIQUES:
         named = {override.partition("=")[0].strip() for override in overrides} & set(technique.on)
         if named and not technique.is_on(base):
             raise UserError(
-                f"{named.pop()}: turns {technique.name} off, which the arms turn on and off themselves; leave it out, "
-                "or compare values of your own with --vary"
+                f"{named.pop()}: turns {technique.name} off, but the arms switch it on and off themselves; leave it "
+                "out, or compare your own values with --vary"
             )
 
     def arm(label: str, part: Part, on: Sequence[str], paper: int | None) -> Arm:
@@ -139,13 +139,13 @@ def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequenc
     return _plan(recipe, overrides, base, arms, seeds)
 
 
-def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> Plan:
-    """An arm for every combination of the values that are varied; each is compared with the first."""
+def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:
+    """An arm for every combination of the varied values; each is compared with the first."""
     base = _base(recipe, overrides)
     axes = [_axis(words) for words in vary]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
-        raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} is there twice")
+        raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} appears twice")
     if (combinations := prod(len(values) for _, values in axes)) > MOST_ARMS:
         raise UserError(f"--vary: {combinations} combinations are more than {MOST_ARMS}; name fewer values")
     arms: list[Arm] = []
@@ -155,7 +155,7 @@ def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]
             settings = _settings(recipe, [*overrides, *words])
         except UserError as error:
             raise UserError(f"--vary {' '.join(words)}: {error}") from None
-        known = flat(settings)  # has a value as everybody writes it: `off`, which is false in YAML
+        known = flat(settings)  # has the validated value: `off`, which YAML reads as false
         label = ", ".join(
             f"{key}={known[key]}" if key in known else word for key, word in zip(keys, words, strict=True)
         )
@@ -168,24 +168,24 @@ def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]
     return _plan(recipe, overrides, base, arms, seeds)
 
 
-def check_same_plan(out: Path, before: Plan, now: Plan) -> None:
-    """An error where a directory holds another ablation; more seeds are welcome."""
+def check_same_plan(out: Path, before: AblationPlan, now: AblationPlan) -> None:
+    """Raises UserError if a directory holds a different ablation; more seeds are allowed."""
     other = f"{out}: holds another ablation"
-    remedy = "go on with it by naming --out alone, or name another directory"
+    remedy = "resume it by naming only --out, or name another directory"
     old, new = {arm.name: arm for arm in before.arms}, {arm.name: arm for arm in now.arms}
     if list(old) != list(new):
         different = [name for name in [*old, *new] if (name in old) != (name in new)]
-        raise UserError(f"{other}: {', '.join(different[:4]) or 'its arms'} in one of them only; {remedy}")
+        raise UserError(f"{other}: {', '.join(different[:4]) or 'its arms'} only in one of them; {remedy}")
     for name, arm in new.items():
-        # The first seed is part of the settings, and each run has its own.
+        # The settings include the first seed, but each run has its own.
         if listed := differences(old[name].settings | {"seed": 0}, arm.settings | {"seed": 0}):
             raise UserError(f"{other}: {arm.label} with {listed}; {remedy}")
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4) -> str:
-    """Settings that differ, as `key old → new`; empty where none does."""
+    """Settings that differ, as `key old → new`; empty if none does."""
     before, after = flat(dict(old)), flat(dict(new))
-    if after.get("model.dtype") == "auto":  # a run writes down what it means on its machine
+    if after.get("model.dtype") == "auto":  # a run records what it resolved to
         after["model.dtype"] = before.get("model.dtype", "auto")
     keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     more = f" and {len(keys) - at_most} more" if len(keys) > at_most else ""
@@ -195,7 +195,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4
 def _base(recipe: Path, overrides: Sequence[str]) -> Config:
     base = Config.load(recipe, overrides)
     if base.data.eval is None:
-        raise UserError("data.eval: an ablation compares held-out accuracy; name held-out prompts")
+        raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
     return base
 
 
@@ -203,7 +203,7 @@ def _settings(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return Config.load(recipe, overrides).resolved()
 
 
-def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> Plan:
+def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
     if seeds < 1:
         raise UserError(f"--seeds: {seeds} is below 1")
     finished: list[Arm] = []
@@ -214,7 +214,7 @@ def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[A
         changes = {key: value for key, value in new.items() if old.get(key) != value}
         finished.append(replace(arm, directory=twin.directory, changes=changes))
     numbers = tuple(range(base.seed, base.seed + seeds))
-    return Plan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
+    return AblationPlan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
 
 
 def _axis(words: str) -> tuple[str, list[Any]]:
@@ -223,7 +223,7 @@ def _axis(words: str) -> tuple[str, list[Any]]:
     if not equals or not key or not values.strip():
         raise UserError(f"--vary: {words!r} is not KEY=VALUE,VALUE,…, for example algo.clip_high=0.2,0.28,0.4")
     if key == "seed":
-        raise UserError("--vary: every arm runs with several seeds already; --seeds says how many")
+        raise UserError("--vary: every arm already runs with several seeds; use --seeds")
     parsed = parse_value(f"--vary {key}", f"[{values}]")
     if not isinstance(parsed, list):
         raise UserError(f"--vary: {words!r} is not KEY=VALUE,VALUE,…; quote a value as in YAML")
@@ -231,10 +231,10 @@ def _axis(words: str) -> tuple[str, list[Any]]:
 
 
 def _written(changes: Mapping[str, Any]) -> list[str]:
-    """As on the command line; JSON is YAML."""
+    """Changes as `key=value`; JSON is valid YAML."""
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()]
 
 
 def _slug(label: str) -> str:
-    """A directory's name, whatever the values are; one with `=` in it would be a setting on the command line."""
+    """A safe directory name. One that contains `=` would be read as a setting on the command line."""
     return re.sub(r"[^a-z0-9._]+", "-", label.lower()).strip("-.")[:80] or "arm"

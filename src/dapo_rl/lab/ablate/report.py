@@ -1,4 +1,4 @@
-"""The ablation's tables: as Markdown, as JSON, and on the terminal."""
+"""The tables of an ablation: as Markdown, as JSON, and on the terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from dapo_rl.base.format import duration, fixed
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.interval import INTERVAL, Estimate
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.interval import INTERVAL, TInterval
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
 
 Write = Callable[[float], str]
@@ -34,11 +34,11 @@ QUANTITIES: dict[str, tuple[str, Write]] = {
     "reward": ("reward", fixed),
     "wall_seconds": ("time", duration),
 }
-"""What is compared, with its heading and how its value is written."""
+"""Quantities to compare, with their headings and formats."""
 
 
-def markdown(plan: Plan, results: Sequence[ArmResult]) -> str:
-    heads, rows = table(results)
+def markdown(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
+    heads, rows = ablation_table(results)
     lines = [f"# Ablation: {_escape(plan.name)}", "", _what(plan), ""]
     lines += _markdown_table(heads, rows)
     lines += ["", *(f"- {_escape(note)}" for note in notes(plan, results)), "", "## Every run", ""]
@@ -48,7 +48,7 @@ def markdown(plan: Plan, results: Sequence[ArmResult]) -> str:
     return "\n".join([*lines, "", "![learning curves and entropy](ablation.png)", ""])
 
 
-def to_json(plan: Plan, results: Sequence[ArmResult]) -> str:
+def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     arms = []
     for result in results:
         arm = result.arm
@@ -86,10 +86,10 @@ def to_json(plan: Plan, results: Sequence[ArmResult]) -> str:
     return json.dumps(head | {"arms": arms}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def render(plan: Plan, results: Sequence[ArmResult], console: Console) -> None:
-    heads, rows = table(results)
+def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Console) -> None:
+    heads, rows = ablation_table(results)
     columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
-    # A narrow terminal gets the columns that matter most; the Markdown has them all.
+    # A narrow terminal shows only the most important columns; the Markdown has all of them.
     for head in [QUANTITIES[name][0] for name in reversed(QUANTITIES) if name != "accuracy"]:
         widths = [max(len(head), *(len(cell) for cell in cells)) for head, cells in columns.items()]
         if sum(widths) + 3 * len(widths) <= console.width:
@@ -105,8 +105,8 @@ def render(plan: Plan, results: Sequence[ArmResult], console: Console) -> None:
         console.print(Text(printable(note), style="dim"))
 
 
-def table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row for each arm: means over seeds with their intervals."""
+def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+    """One row per arm: means over seeds with their intervals."""
     from_paper = any(result.arm.paper is not None for result in results)
     accuracy, *others = QUANTITIES
     heads = ["arm", *(["paper"] if from_paper else []), QUANTITIES[accuracy][0], "difference"]
@@ -117,7 +117,7 @@ def table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
         if from_paper:
             row.append("" if result.arm.paper is None else str(result.arm.paper))
         row += [_interval(result.estimate(accuracy), _percent), _interval(result.difference, _signed_points)]
-        # Beside accuracy the mean is enough for a glance; the JSON has all intervals.
+        # Only accuracy has an interval here; the JSON has all of them.
         row += ["-" if (value := result.estimate(name)) is None else QUANTITIES[name][1](value.mean) for name in others]
         row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
         rows.append(row)
@@ -125,7 +125,7 @@ def table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
 
 
 def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row for each run."""
+    """One row per run."""
     heads = ["arm", "seed", "before %", *(head for head, _ in QUANTITIES.values())]
     rows = []
     for result in results:
@@ -142,51 +142,51 @@ def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]
     return heads, rows
 
 
-def notes(plan: Plan, results: Sequence[ArmResult]) -> list[str]:
+def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
     several = len(plan.seeds) > 1
     lines = [
         f"accuracy: held out, the mean of the evaluations in the last {LAST_SHARE:.0%} of the steps; "
         + (f"± is the {INTERVAL}." if several else "a single seed has no interval."),
-        "difference: in points, seed by seed, to "
+        "difference: in points, paired by seed, from "
         + (
             "the first row."
             if plan.arms[-1].part == "vary"
-            else "the row before (techniques added) or to full DAPO (techniques left out)."
+            else "the row before (techniques added) or from full DAPO (techniques left out)."
         ),
-        "reward is shaped where the arm shapes it; tokens per trained: generated for each one trained on.",
+        "reward includes the arm's length penalty; tokens per trained: tokens generated per token trained on.",
     ]
     if any(arm.paper is not None for arm in plan.arms):
         lines.append("paper: AIME 2024 avg@32 of Qwen2.5-32B (arXiv 2503.14476, Table 1), another task and scale.")
     for result in results:
         if result.arm.directory != result.arm.name:
-            lines.append(f"{result.arm.label}: the same settings, and so the same runs, as {_label_of(plan, result)}.")
+            lines.append(f"{result.arm.label}: same settings, and therefore same runs, as {_label_of(plan, result)}.")
         for each in result.runs:
             if each.run.state == "failed" and result.arm.directory == result.arm.name:
                 lines.append(f"failed: {each.run.name}: {each.run.message}")
     return lines
 
 
-def _what(plan: Plan) -> str:
+def _what(plan: AblationPlan) -> str:
     overrides = f", with {' '.join(plan.overrides)}" if plan.overrides else ""
     steps = plan.arms[0].settings["train"]["steps"]
     seeds = ", ".join(str(seed) for seed in plan.seeds)
     return _escape(f"{plan.recipe}{overrides}; {steps} steps; seeds {seeds}.")
 
 
-def _changes(plan: Plan) -> list[list[str]]:
+def _changes(plan: AblationPlan) -> list[list[str]]:
     rows = []
     for arm in plan.arms:
         words = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm.changes.items()).replace('"', "")
-        other = "" if arm.compared_with else " (beside the recipe's own)" if words else "the recipe's own"
+        other = "" if arm.compared_with else " (otherwise the recipe's)" if words else "the recipe's"
         rows.append([arm.label, words + other])
     return rows
 
 
-def _label_of(plan: Plan, result: ArmResult) -> str:
+def _label_of(plan: AblationPlan, result: ArmResult) -> str:
     return plan.arm(result.arm.directory).label
 
 
-def _interval(value: Estimate | None, write: Write) -> str:
+def _interval(value: TInterval | None, write: Write) -> str:
     if value is None:
         return "-"
     return write(value.mean) + (f" ± {_percent(value.half_width)}" if value.half_width is not None else "")
@@ -202,6 +202,6 @@ def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 
 def _escape(text: str) -> str:
-    """Text of the command line as text, whatever it has in it."""
+    """Escapes Markdown in text from the command line."""
     escaped = "".join(f"\\{c}" if c in "\\|`*<>[" else c for c in printable(text))
     return " ".join(escaped.split())

@@ -1,4 +1,4 @@
-"""From run directories to the numbers that are compared."""
+"""Computes the compared numbers from run directories."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dapo_rl.lab.ablate.interval import Estimate, estimate
-from dapo_rl.lab.ablate.plan import Arm, Plan
+from dapo_rl.lab.ablate.interval import TInterval, t_interval
+from dapo_rl.lab.ablate.plan import AblationPlan, Arm
 from dapo_rl.lab.ablate.runs import ArmRun
 from dapo_rl.runs.words import number
 
 LAST_SHARE = 0.25
-"""What counts as the end of a run: one evaluation or step is noisy, so the mean over these of its steps is taken."""
+"""Final values are means over this share of the steps, since a single step or evaluation is noisy."""
 
 Curve = dict[int, float]
 """Values by step."""
@@ -21,7 +21,7 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished run came to; None where it has no such number."""
+    """The results of a finished run; None for a number that it does not have."""
 
     accuracy_before: float | None
     accuracy: float | None
@@ -37,7 +37,7 @@ class Outcome:
 class RunResult:
     run: ArmRun
     outcome: Outcome | None
-    """None where the run has not finished."""
+    """None if the run has not finished."""
     accuracies: Curve = field(default_factory=dict)
     entropies: Curve = field(default_factory=dict)
 
@@ -46,18 +46,18 @@ class RunResult:
 class ArmResult:
     arm: Arm
     runs: tuple[RunResult, ...]
-    difference: Estimate | None
-    """Of held-out accuracy to the arm that it is compared with, seed by seed."""
+    difference: TInterval | None
+    """Difference in held-out accuracy from the arm it is compared with, paired by seed."""
 
-    def estimate(self, quantity: str) -> Estimate | None:
-        return estimate(list(self.by_seed(quantity).values()))
+    def estimate(self, quantity: str) -> TInterval | None:
+        return t_interval(list(self.by_seed(quantity).values()))
 
     def by_seed(self, quantity: str) -> dict[int, float]:
         values = {r.run.seed: getattr(r.outcome, quantity) for r in self.runs if r.outcome is not None}
         return {seed: value for seed, value in values.items() if value is not None}
 
 
-def collect(plan: Plan, runs: Sequence[ArmRun]) -> list[ArmResult]:
+def collect(plan: AblationPlan, runs: Sequence[ArmRun]) -> list[ArmResult]:
     results = {(run.arm.name, run.seed): _result(run) for run in runs}
     of_arm = {
         arm.name: tuple(results[arm.directory, seed] for seed in plan.seeds if (arm.directory, seed) in results)
@@ -69,9 +69,9 @@ def collect(plan: Plan, runs: Sequence[ArmRun]) -> list[ArmResult]:
         if arm.compared_with is not None:
             other = collected[arm.compared_with].by_seed("accuracy")
             own = result.by_seed("accuracy")
-            # The same seed means the same prompts and the same held-out random numbers: what they share cancels out.
+            # Runs with the same seed share prompts and random numbers, so pairing cancels common noise.
             paired = [own[seed] - other[seed] for seed in own if seed in other]
-            result = ArmResult(arm, of_arm[arm.name], estimate(paired))
+            result = ArmResult(arm, of_arm[arm.name], t_interval(paired))
         collected[arm.name] = result
     return list(collected.values())
 
@@ -93,7 +93,7 @@ def outcome(summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) ->
 
 
 def at_end(curve: Curve, steps: int) -> float | None:
-    """The mean over the last quarter of the steps; where nothing was measured there, the last value."""
+    """The mean over the last quarter of the steps, or the last value if there is none."""
     trained = {step: value for step, value in curve.items() if step > 0}
     if not trained:
         return None

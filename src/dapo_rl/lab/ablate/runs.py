@@ -1,4 +1,4 @@
-"""One training run of an ablation: a process of its own, followed through its run directory."""
+"""A training run of an ablation: a separate process, followed through its run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import printable
 from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import Arm, Plan, differences
+from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.records import parse_metrics
 from dapo_rl.runs.words import number
@@ -38,7 +38,7 @@ class ArmRun:
         self.state: State = "waiting"
         self.step = 0
         self.accuracy: float | None = None
-        """Held-out, at the latest evaluation."""
+        """Held-out accuracy at the latest evaluation."""
         self.message = ""
         self.exit_code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,19 +52,19 @@ class ArmRun:
         return f"{self.arm.label}, seed {self.seed}"
 
     def is_finished(self) -> bool:
-        """Whether it went to its last step. A run here with other settings than the arm's is an error."""
+        """Whether it reached its last step. Raises UserError if the directory holds a run with different settings."""
         if not self.directory.config_path.exists():
             return False
         if listed := differences(self.directory.read_config().resolved(), self.config.resolved()):
             raise UserError(
-                f"{self.directory.path}: holds a run with other settings: {listed}; move it away, or name another "
+                f"{self.directory.path}: holds a run with different settings: {listed}; move it, or name another "
                 "directory with --out"
             )
         summary = self.summary()
         return summary.get("finished") is True and summary.get("steps") == self.steps
 
     def summary(self) -> dict[str, Any]:
-        """Empty where the run has none yet."""
+        """The summary; empty if there is none yet."""
         return self.directory.read_summary()
 
     def start(self, threads: int) -> None:
@@ -82,13 +82,13 @@ class ArmRun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"},
-                # A Ctrl-C on the terminal reaches this process only, which passes it on once.
+                # Ctrl-C on the terminal then reaches only this process, which forwards it.
                 start_new_session=True,
             )
         self.state = "running"
 
     def poll(self, stopping: bool) -> bool:
-        """Looks how far it is; true where something has changed."""
+        """Updates the state; returns whether something has changed."""
         before = (self.state, self.step, self.accuracy)
         assert self._process is not None
         code = self._process.poll()
@@ -104,7 +104,7 @@ class ArmRun:
         return before != (self.state, self.step, self.accuracy)
 
     def interrupt(self, times: int) -> None:
-        """Once: it finishes its step and saves. Twice: it stops at once. A third time it is killed."""
+        """1: it finishes its step and saves. 2: it stops immediately. 3: it is killed."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -118,7 +118,7 @@ class ArmRun:
             self._process.wait()
 
     def _follow(self) -> None:
-        """Reads what the run log has since last time; a resumed run may have cut it back."""
+        """Reads new lines of the run log. A resumed run may have truncated it."""
         try:
             check_is_file(self.directory.metrics_path)
             with self.directory.metrics_path.open("rb") as file:
@@ -126,7 +126,7 @@ class ArmRun:
                     self._read = 0
                 file.seek(self._read)
                 lines = file.read()
-        except OSError:  # there is none yet; the run itself says what is wrong with one that cannot be read
+        except OSError:  # none yet; if it is unreadable, the run itself reports that
             return
         whole = lines[: lines.rfind(b"\n") + 1]
         self._read += len(whole)
@@ -146,6 +146,6 @@ class ArmRun:
         return f"{said or 'no output'} ({how}; {self.log_path})"
 
 
-def all_runs(plan: Plan, out: Path) -> list[ArmRun]:
-    """Seed by seed, so that the first results are a whole table."""
+def all_runs(plan: AblationPlan, out: Path) -> list[ArmRun]:
+    """All runs, ordered by seed, so that the first results cover every arm."""
     return [ArmRun(out, arm, seed) for seed in plan.seeds for arm in plan.with_own_runs()]

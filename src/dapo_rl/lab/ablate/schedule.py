@@ -1,4 +1,4 @@
-"""Runs what is left of an ablation, several runs at a time; one that fails does not stop the others."""
+"""Runs the remaining runs of an ablation, several at a time; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.lab.ablate.show import Watcher
+from dapo_rl.lab.ablate.show import AblationDisplay
 
 POLL_SECONDS = 0.2
 
 
-def run_all(runs: Sequence[ArmRun], jobs: int, watcher: Watcher) -> int | None:
-    """Returns the signal that stopped it, if one did: every run that had begun is saved then."""
+def run_all(runs: Sequence[ArmRun], jobs: int, display: AblationDisplay) -> int | None:
+    """Returns the signal that stopped it, if any; started runs are saved first."""
     waiting = [run for run in runs if run.state == "waiting"]
     running: list[ArmRun] = []
     threads = max(1, _cores() // jobs)
@@ -28,19 +28,19 @@ def run_all(runs: Sequence[ArmRun], jobs: int, watcher: Watcher) -> int | None:
                     run = waiting.pop(0)
                     run.start(threads)
                     running.append(run)
-                    watcher.changed(run)
+                    display.changed(run)
                 while told < len(received):
                     told += 1
-                    watcher.note(_STOPPING[min(told, len(_STOPPING)) - 1])
+                    display.note(_STOPPING[min(told, len(_STOPPING)) - 1])
                     for run in running:
                         run.interrupt(told)
                 for run in running:
                     if run.poll(stopping=bool(received)):
-                        watcher.changed(run)
+                        display.changed(run)
                 running = [run for run in running if run.state == "running"]
                 if running:
                     time.sleep(POLL_SECONDS)
-        finally:  # an error of our own leaves no process behind
+        finally:  # leave no process behind on an error
             for run in running:
                 run.interrupt(1)
             for run in running:
@@ -49,21 +49,21 @@ def run_all(runs: Sequence[ArmRun], jobs: int, watcher: Watcher) -> int | None:
 
 
 _STOPPING = (
-    "stopping: runs finish their step and save; Ctrl-C once more stops them at once",
-    "stopping at once",
+    "stopping: runs finish their step and save; press Ctrl-C again to stop immediately",
+    "stopping immediately",
     "killed",
 )
 
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Those that came, instead of their usual effect."""
+    """Collects signals instead of handling them."""
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
         received.append(number)
 
-    # SIGHUP: the terminal is closed, and the runs, which are in sessions of their own, would go on alone.
+    # SIGHUP: if the terminal is closed, the runs, which have their own sessions, would continue alone.
     names = ("SIGINT", "SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, handle) for number in numbers}

@@ -1,4 +1,4 @@
-"""What the user sees while an ablation runs: a table of arms and seeds on a terminal, lines anywhere else."""
+"""The display of an ablation: a table of arms and seeds on a terminal, otherwise lines."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rich.text import Text
 
 from dapo_rl.base.format import duration, percent, write_line
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.plan import Plan
+from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.runs import ArmRun
 
 
-class Watcher(Protocol):
-    """Used as a context manager, so that the terminal is whole again afterwards."""
+class AblationDisplay(Protocol):
+    """A context manager, so that the terminal is restored afterwards."""
 
     def changed(self, run: ArmRun) -> None:
-        """A run began, made a step or ended."""
+        """Called when a run started, made a step or ended."""
 
     def note(self, text: str) -> None: ...
 
@@ -35,8 +35,8 @@ class Watcher(Protocol):
     ) -> None: ...
 
 
-class Pace:
-    """How long the rest takes, by the steps done so far."""
+class AblationPace:
+    """Estimates the remaining time from the steps done so far."""
 
     def __init__(self, runs: Sequence[ArmRun], clock: Callable[[], float] = time.monotonic) -> None:
         self._runs, self._clock = runs, clock
@@ -56,11 +56,11 @@ class Pace:
         return sum(run.step for run in self._runs)
 
 
-class PlainWatcher:
-    """A line when a run begins, when it has been evaluated, and when it ends."""
+class PlainAblationDisplay:
+    """Prints a line when a run starts, is evaluated, and ends."""
 
     def __init__(self, stream: TextIO, runs: Sequence[ArmRun]) -> None:
-        self._stream, self._runs, self._pace = stream, runs, Pace(runs)
+        self._stream, self._runs, self._pace = stream, runs, AblationPace(runs)
         self._last: dict[str, tuple[str, float | None]] = {}
 
     def changed(self, run: ArmRun) -> None:
@@ -73,7 +73,7 @@ class PlainWatcher:
         how_far = f"[{self._pace.ended}/{len(self._runs)}]"
         accuracy = f", held-out accuracy {percent(run.accuracy, 1)}" if run.accuracy is not None else ""
         if run.state == "running":
-            what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "begins"
+            what = f"step {run.step}/{run.steps}{accuracy}" if run.step or not began else "started"
         else:
             what = f"{run.state}{f': {run.message}' if run.message else f' at step {run.step}{accuracy}'}"
         rest = f", {left} left" if left not in ("-", "0.0s") else ""
@@ -91,11 +91,11 @@ class PlainWatcher:
         pass
 
 
-class LiveWatcher:
-    """Arms in rows and seeds in columns, redrawn in place; what failed scrolls by above."""
+class LiveAblationDisplay:
+    """A table of arms and seeds, redrawn in place; failures scroll above it."""
 
-    def __init__(self, console: Console, plan: Plan, runs: Sequence[ArmRun]) -> None:
-        self._console, self._plan, self._runs, self._pace = console, plan, runs, Pace(runs)
+    def __init__(self, console: Console, plan: AblationPlan, runs: Sequence[ArmRun]) -> None:
+        self._console, self._plan, self._runs, self._pace = console, plan, runs, AblationPace(runs)
         self._live = Live(self, console=console, refresh_per_second=4)
 
     def changed(self, run: ArmRun) -> None:
@@ -130,7 +130,7 @@ class LiveWatcher:
 def _cell(run: ArmRun) -> Text:
     accuracy = percent(run.accuracy, 1) if run.accuracy is not None else ""
     if run.state == "waiting":
-        return Text("waits" if run.step == 0 else f"waits at {run.step}/{run.steps}", style="dim")
+        return Text("waiting" if run.step == 0 else f"waiting at {run.step}/{run.steps}", style="dim")
     if run.state == "done":
         return Text(f"done  {accuracy:>5}", style="green")
     style = {"running": "cyan", "failed": "bold red", "stopped": "yellow"}[run.state]
@@ -138,8 +138,8 @@ def _cell(run: ArmRun) -> Text:
     return Text(f"{what}  {accuracy:>5}", style=style)
 
 
-def watcher(plan: Plan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> Watcher:
+def ablation_display(plan: AblationPlan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> AblationDisplay:
     stream = stream or sys.stdout
     console = Console(file=stream)
     live = stream.isatty() and not console.is_dumb_terminal
-    return LiveWatcher(console, plan, runs) if live else PlainWatcher(stream, runs)
+    return LiveAblationDisplay(console, plan, runs) if live else PlainAblationDisplay(stream, runs)

@@ -1,4 +1,4 @@
-"""Which settings stand for which of the paper's techniques, in the order of its Table 1."""
+"""The settings of the paper's techniques, in the order of its Table 1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo_rl.runs.settings import flat
 
 @dataclass(frozen=True, slots=True)
 class SameAs:
-    """The value that another setting has."""
+    """The value of another setting."""
 
     key: str
 
@@ -22,16 +22,16 @@ class SameAs:
 class Technique:
     name: str
     on: Mapping[str, Any]
-    """What a recipe gets that does not have the technique; one that has it keeps its own values."""
+    """Settings that switch the technique on in a recipe without it; a recipe that has it keeps its values."""
     off: Mapping[str, Any]
     is_on: Callable[[Config], bool]
     paper: int
-    """AIME 2024 avg@32 in the paper, with this technique and all before it."""
+    """AIME 2024 avg@32 in the paper with this technique and all previous ones."""
     meaning: str
-    """What it does, in a line."""
+    """What it does, in one line."""
 
     def settings(self, base: Config, on: bool) -> dict[str, Any]:
-        """What to change in a recipe to have the technique on or off."""
+        """The settings to change in a recipe to switch the technique on or off."""
         if on:
             return {} if self.is_on(base) else dict(self.on)
         own = flat(base.resolved())
@@ -39,7 +39,7 @@ class Technique:
 
 
 BASELINE, BASELINE_PAPER = "Naive GRPO", 30
-"""None of the techniques. The KL term is the recipe's in every arm: Table 1 has no row for it."""
+"""None of the techniques. Every arm has the recipe's KL term, since Table 1 has no row for it."""
 
 TECHNIQUES = (
     Technique(
@@ -48,7 +48,7 @@ TECHNIQUES = (
         off={"overlong.mask_truncated": False},
         is_on=lambda config: config.overlong.mask_truncated,
         paper=36,
-        meaning="responses that were cut off stay out of the loss",
+        meaning="truncated responses are excluded from the loss",
     ),
     Technique(
         "Clip-Higher",
@@ -56,7 +56,7 @@ TECHNIQUES = (
         off={"algo.clip_high": SameAs("algo.clip_low")},
         is_on=lambda config: config.algo.clip_high > config.algo.clip_low,
         paper=38,
-        meaning="unlikely tokens may gain more before the ratio is clipped",
+        meaning="unlikely tokens can gain more probability before the ratio is clipped",
     ),
     Technique(
         "Soft Overlong Punishment",
@@ -64,7 +64,7 @@ TECHNIQUES = (
         off={"overlong.shape": "off"},
         is_on=lambda config: config.overlong.shape == "soft",
         paper=41,
-        meaning="a penalty that grows with the last stretch before the length limit",
+        meaning="a penalty that grows over the last tokens before the length limit",
     ),
     Technique(
         "Token-level Loss",
@@ -72,7 +72,7 @@ TECHNIQUES = (
         off={"algo.aggregation": "seq-mean-token-mean"},
         is_on=lambda config: AGGREGATIONS[config.algo.aggregation].token_level,
         paper=42,
-        meaning="every token weighs the same, in long responses too",
+        meaning="every token has the same weight, in long responses too",
     ),
     Technique(
         "Dynamic Sampling",
@@ -80,6 +80,6 @@ TECHNIQUES = (
         off={"sampling.dynamic": False, "sampling.dynamic_batch": False},
         is_on=lambda config: config.sampling.dynamic,
         paper=50,
-        meaning="groups that are all right or all wrong are replaced by others",
+        meaning="groups that are all right or all wrong are dropped and replaced by new ones",
     ),
 )

@@ -1,4 +1,4 @@
-"""`dapo bench rollout|update|step|sampling`: the options, and what is wrong with them."""
+"""`dapo bench rollout|update|step|sampling`: the options and their checks."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.work import Kind, Work
 
 app = typer.Typer(
-    help="Measure speed and memory on work of a fixed size, beside what others reach on the same work.",
+    help="Measure speed and memory on a workload of fixed size, and compare with other libraries on the same workload.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only a JSON object.")]
 
 ENGINE: str = Config.model_fields["engine"].default
 
 
-@app.command("step", help="A whole step: sampling, verifying, one update, and the new weights to the engine.")
+@app.command("step", help="A whole step: sampling, verification, one update, and the weight transfer to the engine.")
 @app.command("update", help="One optimizer step on prompts × group samples; tokens/s counts response tokens.")
 @app.command(
     "rollout",
-    help="Sampling with log-probabilities. `--against generate` is transformers' generate as it is, without them.",
+    help="Sampling with log-probabilities. `--against generate` is transformers' plain generate, without them.",
 )
-def measure(
+def bench_command(
     context: typer.Context,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
     model: Annotated[
@@ -45,29 +45,29 @@ def measure(
             "directory, a hub name, or tiny."
         ),
     ] = "smollm2-135m",
-    prompts: Annotated[int, typer.Option(help="Prompts.")] = 4,
-    group: Annotated[int, typer.Option(help="Samples for each prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens of every sample; end-of-sequence is ignored.")] = 64,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of every prompt.")] = 64,
+    prompts: Annotated[int, typer.Option(help="Number of prompts.")] = 4,
+    group: Annotated[int, typer.Option(help="Samples per prompt.")] = 8,
+    tokens: Annotated[int, typer.Option(help="Tokens per sample; end-of-sequence is ignored.")] = 64,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
     dtype: Annotated[
-        str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 where the hardware has it.")
+        str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 if the hardware supports it.")
     ] = "auto",
-    engine: Annotated[str, typer.Option(help="native, hf or vllm; an update has none.")] = ENGINE,
+    engine: Annotated[str, typer.Option(help="native, hf or vllm; not used by update.")] = ENGINE,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(help="Measured rounds; the median counts.")] = 3,
-    warmup: Annotated[int, typer.Option(help="Rounds before them.")] = 1,
-    seed: Annotated[int, typer.Option(help="Decides weights, prompts and samples.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Measured rounds; the median is reported.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Warm-up rounds.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of weights, prompts and samples.")] = 0,
     against: Annotated[
         str | None,
         typer.Option(
-            help="On the same work in the same run: of a rollout generate, hf, native or vllm; of a step trl."
+            help="Compare with a peer on the same workload: generate, hf, native or vllm for rollout; trl for step."
         ),
     ] = None,
     peer_variant: Annotated[
-        str | None, typer.Option(help="Only this setting of the peer; by default all, and the best.")
+        str | None, typer.Option(help="Try only this variant of the peer; by default all, and report the best.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that one contender may take.")] = 1800,
-    sweep: Annotated[str | None, typer.Option(help="One number in several sizes, for example prompts=8,16,32.")] = None,
+    timeout: Annotated[float, typer.Option(help="Time limit per contender, in seconds.")] = 1800,
+    sweep: Annotated[str | None, typer.Option(help="Vary one size, for example prompts=8,16,32.")] = None,
     as_json: AsJson = False,
 ) -> None:
     work = Work(
@@ -90,24 +90,24 @@ def measure(
 
 @app.command()
 def sampling(
-    prompts: Annotated[int, typer.Option(min=1, help="Groups that a step trains on.")] = 16,
-    group: Annotated[int, typer.Option(min=2, help="Samples for each prompt.")] = 8,
-    slots: Annotated[int, typer.Option(min=1, help="Sequences that the simulated engine has at a time.")] = 256,
+    prompts: Annotated[int, typer.Option(min=1, help="Groups to train on per step.")] = 16,
+    group: Annotated[int, typer.Option(min=2, help="Samples per prompt.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, help="Concurrent sequences of the simulated engine.")] = 256,
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
     acceptance: Annotated[str, typer.Option(help="Shares of groups that pass the filter.")] = "0.1,0.2,0.3,0.5,0.7,0.9",
-    seed: Annotated[int, typer.Option(help="Decides lengths, and which groups pass.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths and of which groups pass.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """What dynamic sampling costs, ours and in rounds: tokens and engine steps per trained group, simulated."""
+    """Simulate the cost of dynamic sampling, streaming and in rounds: tokens and engine steps per trained group."""
     try:
         rates = [float(word) for word in acceptance.split(",")]
     except ValueError:
         rates = []
     if not rates or not all(0.01 <= rate <= 1 for rate in rates):
         raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
-    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, policies, simulate, table
+    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, print_simulation, simulate, strategies
 
-    names = list(policies(SimulatedEngine(World(1.0, group), 1), group, prompts))
+    names = list(strategies(SimulatedEngine(World(1.0, group), 1), group, prompts))
     rows = []
     console = Console(stderr=True)
     with console.status("simulating") if console.is_terminal else nullcontext():
@@ -118,7 +118,7 @@ def sampling(
     if as_json:
         print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
     else:
-        table(rows)
+        print_simulation(rows)
 
 
 def _run(
@@ -129,12 +129,12 @@ def _run(
     if variant is not None and against is None:
         raise UserError("--peer-variant: there is no peer; name one with --against")
     from dapo_rl.lab.bench.run import bench
-    from dapo_rl.lab.bench.show import show
+    from dapo_rl.lab.bench.show import print_benchmarks
 
     name, works = _sweep(work, sweep)
     for each in works:
         _check(each)
-    # So that a contender's process does not outlive this one.
+    # Exit on SIGTERM, so that no contender's process outlives this one.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(stderr=True)
     with console.status("") as status:
@@ -142,7 +142,7 @@ def _run(
         def tell(what: str, seconds: float | None) -> None:
             if seconds is None:
                 status.update(f"measuring {what}")
-            else:  # a long comparison that is cut off leaves what it had
+            else:  # an interrupted comparison has printed its results so far
                 console.print(f"{what}: {seconds:.3f} s", highlight=False, markup=False)
 
         reports = bench(works, against, variant, timeout, tell)
@@ -150,7 +150,7 @@ def _run(
         result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
         print(json.dumps(result, indent=2))
     else:
-        show(reports, name)
+        print_benchmarks(reports, name)
 
 
 def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:

@@ -1,7 +1,7 @@
-"""The least time that work takes on a machine: bytes that must be read and operations that must be done.
+"""A lower bound on the time of a workload: the bytes that must be read and the operations that must be done.
 
-A decode step reads every weight once and the keys and values so far; a prompt that G samples share is computed once
-and its keys are read once. Launches, sampling and everything else count nothing, so nothing reaches the floor.
+A decoding step reads every weight once and all keys and values so far; a prompt that G samples share is computed once
+and its keys are read once. Kernel launches, sampling and everything else are free, so the bound cannot be reached.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dapo_rl.lab.bench.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a model costs."""
+    """The sizes of a model that determine its cost."""
 
     body: int
-    """Parameters that every token is multiplied by."""
+    """Parameters that every token is multiplied with."""
     head: int
-    """Those that only a token whose successor is wanted is multiplied by: the output layer."""
+    """Parameters of the output layer, needed only for tokens whose successor is predicted."""
     attention_width: int
     """Query heads × head size × layers."""
     kv_width: int
-    """Numbers of keys and values that a token leaves behind, over all layers."""
+    """Elements of keys and values per token, over all layers."""
     parameters: int
 
     @classmethod
@@ -59,7 +59,7 @@ def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
     prompt = work.prompts * work.prompt_tokens
     prefill = 2 * size.body * prompt + 2 * size.head * work.prompts + _attention(size, prompt, work.prompt_tokens / 2)
     total = limit.seconds(weights, prefill)
-    # The prefill gives the first token; each further step gives one to every sample.
+    # The prefill yields the first token; each further step yields one for every sample.
     for position in range(1, work.tokens):
         cached = prompt + work.samples * position
         flops = 2.0 * (size.body + size.head) * work.samples
@@ -69,7 +69,7 @@ def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
 
 
 def update_floor(work: Work, size: Size, limit: Limit) -> float:
-    """Forward once and backward twice that; the output layer for response tokens alone."""
+    """One forward pass, and a backward pass of twice its cost; the output layer for response tokens only."""
     prompt = work.prompts * work.prompt_tokens
     flops = 2.0 * size.body * (prompt + work.response_tokens) + 2 * size.head * work.response_tokens
     flops += _attention(size, prompt, work.prompt_tokens / 2)

@@ -1,4 +1,4 @@
-"""The machine: its name, and what it moves and multiplies in a second."""
+"""The machine: its name, memory bandwidth and matrix product rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes read and written in a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     size = 2**30 if device.type == "cuda" else 2**28
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
@@ -29,7 +29,7 @@ def bandwidth(device: torch.device) -> float:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations in a second of a large matrix product, of the size at which the machine does most."""
+    """Operations per second of a large matrix product, at the fastest of a few sizes."""
     return max(_product_rate(n, device, dtype) for n in ((4096, 8192) if device.type == "cuda" else (1024, 2048)))
 
 
@@ -39,7 +39,7 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _fastest(run: Callable[[], Any], device: torch.device, tries: int = 7, at_least_s: float = 0.7) -> float:
-    """The shortest of many: the limit is what the machine can do at best."""
+    """The shortest of many runs: the limit is the best that the machine can do."""
     seconds: list[float] = []
     while len(seconds) < tries or sum(seconds) < at_least_s:
         synchronize(device)
@@ -56,7 +56,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def _cpu_name() -> str:
-    """/proc does not name an Arm processor, lscpu does."""
+    """The name of the processor. /proc does not name Arm processors, but lscpu does."""
     for command in (["cat", "/proc/cpuinfo"], ["lscpu"]):
         try:
             listed = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout

@@ -1,4 +1,4 @@
-"""Times rounds of work: the warm-up apart, each repeat alone."""
+"""Times rounds of work: after a warm-up, each repeat separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dapo_rl.lab.bench.work import Measurement, Work
 
 
 def measure(run: Callable[[int], Any], work: Work, device: torch.device, facts: dict[str, Any]) -> Measurement:
-    """`run` takes the number of the round, so that no round repeats the prompts of another."""
+    """`run` takes the number of the round, so that each round can have its own prompts."""
     for i in range(work.warmup):
         run(i)
     seconds = []

@@ -1,4 +1,4 @@
-"""The most memory that a stretch of work held."""
+"""Peak memory of a piece of work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERIOD_S = 0.02
 
 
 class PeakMemory:
-    """On a GPU what torch had allocated there; on a CPU the process's resident memory, looked at every 20 ms."""
+    """On a GPU, the memory allocated by torch; on a CPU, the resident memory of the process, sampled every 20 ms."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -49,7 +49,7 @@ class PeakMemory:
 def _resident() -> int:
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # not Linux: the peak since the start has to do
+    except OSError:  # not on Linux: use the peak since the start
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""Random prompts of a length, different from each other: as text, so that every contender reads the same tokens."""
+"""Distinct random prompts of a given length, as text, so that every contender reads the same tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def random_prompts(tokenizer: Any, count: int, length: int, seed: int) -> list[s
 
 
 def _random_text(tokenizer: Any, plain: list[int], length: int, rng: random.Random) -> str:
-    """A text of `length` tokens; of nearly so many, where the tokenizer joins pieces of a text again and again."""
+    """A text of `length` tokens, or nearly so many if the tokenizer keeps merging random pieces."""
     text, added = "", len(tokenizer("").input_ids)
     ids: list[int] = []
     for _ in range(ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Runs the contenders one after the other, each in its own process, and puts their numbers side by side."""
+"""Runs the contenders one after the other, each in its own process, and compares their numbers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from dapo_rl.lab.bench.work import Job, Work
 PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
 
 Tell = Callable[[str, float | None], None]
-"""What is being measured; and when it is done, the seconds."""
+"""Reports what is being measured and, once it is done, the seconds."""
 
 
 class ContenderError(RuntimeError):
-    """Our own contender crashed: its log is the message."""
+    """Our own contender crashed; the message is its log."""
 
 
 def bench(
     works: Sequence[Work], against: str | None, variant: str | None, timeout: float, tell: Tell
 ) -> list[dict[str, Any]]:
-    """A report for each work. The machine's rates are measured before and after, and the better ones count."""
+    """A report for each workload. The machine's rates are measured before and after, and the better ones are used."""
     _check_peer(works[0], against, variant)
     for work in works:
         work.config()
@@ -52,7 +52,7 @@ def bench(
 
 
 def _compare(work: Work, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
-    """Our numbers, and a peer's."""
+    """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
     ours = _ours(Job("dapo", work), timeout)
@@ -77,7 +77,7 @@ def _compare(work: Work, against: str | None, variant: str | None, timeout: floa
 
 
 def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
-    """Every variant's numbers, and those of the fastest as the peer's own."""
+    """The numbers of every variant, and those of the fastest as the peer's."""
     cuda, bfloat16 = work.device == "cuda", work.dtype == "bfloat16"
     names = [variant] if variant else variants_of(name, cuda=cuda, bfloat16=bfloat16, samples=work.samples)
     their_work = replace(work, engine=name) if name in ("hf", "native", "vllm") else work
@@ -113,7 +113,7 @@ def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
         return
     if against not in PEERS[work.kind]:
         there = ", ".join(PEERS[work.kind]) or "none"
-        raise UserError(f"--against: {against!r} does not do `bench {work.kind}`; peers of it: {there}")
+        raise UserError(f"--against: {against!r} is not a peer of `bench {work.kind}`; peers are: {there}")
     if against == work.engine:
         raise UserError(f"--against: {against} is the engine itself; name another with --engine")
     if against in ("trl", "vllm"):
@@ -133,7 +133,7 @@ def _ours(job: Job, timeout: float) -> dict[str, Any]:
     if result.get("mistake"):
         raise UserError(result["error"])
     if result.get("timed_out"):
-        raise UserError(f"--timeout: {job.contender} {result['error']}; name more, or less work")
+        raise UserError(f"--timeout: {job.contender} {result['error']}; raise it, or reduce the work")
     if "error" in result:
         raise ContenderError(f"{job.contender}: {result['error']}\n{result.get('log', '')}")
     return result
@@ -166,7 +166,7 @@ def _run(job: Job, timeout: float) -> dict[str, Any]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """The process and those that it started: vLLM's would keep the GPU's memory."""
+    """Kills the process and its children: those of vLLM would keep the GPU's memory."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -177,19 +177,19 @@ class SaysSo:
         return [right if sample.text == "right" else wrong for sample in samples]
 
 
-class Policy(Protocol):
+class Strategy(Protocol):
     def fill(self, n: int) -> Fill: ...
 
 
-def policies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callable[[], Policy]]:
+def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callable[[], Strategy]]:
     """Each on an engine that nobody else has used."""
     params = SamplingParams(max_new_tokens=LONGEST)
 
-    def streaming(surplus: str) -> Policy:
+    def streaming(surplus: str) -> Strategy:
         settings = SamplingSettings.model_validate({"group_size": group, "prompts_per_step": n, "surplus": surplus})
         return Sampler(EndlessPrompts(), engine, SaysSo(), params, settings, cap=10**9, seed=0)
 
-    def rounds(**how: Any) -> Policy:
+    def rounds(**how: Any) -> Strategy:
         return Rounds(EndlessPrompts(), engine, SaysSo(), params, group, **how)
 
     return {
@@ -206,7 +206,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
     """One policy at one acceptance rate, over a run's steps."""
     world = World(acceptance, group, seed)
     engine = SimulatedEngine(world, slots)
-    policy = policies(engine, group, prompts)[name]()
+    policy = strategies(engine, group, prompts)[name]()
     trained = stale = 0
     for step in range(steps):
         fill = policy.fill(prompts)
@@ -225,7 +225,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
     }
 
 
-def table(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
+def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
     console = console or Console()
     console.print(Text("per trained group: tokens generated, engine steps, weight versions it is old", style="bold"))
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)

@@ -1,4 +1,4 @@
-"""Models of known shapes with random weights, so that a benchmark downloads nothing."""
+"""Models of known shapes with random weights, so that benchmarks download nothing."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""The published configurations, as far as they decide what is computed."""
+"""The parts of the published configurations that affect the computation."""
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
 
 def open_model(name: str, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, Any]:
-    """A shape with random weights, or what `model.name` names, and its tokenizer."""
+    """A shape with random weights, or a model as in `model.name`, and its tokenizer."""
     if name not in SHAPES:
         model, tokenizer = load_model(ModelSettings(name=name, device=device))  # type: ignore[arg-type]
         return model.to(dtype), tokenizer
@@ -104,7 +104,7 @@ def shape_config(name: str) -> Any:
 
 
 def check_model(name: str) -> None:
-    """A misspelt shape would be looked for in the hub."""
+    """Rejects a misspelt shape, which would otherwise be looked up on the hub."""
     if name in SHAPES or name == "tiny" or "/" in name or Path(name).expanduser().exists():
         return
     hint = did_you_mean(nearest(name, [*SHAPES, "tiny"]), f"shapes are {', '.join([*SHAPES, 'tiny'])}")
@@ -112,7 +112,7 @@ def check_model(name: str) -> None:
 
 
 def synthetic_tokenizer(size: int) -> Any:
-    """`t3 t4 t5 …`: a word for each token, so that any ids are a text that gives the same ids again."""
+    """A tokenizer with a word per token, `t3 t4 t5 …`, so that any ids survive decoding and encoding."""
     vocabulary = {PAD: 0, BOS: 1, EOS: 2} | {f"t{i}": i for i in range(3, size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

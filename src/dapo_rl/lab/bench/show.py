@@ -1,4 +1,4 @@
-"""A benchmark's report, for people."""
+"""Prints the reports of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 
-def show(reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None) -> None:
+def print_benchmarks(
+    reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None
+) -> None:
     console = console or Console()
     first = reports[0]
     console.print(Text(_headline(first), style="bold"))

@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer on the work of `bench step`, in the settings that make it fast.
+"""TRL's GRPOTrainer on the workload of `bench step`, with the settings that make it fast.
 
-Written against TRL 1.16. Every variant does one update a step on the same prompts, with completions of the same
-length, by the DAPO loss without a KL term; gradient checkpointing is off, and nothing is logged or saved.
+Written for TRL 1.16. Every variant does one update per step on the same prompts, with completions of the same length
+and the DAPO loss without a KL term; gradient checkpointing is off, and nothing is logged or saved.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def measure_trl(work: Work, variant: str) -> Measurement:
 
     how = TRL_VARIANTS[variant]
     device = pick_device(work.device)
-    watch = _Watch(work, device)
+    watch = _StepClock(work, device)
 
     class Callback(TrainerCallback):  # type: ignore[misc]
-        """Steps are measured from end to end: TRL samples inside of the step that it trains."""
+        """Measures from the end of one step to the end of the next: TRL samples within the training step."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             watch.step_ended(0)
@@ -95,13 +95,13 @@ def _arguments(work: Work, how: Variant) -> dict[str, Any]:
     if how.vllm:
         arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": work.longest}
     if how.continuous:
-        # The engine of continuous batching knows no least length: without a stop token nothing ends early.
+        # Continuous batching has no minimum length: without an end-of-sequence token nothing ends early.
         arguments |= {"use_transformers_continuous_batching": True, "generation_kwargs": {"eos_token_id": -1}}
     return arguments | how.arguments
 
 
-class _Watch:
-    """The ends of steps, the memory after the warm-up, and the tokens that were sampled."""
+class _StepClock:
+    """Records the ends of steps, the memory after the warm-up, and the number of sampled tokens."""
 
     def __init__(self, work: Work, device: torch.device) -> None:
         self._work, self._device = work, device
@@ -110,7 +110,7 @@ class _Watch:
         self._tokens: list[int] = []
 
     def rewards(self, completions: list[Any], completion_ids: list[list[int]] | None = None, **_: Any) -> list[float]:
-        """Every group is half right, as in our own step."""
+        """Rewards that make every group half right, as in our own step."""
         self._tokens.append(sum(map(len, completion_ids or [])))
         return [float(i % 2) for i in range(len(completions))]
 

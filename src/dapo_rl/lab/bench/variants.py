@@ -1,4 +1,4 @@
-"""The settings in which a peer is tried; the fastest stands for it. Imports no torch."""
+"""The variants in which a peer is tried; the fastest counts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What a run of TRL has otherwise than the plain one: the whole batch at once, weights in the work's dtype."""
+    """How a TRL run differs from the plain one: the whole batch at once, with weights in the work's dtype."""
 
     accumulate: bool = False
-    """A group at a time, gradients added up."""
+    """One group per micro-batch, with gradient accumulation."""
     float32_weights: bool = False
-    """Under bfloat16 autocast, as TRL's own default has it."""
+    """Float32 weights under bfloat16 autocast, TRL's default."""
     without_autocast: bool = False
     continuous: bool = False
     """transformers' continuous batching."""
     vllm: bool = False
     """vLLM in the same process."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """More of GRPOConfig's."""
+    """Further arguments of GRPOConfig."""
 
 
 TRL_VARIANTS: dict[str, Variant] = {
@@ -52,7 +52,7 @@ GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variants_of(peer: str, *, cuda: bool, bfloat16: bool, samples: int) -> list[str]:
-    """Those that make sense here, in the order in which they are tried."""
+    """The variants that apply here, in the order in which they are tried."""
     applies: dict[str, Callable[[str], bool]] = {
         "trl": lambda name: _trl_applies(TRL_VARIANTS[name], cuda, bfloat16),
         "vllm": lambda name: name != "wide-graphs" or samples > 512,

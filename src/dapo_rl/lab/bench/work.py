@@ -1,4 +1,4 @@
-"""What a benchmark measures: work of a fixed size, the same for every contender."""
+"""What a benchmark measures: a workload of fixed size, the same for every contender."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OPTIONS = {
     "sampling.max_new_tokens": "--tokens",
     "data.max_prompt_tokens": "--prompt-tokens",
 }
-"""Settings that an option of the command stands for."""
+"""The option of the command for each setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`prompts` × `group` samples of exactly `tokens` tokens, `repeats` times after `warmup` times."""
+    """`prompts` × `group` samples of exactly `tokens` tokens, in `warmup` and then `repeats` measured rounds."""
 
     kind: Kind
     model: str
@@ -36,14 +36,14 @@ class Work:
     tokens: int
     prompt_tokens: int
     dtype: str
-    """What is computed in; weights that are trained are float32."""
+    """The compute type; trained weights are float32."""
     engine: str
     device: str
     repeats: int
     warmup: int
     seed: int = 0
     settings: tuple[str, ...] = ()
-    """More settings, `key=value`, as on the command line of `dapo train`."""
+    """Further settings, `key=value`, as for `dapo train`."""
 
     @property
     def samples(self) -> int:
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def longest_prompt(self) -> int:
-        """Some tokenizers give a random text a few tokens more than were wanted."""
+        """Some tokenizers split a random text into a few more tokens than intended."""
         return 2 * self.prompt_tokens + 16
 
     @property
@@ -67,12 +67,12 @@ class Work:
         return self.warmup + self.repeats
 
     def config(self) -> Config:
-        """The settings of a run that does this work, and those that the user names beside it."""
+        """The settings of a run that does this work, including those from the user."""
         fixed = {override.partition("=")[0] for override in self._overrides()} - {"sampling.max_batch"}
         for key in (setting.partition("=")[0].strip() for setting in self.settings):
             if key in fixed:
                 option = OPTIONS.get(key)
-                raise UserError(f"{key}: " + (f"use {option}" if option else "the benchmark's work has its own"))
+                raise UserError(f"{key}: " + (f"use {option}" if option else "the benchmark sets it"))
         return Config.load(None, [*self._overrides(), *self.settings])
 
     def _overrides(self) -> list[str]:
@@ -89,7 +89,7 @@ class Work:
             "sampling.ignore_eos": True,
             "sampling.dynamic": False,
             "overlong.shape": "off",
-            # The loop ends the run after `rounds`; a last step would write a checkpoint.
+            # The benchmark ends the run after `rounds`; the last step would write a checkpoint.
             "train.steps": self.rounds + 1,
             "train.warmup_steps": 0,
             "checkpoint.every": self.rounds + 2,
@@ -100,7 +100,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One contender's part, handed to a process of its own."""
+    """The work of one contender, for a separate process."""
 
     contender: str
     """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
@@ -119,14 +119,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a contender's process reports."""
+    """What the process of a contender reports."""
 
     seconds: tuple[float, ...]
-    """One for each repeat."""
+    """One per repeat."""
     peak_memory_bytes: int
     memory: str
-    """How that was measured."""
+    """How the memory was measured."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Medians over the repeats of what the seconds are made of."""
+    """The parts of the seconds, as medians over the repeats."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """The parameters, and what else belongs beside the numbers."""
+    """The number of parameters and other facts to report."""

@@ -1,4 +1,4 @@
-"""One contender in a process of its own, so that peaks of memory and allocators do not mix.
+"""Runs one contender in a separate process, so that memory peaks and allocators do not interfere.
 
 python -m dapo_rl.lab.bench.worker RESULT < JOB
 """
@@ -18,7 +18,7 @@ from dapo_rl.lab.bench.work import Job, Work
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """What the contender measured; its modules are imported here, so that each has only its own."""
+    """Runs a contender. Modules are imported here, so that each contender loads only its own."""
     if job.contender == "limit":
         return measure_limit(job.work)
     if job.contender == "trl":
@@ -43,7 +43,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def measure_limit(work: Work) -> dict[str, Any]:
-    """The machine's rates, and what `auto` means on it."""
+    """The machine's rates, and what `auto` resolves to on it."""
     from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate
     from dapo_rl.lab.bench.shapes import check_model
     from dapo_rl.models.load import compute_dtype, pick_device
@@ -75,7 +75,7 @@ def main() -> None:
         traceback.print_exc()
         result = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
     Path(sys.argv[1]).write_text(json.dumps(result))
-    # Libraries leave threads and engines behind that would keep the process from ending.
+    # Libraries leave threads and engines behind that would keep the process alive.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""Answers to mathematical problems: finding one in a response, and comparing it with the truth."""
+"""Answers to mathematical problems: extraction from a response, and comparison with the ground truth."""
 
 from dapo_rl.rewards.answers.compare import answers_equal
 from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS, extract_answer, last_boxed

@@ -1,7 +1,7 @@
-"""Whether an answer is worked out, or still has to be.
+"""Decides whether an answer is fully worked out.
 
-Where the truth is a number, `3+8-4+7` and `2^{10}-1` repeat the question, however right their value is. What may stand
-in an answer is what stands in the truth: a fraction where the truth is one, a root where the truth has one.
+If the truth is a number, `3+8-4+7` and `2^{10}-1` only repeat the question, even if their value is right. An answer may
+use what the truth uses: a fraction if the truth is one, a root if the truth has one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dapo_rl.rewards.answers.expressions import Node
 from dapo_rl.rewards.answers.values import names_in
 
 _CLOSED = frozenset(("product", "quotient", "root", "pi"))
-"""What an irrational number's closed form is written with; anything else must be in the truth too."""
+"""Operations of the closed form of an irrational number; any other must also appear in the truth."""
 
 
 def is_worked_out(given: Node, truth: Node) -> bool:
-    """Whether nothing is left to do to an answer that has the value of the truth."""
+    """Whether an answer that has the value of the truth needs no further computation."""
     if names_in(truth) or given == truth:
         return True
     if names_in(given):
@@ -36,12 +36,12 @@ def is_worked_out(given: Node, truth: Node) -> bool:
 
 
 def same_operations(given: Node, truth: Node) -> bool:
-    """Whether as much is left to do in both."""
+    """Whether both have the same operations left to compute."""
     return Counter(_operations(given)) == Counter(_operations(truth))
 
 
 def is_numeral(node: Node) -> bool:
-    """A number as it is written down: an integer, a decimal, a fraction of these."""
+    """Whether it is a plain number: an integer, a decimal, or a fraction of these."""
     if node.kind == "negative":
         return node.parts[0].kind != "negative" and is_numeral(node.parts[0])
     if node.kind == "quotient":
@@ -63,7 +63,7 @@ def _is_signed(node: Node) -> bool:
 
 
 def _divides(node: Node) -> bool:
-    """A fraction that is a whole number: the division is what was asked for, unless it is by 1 or of 0."""
+    """Whether a division is left to do: a fraction that is a whole number, unless it divides by 1 or divides 0."""
     if node.kind == "negative":
         return _divides(node.parts[0])
     return node.kind == "quotient" and exact(node.parts[0]) != 0 and exact(node.parts[1]) not in (1, -1)
@@ -78,14 +78,14 @@ def _operation(node: Node) -> str:
     if node.kind == "power" and (exponent := exact(node.parts[1])) is not None and exponent.denominator > 1:
         return "root"
     if node.kind == "power" and node.parts[0].kind == "constant":
-        return ""  # of e or π: there is no other way to write it
+        return ""  # a power of e or π has no other form
     if node.kind in ("call", "constant"):
         return {"ln": "log", "exp": "e"}.get(str(node.value), str(node.value))
     return "" if node.kind in ("number", "negative", "name", "based") else node.kind
 
 
 def _is_pending(node: Node) -> bool:
-    """Whether two of its numbers can still be added, multiplied or raised."""
+    """Whether two of its numbers can still be added, multiplied or raised to a power."""
     if node.kind == "product" and sum(exact(part) is not None for part in node.parts) > 1:
         return True
     if node.kind == "sum" and len({_irrational_part(part) for part in node.parts}) < len(node.parts):
@@ -96,7 +96,7 @@ def _is_pending(node: Node) -> bool:
 
 
 def _irrational_part(node: Node) -> tuple[Node, ...]:
-    """A term without its rational factor; what two terms share can be added up."""
+    """A term without its rational factor; terms that share it can be added."""
     if exact(node) is not None:
         return ()
     if node.kind == "negative" or (node.kind == "quotient" and exact(node.parts[1]) is not None):

@@ -1,4 +1,4 @@
-"""Whether an answer is the ground truth, however it is written."""
+"""Compares an answer with the ground truth, whatever the notation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dapo_rl.rewards.answers.shapes import same
 
 _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
 _POINTS = re.compile("[A-Z]{2,4}")
-"""Points of a figure, in which case matters."""
+"""Points of a figure; upper and lower case differ."""
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _COMMA_INSIDE = re.compile(r"[(\[{][^()\[\]{}]*,")
@@ -23,16 +23,16 @@ _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
 
 def answers_equal(given: str, truth: str) -> bool:
-    """Whether an answer is the ground truth, differently written or not.
+    """Whether an answer equals the ground truth, whatever the notation.
 
-    Compared in turn: the cleaned texts; exact fractions, where both are plain numbers; expressions and shapes,
-    element by element. Each is read whole or not at all. A percentage stands for its number with or without the sign:
-    50% is 50, and is 0.5. Where the truth is a number, an answer that still has to be worked out is wrong.
+    Compares in turn the cleaned texts, exact fractions if both are plain numbers, and expressions and shapes element
+    by element. Each must parse completely. A percentage equals its number with and without the sign: 50% is 50 and
+    0.5. If the truth is a number, an answer that is not fully worked out is wrong.
     """
     if max(len(given), len(truth)) > MAX_ANSWER_CHARS:
         return False
     ours, theirs = read(given), read(truth)
-    if not ours.text or not theirs.text:  # nothing but markup is left
+    if not ours.text or not theirs.text:  # only markup
         return given.strip() == truth.strip()
     if _OR.search(given) and not _OR.search(truth) and len(set(_ASSIGNED.findall(ours.whole))) > 1:
         return False  # x = 2 or y = 3 is not both
@@ -57,7 +57,7 @@ def answers_equal(given: str, truth: str) -> bool:
 
 
 def _conflict(ours: str, theirs: str) -> bool:
-    """Both say something, and not the same; degrees may leave out on which scale."""
+    """Whether both are given and differ; degrees may omit the scale."""
     if not ours or not theirs or ours == theirs:
         return False
     return "°" not in (ours, theirs) or re.sub("[FC]", "", ours + theirs) != "°°"
@@ -76,7 +76,7 @@ def _same_number(given: Written, truth: Written) -> bool:
 
 
 def _same_words(given: str, truth: str) -> bool:
-    """Words are the same in capitals; names of points are not. A letter can be a choice."""
+    """Compares words, ignoring case, except for names of points. A letter can be a choice."""
     if (choice := _CHOICE.fullmatch(truth)) and (chosen := _CHOICE.fullmatch(given)):
         return choice[1].upper() == chosen[1].upper() and (choice[1] == chosen[1] or choice[1].isupper())
     if not _PROSE.fullmatch(truth) or _POINTS.fullmatch(truth):
@@ -89,7 +89,7 @@ def _tree(text: str) -> Node | None:
 
 
 def _both_signs(text: str) -> str:
-    """`3 \\pm x` as the list `3 + x, 3 - x`."""
+    """Rewrites `3 \\pm x` as the list `3 + x, 3 - x`."""
     if not _PLUS_MINUS.search(text) or _COMMA_INSIDE.search(text):
         return text
     items = text.split(",")

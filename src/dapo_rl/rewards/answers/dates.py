@@ -1,4 +1,4 @@
-"""Dates with the month in letters, or as year-month-day: `March 4, 2019` is `4 March 2019`."""
+"""Parses dates with the month in letters, or as year-month-day: `March 4, 2019` is `4 March 2019`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIGITS = re.compile(r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})"
 
 
 def date(text: str) -> tuple[int | None, int, int] | None:
-    """Year, month and day; None for what is no date."""
+    """Year, month and day; None if it is not a date."""
     for form in _FORMS:
         if match := form.fullmatch(text):
             parts = match.groupdict()
@@ -30,7 +30,7 @@ _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))? ?(?:([ap])\.?m\
 
 
 def time_of_day(text: str) -> tuple[int, int, int, str] | None:
-    """Hour, minute, second and the half of the day, "" where it is not said; None for what is no time."""
+    """Hour, minute, second and half of the day ("" if not given); None if it is not a time."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Rational numbers, computed exactly; what is too large to compute is refused by its size."""
+"""Computes rational numbers exactly; rejects what is too large by its size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from functools import reduce
 from dapo_rl.rewards.answers.expressions import Node
 
 MAX_BITS = 40_000
-"""Of any number that is computed: 12,000 decimal digits."""
+"""Maximum size of a computed number: 12,000 decimal digits."""
 MAX_FACTORIAL = 2_000
 MAX_ROOT_BITS = 2_000
-"""Of a number whose root is taken exactly; that of a larger one is not."""
+"""Maximum size of a number whose root is computed exactly."""
 
 
 class NotComputedError(ArithmeticError):
-    """Too large, undefined, or of no kind that is computed here."""
+    """Too large, undefined, or not supported."""
 
 
 def exact(node: Node) -> Fraction | None:
-    """The value where it is rational and made of rational parts alone; None elsewhere."""
+    """The value if the expression and all of its parts are rational, otherwise None."""
     try:
         return _exact(node)
     except NotComputedError:
@@ -71,7 +71,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(radicand: Fraction | None, degree: Fraction) -> Fraction | None:
-    """A root that comes out even; None for one that does not."""
+    """A rational root; None if the root is irrational."""
     if radicand is None or degree.denominator != 1 or not 0 < degree <= MAX_BITS:
         return None
     if radicand < 0:

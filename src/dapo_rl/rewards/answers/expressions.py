@@ -1,8 +1,8 @@
-"""Reads an answer in LaTeX or plain notation, whole or not at all.
+"""Parses an answer in LaTeX or plain notation, completely or not at all.
 
-The grammar covers what answers are made of: numbers, names, sums, products, fractions, powers, roots, functions, and
-above them lists, tuples, intervals, sets, matrices and relations. Nothing is computed here, and a text of which any
-part is not understood has no tree: it is never judged by the rest.
+The grammar covers numbers, names, sums, products, fractions, powers, roots and functions, and lists, tuples,
+intervals, sets, matrices and relations of these. Nothing is computed here. If any part of a text is not understood,
+there is no tree, so that an answer is never judged by a part of it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Node:
     kind: str
     parts: tuple[Node, ...] = ()
     value: Fraction | str | tuple[str, ...] | None = None
-    """A number's value; the name of a name, constant, function or domain; a tuple's brackets; a relation's signs."""
+    """The value of a number; the name of a name, constant, function or domain; brackets of a tuple; relation signs."""
     decimals: int = 0
-    """Of a number: how many digits its writer gave after the point."""
+    """Digits after the decimal point of a number, as written."""
 
     @property
     def is_shape(self) -> bool:
@@ -74,7 +74,7 @@ _PAIRS = {
 
 
 def parse(text: str) -> Node | None:
-    """The tree of a text, or None where any part of it is not understood."""
+    """The tree of a text, or None if any part of it is not understood."""
     if len(text) > MAX_CHARS or _LONE_WORD.fullmatch(text) or text.count("|") > 8:
         return None
     try:
@@ -84,11 +84,11 @@ def parse(text: str) -> Node | None:
 
 
 class _Parser(Tokens):
-    """Recursive descent, one method for each level of the grammar."""
+    """A recursive descent parser with one method per level of the grammar."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._depth = -1  # the answer itself is no bracket
+        self._depth = -1  # the answer itself is not a bracket
 
     # Shapes.
 
@@ -178,7 +178,7 @@ class _Parser(Tokens):
             left = Node("product", (*left.parts, right) if left.kind == "product" else (left, right))
 
     def _starts_factor(self) -> bool:
-        """Whether a factor follows without a sign. A number does not: `3 4` and `x2` are no products."""
+        """Whether a factor follows without a sign. A number cannot: `3 4` and `x2` are not products."""
         token = self.token
         if self.kind == "letter" or token in ("(", "{", "[", r"\{"):
             return True
@@ -190,7 +190,7 @@ class _Parser(Tokens):
             return base
         exponent = self._exponent()
         self._no_shapes([base, exponent])
-        if self.token == "!":  # of the power, or of its exponent
+        if self.token == "!":  # of the power or of its exponent
             self.fail()
         return Node("power", (base, exponent))
 
@@ -214,7 +214,7 @@ class _Parser(Tokens):
         return node
 
     def _based(self, number: Node) -> Node:
-        """`52_8`: a numeral and its base."""
+        """A numeral with a base: `52_8`."""
         self.take("_")
         braced = self.takes("{")
         base = self.take()
@@ -270,7 +270,7 @@ class _Parser(Tokens):
             self.fail()
         if len(items) > 1:
             return Node("tuple", tuple(items), opening + closing)
-        # One thing in brackets is grouped; `[5]` and `((1, 4))` are something else.
+        # A single item in brackets is a group; `[5]` and `((1, 4))` are not.
         if opening + closing != "()" and (opening + closing, items[0].kind) != ("[]", "sum"):
             self.fail()
         self._no_shapes(items)
@@ -353,7 +353,7 @@ class _Parser(Tokens):
         return Node("power", (call, power)) if power is not None else call
 
     def _arguments(self) -> list[Node]:
-        """What a function is of: a bracket, or the factors that follow: `sin 2x`."""
+        """The arguments of a function: a bracket, or the following factors, as in `sin 2x`."""
         if self.takes("("):
             items = self._items()
             self.take(")")

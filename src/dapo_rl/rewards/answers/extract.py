@@ -1,11 +1,11 @@
-"""The final answer of a response: DAPO's rule, the last `Answer:`, and what models write around it."""
+"""Extracts the final answer of a response: the last `Answer:`, DAPO's rule, without what models write around it."""
 
 from __future__ import annotations
 
 import re
 
 MAX_ANSWER_CHARS = 1000
-"""A longer line is not an answer. Responses can be a megabyte of anything, so every search here is linear."""
+"""A longer line is not an answer. Responses can be a megabyte of any text, so every search here is linear."""
 MAX_BLANK_LINES = 3
 
 _ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_]{0,8}[:：]", re.IGNORECASE)
@@ -20,15 +20,15 @@ _LEAD_IN = re.compile(
     re.IGNORECASE,
 )
 _CELL = re.compile(r"\| ([^|]*) \|")
-"""Of a table; an absolute value has no spaces inside."""
+"""A cell of a table; an absolute value has no spaces inside."""
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 MAX_WORDS = 3
-"""Words on the line below `Answer:`: more are a sentence, and the answer is elsewhere."""
+"""Maximum words on the line below `Answer:`; more are a sentence, and the answer is elsewhere."""
 
 
 def extract_answer(text: str, boxed: bool = False) -> str | None:
-    """What follows the last `Answer:`, on its line or, where that is empty, on the next; with `boxed`, else the last
-    `\\boxed{…}` of the text."""
+    """What follows the last `Answer:`, on its line or, if that is empty, on the next. With `boxed`, falls back to the
+    last `\\boxed{…}` of the text."""
     end = None
     for match in _ANSWER.finditer(text):
         end = match.end()
@@ -59,7 +59,7 @@ def _after(text: str, start: int) -> str | None:
     content = line.strip(" \t*_")
     if content and content not in (opening for opening, _ in _DISPLAYS):
         return _strip_markup(line)
-    if content:  # a display that is opened here
+    if content:  # start of display math
         return _strip_markup(_display(text, text.index(content, start)) or line)
     below = _NEXT_LINE.match(text, start + len(line))
     if below is None or len(line) > MAX_ANSWER_CHARS:
@@ -76,7 +76,7 @@ def _line_at(text: str, start: int) -> str:
 
 
 def _display(text: str, start: int) -> str | None:
-    """Display math that starts here, over as many lines as it takes."""
+    """Display math that starts here, over any number of lines."""
     for opening, closing in _DISPLAYS:
         if text.startswith(opening, start):
             end = text.find(closing, start + len(opening), start + MAX_ANSWER_CHARS)
@@ -89,7 +89,7 @@ def _strip_markup(line: str) -> str | None:
         return None
     if (content := last_boxed(line)) is not None:
         return content
-    # Half of the bold marks can stand before the line's content: **Answer:** 42, **Answer: 42**.
+    # One of the bold marks may precede the content: **Answer:** 42, **Answer: 42**.
     line = line.strip().removeprefix("**").removesuffix("**").strip()
     if cell := _CELL.fullmatch(line):
         line = cell[1].strip()

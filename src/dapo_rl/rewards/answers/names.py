@@ -1,7 +1,7 @@
-"""What an answer calls its value: `x = 5`, `f(2) = 5`, `AB = 5`, `total area = 5`.
+"""Splits off the name of an answer: `x = 5`, `f(2) = 5`, `AB = 5`, `total area = 5`.
 
-A name may be left out. Another name than the truth's is another answer, and a sum before the sign is no name but the
-side of an equation.
+A name may be omitted. A different name than the truth's is a different answer, and a sum before the sign is not a name
+but a side of an equation.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _BARE_LETTER = re.compile(r"[A-Za-z]|[A-Za-z ]*[A-Za-z]{2}[A-Za-z ]*")
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """The name, "" for none or for one in words, and what it names."""
+    """The name ("" if there is none or it is in words) and its value."""
     match = _NAME.match(text)
     if match is None:
         return "", text
     value = text[match.end() :]
     name = text[: match.start()] + match[0].rstrip("= ").replace(" ", "")
     if "=" in value and ("," in value or ";" in value):
-        return "", text  # several of them
+        return "", text  # several names
     if match["words"]:
         is_name = not any(map(_is_function, match["words"].lower().split())) and not _BARE_LETTER.fullmatch(value)
         return "", value if is_name else text
     if match["letter"] and (_BARE_LETTER.fullmatch(value) or re.search(rf"(?<![A-Za-z\\]){re.escape(name)}", value)):
-        return "", text  # A = D says that two things are the same; x = x says nothing
+        return "", text  # A = D states an equality; x = x says nothing
     if match["tuple"]:
         names = re.findall(r"\\?[A-Za-z]+", name)
         if names != sorted(names, key=lambda each: each.strip("\\")) or not value.startswith("("):
@@ -51,5 +51,5 @@ def split_name(text: str) -> tuple[str, str]:
 
 
 def _is_function(word: str) -> bool:
-    """Whether what follows the sign is not the thing asked for, but something made of it."""
+    """Whether a word names a function of the value that was asked for, such as its root."""
     return changes_value(word) or re.fullmatch("roots?|squares?|cubes?|logarithm|log|sine|cosine", word) is not None

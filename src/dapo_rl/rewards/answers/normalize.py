@@ -1,4 +1,4 @@
-"""One spelling for answers that are written differently: what MATH graders agree on, for comparison as text."""
+"""Normalises the notation of answers, as MATH graders do, so that they can be compared as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FRACTIONS = ("13", "23", "15", "25", "35", "45", "16", "56", "18", "38", "58", 
 _LOOKALIKES = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
-        # Marks without width: zero-width spaces and joiners, directions of writing, the byte order mark.
+        # Invisible characters: zero-width spaces and joiners, directional marks, the byte order mark.
         **dict.fromkeys([*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF], None),
         **dict.fromkeys("−–—‐‑", "-"),
         "×": r"\times ",
@@ -65,7 +65,7 @@ _GROUPED = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})
 
 
 def _repeating(match: re.Match[str]) -> str:
-    """0.1666… as a fraction; 0.999… stays, for it still has to be worked out."""
+    """Rewrites 0.1666… as a fraction; 0.999… stays, since it is not fully worked out."""
     whole, head, period = match[1] or "0", match[2], match[3] or match[4]
     if set(period) == {"9"}:
         return match[0]
@@ -97,7 +97,7 @@ _REWRITES = [
         (r"(?<=[0-9}])\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))", ""),
         (rf",?\s*(?:{TEXT}\{{\s*(?:and|or)\s*\}}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*", ", "),
         (r"\*\*", "^"),
-        # In plain text the root is of the whole number; in TeX, \sqrt 12 is of its first digit.
+        # In plain text the root applies to the whole number; in TeX, \sqrt 12 applies to the first digit.
         (r"(?<![A-Za-z\\])sqrt\s*([0-9]+(?:\.[0-9]+)?)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])(pi|sqrt|sin|cos|tan|log|ln)(?![A-Za-z])", r"\\\1 "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
@@ -119,19 +119,19 @@ _FINISH = [
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An answer in its parts."""
+    """The parts of an answer."""
 
     text: str
-    """The value, without markup, spaces and separators."""
+    """The value without markup, spaces and separators."""
     name: str = ""
     unit: str = ""
-    """In one spelling; `%` is one."""
+    """The unit in its standard spelling; `%` counts as one."""
     whole: str = ""
-    """All of it, cleaned but not taken apart."""
+    """The whole answer, cleaned but not split."""
 
 
 def normalize_answer(answer: str) -> str:
-    """The answer without what does not change its value: markup, spaces, units, separators, a `x =` before it."""
+    """The answer without what does not change its value: markup, spaces, units, separators, a leading `x =`."""
     written = read(answer)
     if written.text == written.whole or "," in written.text:
         return written.text
@@ -139,7 +139,7 @@ def normalize_answer(answer: str) -> str:
 
 
 def read(answer: str) -> Written:
-    """An answer taken apart into name, value and unit."""
+    """Splits an answer into name, value and unit."""
     text = answer.translate(_LOOKALIKES)
     unit = currency(text)
     if degrees := _DEGREES.search(text):
@@ -161,7 +161,7 @@ def read(answer: str) -> Written:
 
 
 def _without_text(text: str) -> str:
-    for _ in range(3):  # nested ones, from the innermost
+    for _ in range(3):  # nested ones, innermost first
         text = _INNERMOST_TEXT.sub(r"\1", text)
     return " ".join(text.split())
 

@@ -1,4 +1,4 @@
-"""Answers that are plain numbers, as exact fractions: no floating point, no evaluation."""
+"""Parses plain numbers as exact fractions, without floating point or evaluation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 MAX_DIGITS = 100
 MAX_EXPONENT = 100
 
-# Sizes are bounded in the pattern, so that a number of any length or exponent is refused before it is computed.
+# The pattern bounds sizes, so that huge numbers and exponents are rejected before they are computed.
 _DIGITS = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]{{0,{MAX_DIGITS}}})?|\.{_DIGITS})"
 _EXPONENT = r"[+-]?[0-9]{1,3}"
@@ -24,7 +24,7 @@ _FRACTION_FORM = re.compile(
 
 
 def plain_number(text: str) -> Fraction | None:
-    """The value of an integer, decimal, fraction, mixed number or scientific notation; None for anything else."""
+    """The value of an integer, decimal, fraction, mixed number or number in scientific notation; otherwise None."""
     if match := _DECIMAL_FORM.fullmatch(text):
         exponent = int(match["e"] or match["braced"] or match["bare"] or 0)
         return Fraction(match["mantissa"]) * _power_of_ten(exponent) if abs(exponent) <= MAX_EXPONENT else None
@@ -42,7 +42,7 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def is_division(text: str) -> bool:
-    """Whether a plain number is a fraction in which there is something to divide: not by 1, not 0."""
+    """Whether a plain number is a fraction with a division left to do: not by 1, and not of 0."""
     match = _FRACTION_FORM.fullmatch(text)
     return (
         match is not None and Fraction(match["bottom"] or match["b"]) != 1 and Fraction(match["top"] or match["a"]) != 0

@@ -1,7 +1,7 @@
-"""Whether two answers are the same, element by element: numbers, tuples, intervals, sets, lists, matrices, relations.
+"""Compares answers element by element: numbers, tuples, intervals, sets, lists, matrices, relations.
 
-Brackets mean what they say: a tuple has an order, a set and a list have none, and an answer with more elements than
-the truth is another answer, also where the right one is among them.
+Tuples are ordered, sets and lists are not. An answer with more elements than the truth is wrong, even if the right one
+is among them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dapo_rl.rewards.answers.expressions import Node
 from dapo_rl.rewards.answers.values import equal, is_multiple, names_in
 
 MAX_UNORDERED = 20
-"""Longer lists are compared in their order."""
+"""Longer lists are compared in order."""
 _FLIPPED = {">": "<", ">=": "<="}
 _REALS = Node(
     "tuple", (Node("negative", (Node("constant", value="infty"),)), Node("constant", value="infty")), value="()"
@@ -22,9 +22,9 @@ _REALS = Node(
 
 
 def same(truth: Node, given: Node) -> bool:
-    """Whether an answer is the truth, in another order or notation or not."""
+    """Whether an answer equals the truth, whatever the order or notation."""
     if given.kind == "set" and len(given.parts) == 1 and not truth.is_shape:
-        given = given.parts[0]  # the set of solutions
+        given = given.parts[0]  # a solution set
     elif truth.kind == "set" and len(truth.parts) == 1 and not given.is_shape:
         truth = truth.parts[0]
     return _same(truth, given)
@@ -60,14 +60,14 @@ def _same(truth: Node, given: Node) -> bool:
 
 
 def _plain(node: Node) -> Node:
-    """Without what says the same in more words: `x in [1, 2]`, the reals as a letter."""
+    """Replaces equivalent notation: `x in [1, 2]`, the reals as a letter."""
     if node.kind == "relation" and node.value == ("in",) and node.parts[0].kind == "name":
         node = node.parts[1]
     return _REALS if node == Node("domain", value="R") else node
 
 
 def _name_of(node: Node) -> str | None:
-    """The name in `x = 5`; in `x = x^2` there is none."""
+    """The name in `x = 5`; None for `x = x^2`."""
     if node.kind != "relation" or node.value != ("=",) or node.parts[0].kind != "name":
         return None
     name, value = str(node.parts[0].value), node.parts[1]
@@ -75,7 +75,7 @@ def _name_of(node: Node) -> str | None:
 
 
 def _same_assignments(truth: Node, given: Node) -> bool:
-    """`x = 1, y = 2` by its names; where the answer leaves them out, in their order."""
+    """Compares `x = 1, y = 2` by name, or in order if the answer omits the names."""
     names = [_name_of(part) for part in truth.parts]
     if len(set(names)) == 1:
         return _same_elements(Node("list", tuple(part.parts[1] for part in truth.parts)), given)
@@ -88,7 +88,7 @@ def _same_assignments(truth: Node, given: Node) -> bool:
 
 
 def _same_elements(truth: Node, given: Node) -> bool:
-    """Each element of the one is one of the other, as often."""
+    """Whether both have the same elements, equally often."""
     if given.kind == "tuple" and truth.kind == "list":
         return given.value == "()" and _same_sequence(truth, given)
     if given.kind not in ("list", "set") or len(given.parts) != len(truth.parts):
@@ -117,12 +117,12 @@ def _same_shape(truth: Node, given: Node) -> bool:
 
 
 def _same_ratio(truth: Node, given: Node) -> bool:
-    """`2:3` is `4:6`, and the fraction 2/3."""
+    """`2:3` equals `4:6` and the fraction 2/3."""
     ours, theirs = _terms(given), _terms(truth)
     if ours is None or theirs is None or len(ours) != len(theirs):
         return False
     if all(map(is_numeral, theirs)) and not all(map(is_numeral, ours)):
-        return False  # (1+1):4 is still to be worked out
+        return False  # (1+1):4 is not worked out
     return all(equal(_product(ours[0], b), _product(theirs[0], a)) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -144,7 +144,7 @@ def _same_relation(truth: Node, given: Node) -> bool:
     if our_signs != their_signs:
         return False
     if not names_in(truth) and not same_operations(given, truth):
-        return False  # in `2 + 3 = 5`, an equation of numbers, what is left to do is what it says
+        return False  # in `2 + 3 = 5`, an equation of numbers, the operations are the content
     if all(map(_same, theirs, ours)):
         return True
     if set(our_signs) <= {"=", "!="}:
@@ -153,7 +153,7 @@ def _same_relation(truth: Node, given: Node) -> bool:
 
 
 def _ordered(node: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
-    """With its signs from small to large."""
+    """The sides and signs, ordered from small to large."""
     assert isinstance(node.value, tuple)
     if all(sign in _FLIPPED for sign in node.value):
         return node.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(node.value))
@@ -161,7 +161,7 @@ def _ordered(node: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
 
 
 def _is_chain_to(truth: Node, given: Node) -> bool:
-    """`2 + 3 = 5` for 5: every side is the truth, and the last one is worked out."""
+    """Accepts `2 + 3 = 5` for 5: every side equals the truth, and the last one is worked out."""
     if not isinstance(given.value, tuple) or set(given.value) != {"="} or truth.is_shape:
         return False
     sides = given.parts
@@ -175,7 +175,7 @@ def _is_chain_to(truth: Node, given: Node) -> bool:
 
 
 def _same_equation(truth: Sequence[Node], given: Sequence[Node]) -> bool:
-    """`2x + 4y = 8` for `x + 2y = 4`: the one is a multiple of the other. An equation of numbers is its sides."""
+    """Accepts `2x + 4y = 8` for `x + 2y = 4`, a multiple. Equations of numbers are compared side by side."""
     if len(truth) != 2 or len(given) != 2 or any(side.is_shape for side in (*truth, *given)):
         return False
     return is_multiple(_difference(truth), _difference(given))

@@ -1,4 +1,4 @@
-"""An answer as a row of tokens: numbers, commands, letters and signs."""
+"""Splits an answer into tokens: numbers, commands, letters and signs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TOKEN = re.compile(
 )
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5}")
 _DERIVATIVE = re.compile(r"\\frac\{(?:d|\\Delta)[^{}]*\}\{(?:d|\\Delta)[^{}]*[A-Za-z]|d[a-z]?/d[a-z]")
-"""Its letters are no factors, and do not cancel."""
+"""A derivative: its letters are not factors, and do not cancel."""
 _MATRIX = re.compile(
     r"(?P<begin>[(\[]\\begin\{(?:array\}\{[clr|]*|matrix)\}|\\begin\{[pb]?matrix\})"
     r"|\\end\{(?:array|matrix)\}[)\]]|\\end\{[pb]?matrix\}"
@@ -32,14 +32,14 @@ _BASES = {
 
 
 class NotAnExpressionError(ValueError):
-    """A text that the grammar does not cover."""
+    """The grammar does not cover the text."""
 
 
 class Tokens:
-    """The tokens of a text, taken one by one from the left."""
+    """The tokens of a text, consumed from the left."""
 
     def __init__(self, text: str) -> None:
-        # Ends of a matrix become signs of their own, and lose their names with that.
+        # Matrix delimiters become single signs, without their names.
         text = _MATRIX.sub(lambda match: r"\matrix " if match["begin"] else r"\endmatrix ", text)
         text = re.sub(r"_\{?([a-z]+)\}?", lambda m: f"_{{{_BASES.get(m[1], m[1])}}}", text)
         if _WORD.search(text) or _DERIVATIVE.search(text):

@@ -1,7 +1,7 @@
-"""Units and counted things behind a number: `5 cm`, `12 handshakes`, `$5`.
+"""Units and counted things after a number: `5 cm`, `12 handshakes`, `$5`.
 
-They are dropped, since answers leave them out or write them differently; but 5 cents is not $5, and a word that
-changes the value, as in `5 million` or `5 minus two`, is no unit.
+They are dropped, since answers omit them or write them differently. But 5 cents is not $5, and a word that changes the
+value, as in `5 million` or `5 minus two`, is not a unit.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|hbox)"
 THINGS = "things"
-"""The unit of what is counted."""
+"""The unit of counted things."""
 
 _SPELLINGS = {
     "mm": "mm millimeter millimetre",
@@ -61,7 +61,7 @@ _SPELLINGS = {
 }
 _UNITS = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 _SYMBOLS = {symbol: symbol for symbol in ("m", "g", "s", "h", "l", "in", "L")}
-"""Units in a text, `5\\text{ m}`, and after a space, `5 m`; `5m` is a product."""
+"""Units inside text, `5\\text{ m}`, and after a space, `5 m`; `5m` is a product."""
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 _CHANGES_VALUE = re.compile(
@@ -74,7 +74,7 @@ _CHANGES_VALUE = re.compile(
     "|reciprocal|complement|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)(?:y|ie))s?"
 )
 _DESCRIBES = re.compile("old|long|tall|wide|high|deep|left|total|away|each|people|men|women|children|way")
-"""Words that may close a description and are no plurals: `12 years old`, `7 people`."""
+"""Words that may end a description although they are not plurals: `12 years old`, `7 people`."""
 
 _WORD = re.compile("[A-Za-z]+")
 _TEXT_AT_END = re.compile(rf"\s*{TEXT}\{{([^{{}}]*)\}}(?:\^\{{?([0-9])\}}?)?$")
@@ -87,7 +87,7 @@ _DOLLARS = re.compile(r"\\\$|^[^$]*\$[^$]*$")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """The text without the unit or the counted things behind its number, and the unit in one spelling."""
+    """The text without the unit or the counted things after its number, and the unit in its standard spelling."""
     for pattern in (_TEXT_AT_END, _WORDS_AT_END):
         match = pattern.search(text)
         if match is None or not _NUMBER_BEFORE.search(text[: match.start()]):
@@ -103,14 +103,14 @@ def split_unit(text: str) -> tuple[str, str]:
 
 
 def currency(text: str) -> str:
-    """The currency whose sign stands in an answer; a pair of dollar signs is markup."""
+    """The currency whose sign appears in an answer; a pair of dollar signs is markup."""
     if _DOLLARS.search(text):
         return "$"
     return next((sign for sign in "€£¥¢" if sign in text), "")
 
 
 def _unit(words: str, power: str | None, symbols: dict[str, str]) -> str | None:
-    """`miles per hour` as `mi/h`, `square feet` as `ft2`; None where a word is no unit."""
+    """Converts `miles per hour` to `mi/h` and `square feet` to `ft2`; None if a word is not a unit."""
     result, raised = "", ""
     for word in re.findall(r"[A-Za-z]+|/", words):
         small = word.lower()
@@ -127,12 +127,12 @@ def _unit(words: str, power: str | None, symbols: dict[str, str]) -> str | None:
 
 
 def changes_value(word: str) -> bool:
-    """Whether a word makes another number of the one beside it."""
+    """Whether a word changes the value of the number next to it."""
     return _CHANGES_VALUE.fullmatch(word) is not None
 
 
 def _is_thing(words: str) -> bool:
-    """Whether words name what was counted: one to three of them, the last a plural."""
+    """Whether words name counted things: one to three words, the last a plural."""
     if re.search("[^A-Za-z ]", words):
         return False
     each = words.lower().split()

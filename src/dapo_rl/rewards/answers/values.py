@@ -1,8 +1,7 @@
-"""What an expression is worth, and whether two are the same.
+"""Computes the values of expressions, and compares them.
 
-Constants are compared exactly where they are rational, to 30 digits where they are not; expressions with names, at
-random points. So no comparison takes long, whatever is written: there is nothing to expand or to simplify, and what
-is too large to compute is refused by its size.
+Rational constants are compared exactly, irrational ones to 30 digits, and expressions with names at random points. No
+comparison takes long: nothing is expanded or simplified, and what is too large to compute is rejected by its size.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from dapo_rl.rewards.answers.expressions import Node
 DIGITS = 60
 SAME_DIGITS = 30
 LEAST_DECIMALS = 6
-"""A decimal stands for an irrational number from this many digits on."""
+"""A decimal with at least this many digits may stand for an irrational number."""
 
 
 def equal(truth: Node, given: Node) -> bool:
-    """Whether two expressions are the same number, or the same function of their names."""
+    """Whether two expressions are the same number or the same function of their names."""
     if truth == given:
         return True
     if "based" in (truth.kind, given.kind):
@@ -46,7 +45,7 @@ def names_in(node: Node) -> frozenset[str]:
 
 
 def _same_numeral(truth: Node, given: Node) -> bool:
-    """A numeral in a base; the answer may leave the base out, for the question names it."""
+    """Compares numerals with a base; the answer may omit the base, which the question states."""
     if truth.kind != "based":
         return False
     if given.kind == "based":
@@ -55,12 +54,12 @@ def _same_numeral(truth: Node, given: Node) -> bool:
 
 
 def _equal_numbers(truth: Node, given: Node, point: Mapping[str, Fraction]) -> bool:
-    """Whether both have one value; NotComputedError where the truth has none at this point."""
+    """Whether both have the same value; raises NotComputedError if the truth has no value at this point."""
     digits = DIGITS
     for _ in range(2):
-        theirs, lost = _Evaluation(digits, point).value(truth)
+        theirs, lost = _Evaluator(digits, point).value(truth)
         try:
-            ours, lost_too = _Evaluation(digits, point).value(given)
+            ours, lost_too = _Evaluator(digits, point).value(given)
         except NotComputedError:
             return False
         if max(lost, lost_too) < DIGITS - SAME_DIGITS:
@@ -92,7 +91,7 @@ POINTS = 12
 
 
 def _equal_at_points(truth: Node, given: Node, names: list[str]) -> bool:
-    """At points where the truth is a number; at least two, or nothing can be said."""
+    """Compares at points where the truth has a value; there must be at least two."""
     seen = 0
     for point in _points(names):
         try:
@@ -105,12 +104,12 @@ def _equal_at_points(truth: Node, given: Node, names: list[str]) -> bool:
 
 
 def is_multiple(truth: Node, given: Node) -> bool:
-    """Whether two functions of the same names differ by a factor alone: one that is not 0."""
+    """Whether two functions of the same names differ only by a nonzero factor."""
     names = sorted(names_in(truth) | names_in(given))
     first: tuple[Any, Any] | None = None
     for point in _points(names) if names else ():
         try:
-            theirs, ours = (_Evaluation(DIGITS, point).value(node)[0] for node in (truth, given))
+            theirs, ours = (_Evaluator(DIGITS, point).value(node)[0] for node in (truth, given))
         except NotComputedError:
             continue
         if not theirs and not ours:
@@ -125,7 +124,7 @@ def is_multiple(truth: Node, given: Node) -> bool:
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Positive, negative and whole numbers: some expressions have values at some of these alone."""
+    """Positive, negative and whole numbers: some expressions have values only at some of these."""
     draw = random.Random(0)
     for index in range(POINTS):
         if index % 3 == 2:
@@ -139,7 +138,7 @@ _contexts = threading.local()
 
 
 def _context() -> Any:
-    """mpmath's functions with a precision of this thread's own."""
+    """An mpmath context with its own precision for this thread."""
     if not hasattr(_contexts, "mp"):
         import mpmath
 
@@ -148,12 +147,12 @@ def _context() -> Any:
 
 
 def load() -> None:
-    """What the first comparison would import."""
+    """Imports in advance what the first comparison needs."""
     _context()
 
 
-class _Evaluation:
-    """One value to so many digits, and how many of these cancelled out on the way."""
+class _Evaluator:
+    """Computes a value to a number of digits, and counts the digits lost to cancellation."""
 
     def __init__(self, digits: int, point: Mapping[str, Fraction]) -> None:
         self._mp, self._digits, self._point = _context(), digits, point
@@ -204,7 +203,7 @@ class _Evaluation:
         return self._mp.mpf(value.numerator) / value.denominator
 
     def _checked(self, value: Any) -> Any:
-        """As it is, where it is a number of a size that goes on to be computed with."""
+        """The value itself, if it is a number that is not too large to compute with."""
         mp = self._mp
         if mp.isnan(value):
             raise NotComputedError("no number")
@@ -219,7 +218,7 @@ class _Evaluation:
             left = self._mp.mag(total) if total else -self._digits * 4
             self._lost = max(self._lost, int((self._mp.mag(largest) - left) * 0.302) + 1)
             if not total or abs(total) < largest * self._mp.mpf(10) ** (5 - self._digits):
-                return self._mp.mpf(0)  # nothing but rounding is left
+                return self._mp.mpf(0)  # only rounding error is left
         return total
 
     def _power(self, base: Any, exponent: Any) -> Any:

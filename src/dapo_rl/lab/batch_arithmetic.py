@@ -1,4 +1,4 @@
-"""The batch arithmetic of a recipe: how many samples, updates and tokens a step has."""
+"""The batch arithmetic of a recipe: samples, updates and tokens per step."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dapo_rl.config import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class BatchArithmetic:
     groups_per_step: int
     samples_per_step: int
     updates_per_step: int
     samples_per_update: int
     tokens_generated_per_step: int
-    """At most, where every group that is drawn is kept."""
+    """Maximum, if every group that is drawn is kept."""
     tokens_generated_per_step_at_cap: int
-    """At most, where dynamic sampling draws up to its cap."""
+    """Maximum, if dynamic sampling draws up to its cap."""
     tokens_trained_per_step: int
-    """At most."""
+    """Maximum."""
     steps: int
     total_updates: int
 
 
-def batch_arithmetic(config: Config) -> Arithmetic:
+def batch_arithmetic(config: Config) -> BatchArithmetic:
     sampling, train = config.sampling, config.train
     samples = sampling.prompts_per_step * sampling.group_size
     draws = config.sampling_cap if redraws(config) else sampling.prompts_per_step
-    return Arithmetic(
+    return BatchArithmetic(
         groups_per_step=sampling.prompts_per_step,
         samples_per_step=samples,
         updates_per_step=config.updates_per_step,
@@ -41,5 +41,5 @@ def batch_arithmetic(config: Config) -> Arithmetic:
 
 
 def redraws(config: Config) -> bool:
-    """Whether a step goes on sampling until its batch is full."""
+    """Whether a step keeps sampling until its batch is full."""
     return config.sampling.dynamic and not config.sampling.dynamic_batch
