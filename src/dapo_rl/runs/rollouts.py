@@ -58,18 +58,27 @@ SCHEMA = pa.schema(
 TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.type))
 
 
+ROW_GROUP_TOKENS = 2**22
+"""Tokens that are made a table of at a time: a step of long samples is not in memory twice."""
+
+
 def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
-    records = [record for row in rows for record in _records(step, row)]
-    table = pa.table([_column(records, field) for field in SCHEMA], schema=SCHEMA)
-    with beside(path) as draft:
-        pq.write_table(table, draft, compression="zstd", use_dictionary=_REPEATED)
+    with beside(path) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+        for part in _parts(rows):
+            records = [record for row in part for record in _records(step, row)]
+            writer.write_table(pa.table([_column(records, field) for field in SCHEMA], schema=SCHEMA))
 
 
-_REPEATED = [
-    *("step", "draw", "prompt_id", "data_source", "prompt", "finish_reason", "version_first", "version_last"),
-    *("truth", "correct", "status", "fate", "clipped.list.element"),
-]
-"""Columns whose values repeat. A dictionary of the others costs more than it saves."""
+def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
+    part: list[GroupRow] = []
+    tokens = 0
+    for row in rows:
+        part.append(row)
+        tokens += row.group.tokens
+        if tokens >= ROW_GROUP_TOKENS:
+            yield part
+            part, tokens = [], 0
+    yield part
 
 
 def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:

@@ -1,4 +1,4 @@
-"""`dapo bench rollout|update|step|sampling`: the options and their checks."""
+"""`dapo bench rollout|update|step|sampling|bookkeeping`: the options and their checks."""
 
 from __future__ import annotations
 
@@ -119,6 +119,26 @@ def sampling(
         print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
     else:
         print_simulation(rows)
+
+
+@app.command()
+def bookkeeping(
+    prompts: Annotated[int, typer.Option(min=1, help="Groups per step.")] = 512,
+    group: Annotated[int, typer.Option(min=2, help="Samples per group.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a step without its model: sampler, batch, metrics, rollout log and checkpoint state."""
+    from dapo_rl.lab.bench.bookkeeping import measure_bookkeeping, print_bookkeeping
+
+    console = Console(stderr=True)
+    with console.status("") as status:
+        result = measure_bookkeeping(prompts, group, tokens, seed, status.update)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_bookkeeping(result)
 
 
 def _run(

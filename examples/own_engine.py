@@ -1,0 +1,86 @@
+"""A custom engine: one token for every unfinished sample at each poll, without a KV cache.
+
+    dapo train engine=examples/own_engine.py:PlainEngine train.steps=2
+
+An engine is a class with these methods and a `version`. Whatever happens in a run, it must give back every request:
+finished from `poll`, or unfinished from `take_unfinished`, with the tokens that it has. This one draws a token from
+the random number of its request, sample and position alone, so that a resumed run continues bit for bit.
+"""
+
+import numpy as np
+import torch
+
+from dapo_rl.models.load import pad_id, take_over
+from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
+from dapo_rl.rollout.ending import make_sample, stop_token_ids
+from dapo_rl.rollout.engine import Begun, Completion, Request
+
+
+class PlainEngine:
+    def __init__(self, model, tokenizer, settings, *, dtype, longest):
+        self.version = 0
+        self.model, self.tokenizer = model, tokenizer
+        self.batch = settings.max_batch or 256
+        self.stop_ids = stop_token_ids(model, tokenizer)
+        self.samples: list[tuple[Request, Begun]] = []
+
+    def submit(self, request):
+        self.samples += [(request, begun) for begun in request.begun]
+        self.samples += [(request, Begun.nothing(index)) for index in request.starting]
+
+    def poll(self, timeout_s=None):
+        """A few samples, until one of them finishes."""
+        finished = []
+        while self.samples and not finished:
+            now = [self._one_more(*sample) for sample in self._next_tokens(self.samples[: self.batch])]
+            finished = [(request, begun, end) for request, begun, end in now if end]
+            going_on = [(request, begun) for request, begun, end in now if not end]
+            self.samples = going_on + self.samples[self.batch :]
+        return [
+            Completion(
+                request.id,
+                begun.index,
+                make_sample(self.tokenizer, begun, len(begun.token_ids), reason, self.stop_ids),
+            )
+            for request, begun, reason in finished
+        ]
+
+    def cancel(self, ids):
+        lost = sum(len(begun.token_ids) for request, begun in self.samples if request.id in ids)
+        self.samples = [(request, begun) for request, begun in self.samples if request.id not in ids]
+        return lost
+
+    def receive(self, version, source):
+        take_over(self.model, source)
+        self.version = version
+
+    def take_unfinished(self):
+        written: dict[str, tuple[Request, list[Begun]]] = {}
+        for request, begun in self.samples:
+            written.setdefault(request.id, (request, []))[1].append(begun)
+        self.samples = []
+        return [request.left(samples) for request, samples in written.values()]
+
+    @torch.no_grad()
+    def _next_tokens(self, samples):
+        """Each sample with one more token."""
+        contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in samples]
+        width = max(map(len, contexts))
+        ids = np.full((len(samples), width), pad_id(self.tokenizer))
+        for row, context in zip(ids, contexts, strict=True):
+            row[: len(context)] = context
+        ends = torch.tensor([len(context) - 1 for context in contexts])
+        logits = self.model(input_ids=torch.from_numpy(ids), use_cache=False).logits
+        how = DrawParams.of([request.params for request, _ in samples])
+        keys = row_keys([(request.seed, begun.index) for request, begun in samples])
+        positions = torch.tensor([len(begun.token_ids) for _, begun in samples])
+        tokens, logps = draw_tokens(logits[torch.arange(len(samples)), ends], uniforms(keys, positions), how)
+        for (request, begun), token, logp in zip(samples, tokens, logps, strict=True):
+            yield request, begun.then(np.int32([token]), np.float32([logp]), self.version)
+
+    def _one_more(self, request, begun):
+        """And whether it is finished, and why."""
+        if int(begun.token_ids[-1]) in self.stop_ids:
+            return request, begun, "stop"
+        full = len(begun.token_ids) == request.params.max_new_tokens
+        return request, begun, "length" if full else None

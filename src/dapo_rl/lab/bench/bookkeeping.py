@@ -1,0 +1,162 @@
+"""What a step costs beside the model: samples through sampler, batch, update, rollout log and checkpoint.
+
+Engine and update are stand-ins that make arrays of the right size; everything between them is the run's own code.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from dapo_rl.config import Config
+from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo
+from dapo_rl.models.weights import WeightSource
+from dapo_rl.rollout.engine import Begun, Completion, Request, SamplingParams
+from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.runs.rollouts import GroupRow, write_table
+from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
+from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.metrics import step_metrics
+from dapo_rl.types import Sample, SeenTokens, TrainSample, Update
+
+CHARACTERS_PER_TOKEN = 4
+AT_ONCE = 1024
+"""Sequences that the engine works on."""
+
+
+def measure_bookkeeping(
+    prompts: int, group: int, tokens: int, seed: int = 0, tell: Callable[[str], None] = lambda what: None
+) -> dict[str, Any]:
+    """One step of `prompts × group` samples. Seconds by stage, peak memory, and the Python objects that it holds."""
+    config = Config.build(
+        {
+            "sampling.prompts_per_step": prompts,
+            "sampling.group_size": group,
+            "sampling.max_new_tokens": tokens,
+            "train.mini_batches": min(16, prompts),
+        }
+    )
+    engine = _Engine(np.random.default_rng(seed), tokens)
+    params = SamplingParams.of(config.sampling)
+    sampler = Sampler(EndlessPrompts(), engine, SaysSo(), params, config.sampling, cap=config.sampling_cap, seed=seed)
+    before = sys.getallocatedblocks()
+    parts: dict[str, float] = {}
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        tell(name)
+        started = time.perf_counter()
+        yield
+        parts[name] = time.perf_counter() - started
+
+    with TemporaryDirectory(prefix="dapo-bench-") as name:
+        directory = Path(name)
+        with stage("sampler"):
+            fill = sampler.fill(prompts)
+        parts["engine (stand-in)"] = engine.seconds
+        parts["sampler"] -= engine.seconds
+        with stage("batch"):
+            rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
+            batch = make_batch(fill.kept, config, fill.version, rewards=rewards)
+        with stage("update (stand-in)"):
+            updates = [_update(part) for part in split_mini_batches(batch, config.train.mini_batches)]
+        with stage("metrics"):
+            batch = as_seen(batch, [seen for update in updates for seen in update.seen])
+            metrics = step_metrics(fill, batch, [update.metrics for update in updates], rewards)
+            Ledger().add(fill, batch)
+        with stage("rollout log"):
+            write_table(directory / "rollouts.parquet", 1, [GroupRow(one.group, "kept", one) for one in batch])
+        with stage("checkpoint state"):
+            sampler.save(directory)
+        written = {path.name: path.stat().st_size for path in directory.iterdir()}
+    return {
+        "bench": "bookkeeping",
+        "prompts": prompts,
+        "group": group,
+        "tokens": tokens,
+        "seconds": sum(parts.values()),
+        "parts": parts,
+        "tokens_trained": int(metrics["sampling/tokens_trained"]),
+        "tokens_in_flight": sampler.begun_tokens,
+        "written_bytes": written,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "objects": sys.getallocatedblocks() - before,
+    }
+
+
+def print_bookkeeping(result: dict[str, Any], console: Console | None = None) -> None:
+    console = console or Console(highlight=False)
+    samples = result["prompts"] * result["group"]
+    console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens", style="bold")
+    for name, seconds in sorted(result["parts"].items(), key=lambda part: -part[1]):
+        console.print(f"{name:<18} {seconds:8.2f} s")
+    console.print(f"{'in all':<18} {result['seconds']:8.2f} s, {result['peak_bytes'] / 2**30:.2f} GiB at most")
+
+
+@dataclass(slots=True)
+class _Engine:
+    """Finishes samples in the order of their requests; those at work are half written."""
+
+    random: np.random.Generator
+    length: int
+    version: int = 0
+    seconds: float = 0.0
+    _queue: deque[tuple[Request, int]] = field(default_factory=deque)
+
+    def submit(self, request: Request) -> None:
+        self._queue.extend((request, index) for index in request.indices)
+
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        started = time.perf_counter()
+        now = [self._queue.popleft() for _ in range(min(len(self._queue), 64))]
+        done = [Completion(request.id, index, self._sample(index)) for request, index in now]
+        self.seconds += time.perf_counter() - started
+        return done
+
+    def cancel(self, ids: Collection[str]) -> int:
+        raise NotImplementedError("nothing is cancelled here")
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        self.version = version
+
+    def take_unfinished(self) -> list[Request]:
+        started = time.perf_counter()
+        requests = {request.id: request for request, _ in self._queue}
+        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        for place, (request, index) in enumerate(self._queue):
+            begun = Begun.nothing(index)
+            written[request.id].append(
+                begun.then(*self._tokens(self.length // 2), self.version) if place < AT_ONCE else begun
+            )
+        self._queue.clear()
+        self.seconds += time.perf_counter() - started
+        return [request.left(written[name]) for name, request in requests.items()]
+
+    def _tokens(self, length: int) -> tuple[Any, Any]:
+        ids = self.random.integers(0, 32_000, length, dtype=np.int32)
+        return ids, -self.random.random(length, dtype=np.float32)
+
+    def _sample(self, index: int) -> Sample:
+        ids, logps = self._tokens(self.length)
+        text = ids.astype(np.uint16).tobytes().hex()[: self.length * CHARACTERS_PER_TOKEN - 5]
+        versions = np.full(self.length, self.version, np.int32)
+        return Sample(ids, logps, "right" if index == 0 else text, "stop", versions)
+
+
+def _update(samples: Sequence[TrainSample]) -> Update:
+    seen = tuple(
+        SeenTokens(sample.old_logps * np.float32(0.9), -sample.old_logps, np.zeros(len(sample.old_logps), np.int8))
+        for sample in samples
+    )
+    return Update({"actor/mismatch_kl": 0.0}, seen)
