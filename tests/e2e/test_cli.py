@@ -77,7 +77,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "eval.every: there is nothing to evaluate on" in mistake("train", "data.eval=null", cwd=tmp_path)
     long = mistake("train", "sampling.max_new_tokens=600", cwd=tmp_path)
     assert "sampling.max_new_tokens: " in long
-    assert "is made for 512" in long
+    assert "context of 512" in long
     hostile = mistake("train", "data.train=hostile.jsonl", cwd=tmp_path)
     assert "\x1b" not in hostile
     (tmp_path / "empty.jsonl").write_text("")

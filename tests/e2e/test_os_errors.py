@@ -39,7 +39,7 @@ def run(monkeypatch, error):
         (OSError(errno.EROFS, "Read-only file system", "a"), "a: Read-only file system; name a path that can be"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "a"), "a: No such file or directory; check"),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "a"), "a: Is a directory; check the path"),
-        (OSError(errno.EMFILE, "Too many open files", "a"), "a: Too many open files; raise the number of open files"),
+        (OSError(errno.EMFILE, "Too many open files", "a"), "a: Too many open files; raise the limit on open files"),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(monkeypatch, error, line):

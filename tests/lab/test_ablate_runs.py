@@ -66,7 +66,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
     assert [arm["accuracy"]["n"] for arm in read(out / "ablation.json")["arms"]] == [2, 2]
 
     other = mistake(*TWO, "train.lr=1e-3", "--out", "a", cwd=tmp_path)
-    assert "a: holds another ablation: algo.clip_high=0.2 with train.lr 0.0002 → 0.001; go on with it by" in other
+    assert "a: holds another ablation: algo.clip_high=0.2 with train.lr 0.0002 → 0.001; resume it by" in other
     longer = mistake("train.steps=3", *TWO[1:], "--out", "a", cwd=tmp_path)
     assert "train.steps 2 → 3" in longer
     same = ablate(*TWO, "--out", "a", cwd=tmp_path)
@@ -134,7 +134,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
     assert "seed-0.log" in failed
     first, second = read(tmp_path / "a" / "ablation.json")["arms"]
     assert first["runs"][0]["state"] == "failed"
-    assert "is made for 512" in first["runs"][0]["message"]
+    assert "context of 512" in first["runs"][0]["message"]
     assert first["accuracy"] is None
     assert second["runs"][0]["state"] == "done"
     assert "- failed: sampling.max_new_tokens=600, seed 0: " in (tmp_path / "a" / "ablation.md").read_text()
