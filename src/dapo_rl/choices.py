@@ -1,4 +1,4 @@
-"""What settings of `algo` choose among: each name once, and what it stands for. It imports no torch.
+"""What settings choose among: each name once, and what it stands for. It imports no torch.
 
 `dapo_rl.algo` has the functions; settings, `dapo check`, the ablation and docs/losses.md read this table.
 """
@@ -90,6 +90,9 @@ LOSSES: dict[str, str] = {"dapo": "the clipped policy loss of Eq. 8"}
 """Beside these, `algo.loss` takes a function of the user's own."""
 ADVANTAGES: dict[str, str] = {"group": "each sample beside its group, by `algo.normalize`"}
 """Beside these, `algo.advantage` takes a function of the user's own."""
+
+
+ENGINES = ("native", "hf", "vllm")
 
 
 def is_function(name: str) -> bool:

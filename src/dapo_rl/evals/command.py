@@ -54,7 +54,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Where to; by default evals/NAME, where NAME follows from data and settings.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="native, hf or vllm.")] = None,
+    engine: Annotated[str | None, typer.Option(help="native, hf, vllm, module:Class or file.py:Class.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     seed: Annotated[int | None, typer.Option(help="Decides the samples, and the draws of the intervals.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, and nothing else.")] = False,
