@@ -13,7 +13,7 @@ from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.models.tokenizer import build_tokenizer
-from dapo_rl.models.weights import ModelWeights
+from dapo_rl.models.weights import ModelWeights, WeightSource
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import Prompt, Sample, Verdict
 
@@ -83,6 +83,10 @@ def ids(sample: Sample | Prompt) -> tuple[int, ...]:
 
 def weights_of(model: Any) -> ModelWeights:
     return ModelWeights(model)
+
+
+def all_weights(source: WeightSource) -> dict[str, Any]:
+    return {name: tensor for bucket in source.buckets(2**30) for name, tensor in bucket}
 
 
 class Prompts:

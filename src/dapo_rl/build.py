@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dapo_rl.algo.registry import Advantages, TokenLosses
-from dapo_rl.base.load import load_function
+from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows
 from dapo_rl.data.sources import IN_MEMORY
@@ -31,9 +31,10 @@ from dapo_rl.models.load import (
     to_float32,
 )
 from dapo_rl.models.lora import add_lora, has_lora
+from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build import build_engine, close_engine
+from dapo_rl.rollout.build import build_engine, check_engine, close_engine, is_engine
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
@@ -54,6 +55,8 @@ class Given:
     reward_funcs: Any = None
     train_dataset: Any = None
     eval_dataset: Any = None
+    engine: Any = None
+    """An engine, or a class or function that is called as the classes that settings name."""
 
     @property
     def names_a_model(self) -> bool:
@@ -105,7 +108,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         longest = _longest(config, model, train_prompts, eval_prompts)
         device = next(model.parameters()).device
         dtype = compute_dtype(config.model, device)
-        engine = _engine(config, model, tokenizer, dtype, longest)
+        engine = _engine(config, given, model, tokenizer, dtype, longest)
         built.callback(close_engine, engine)
         stream = PromptStream(train_prompts.prompts, config.seed)
         vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -143,13 +146,14 @@ def resolve(config: Config, given: Given) -> Config:
     changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
     if (functions := given.reward_funcs) is not None:
         functions = functions if isinstance(functions, list | tuple) else [functions]
-        changes["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else _name_of(f) for f in functions)
+        changes["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else spec_of(f) for f in functions)
     for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else source
             changes["data"][key] = named if isinstance(named, str | SourceSettings) else IN_MEMORY
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
-    return config.model_copy(update=sections)
+    engine = config.engine if given.engine is None else spec_of(given.engine)
+    return config.model_copy(update={**sections, "engine": engine})
 
 
 def build_policy(
@@ -219,14 +223,19 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
     return longest_prompt + config.sampling.max_new_tokens
 
 
-def _engine(config: Config, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
+def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
     """The engine. With LoRA the model gets its adapters here."""
     sampled = model
     if config.model.lora is not None:
         # An engine samples from plain weights, which it gets with the adapters added in.
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
-    return build_engine(config.engine, sampled, tokenizer, config.sampling, dtype, longest)
+    if given.engine is not None and is_engine(given.engine):
+        engine = check_engine(given.engine, config.engine)
+        engine.receive(0, ModelWeights(model))  # whatever it has sampled from so far
+        return engine
+    named = config.engine if given.engine is None else given.engine
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest)
 
 
 def _sampler(
@@ -250,7 +259,3 @@ def _sampler(
 def _reference(model: Any) -> Any:
     """The model as it is now, to stay so; one with adapters has it inside."""
     return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
-
-
-def _name_of(function: Any) -> str:
-    return f"{getattr(function, '__module__', '?')}:{getattr(function, '__qualname__', type(function).__name__)}"

@@ -1,4 +1,4 @@
-"""The choices of the `algo` settings, each name defined once with its meaning. Imports no torch.
+"""The choices of settings, each name defined once with its meaning. Imports no torch.
 
 `dapo_rl.algo` implements them; settings, `dapo check`, the ablation and docs/losses.md read this table.
 """
@@ -90,6 +90,9 @@ LOSSES: dict[str, str] = {"dapo": "the clipped policy loss of Eq. 8"}
 """`algo.loss` also accepts a user-defined function."""
 ADVANTAGES: dict[str, str] = {"group": "reward relative to the group, by `algo.normalize`"}
 """`algo.advantage` also accepts a user-defined function."""
+
+
+ENGINES = ("native", "hf", "vllm")
 
 
 def is_function(name: str) -> bool:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ADVANTAGES, LOSSES, Aggregation, KLKind, Normalize, is_function
+from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe
 
@@ -294,8 +294,9 @@ class Config(Section):
     """dapo: all of the paper's techniques; grpo: none of them; dr_grpo: no std in advantages, a constant divisor."""
     seed: int = Field(0, ge=0)
     """Seed of the prompt order, the samples and everything else that is random."""
-    engine: Literal["native", "hf", "vllm"] = "native"
-    """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM."""
+    engine: str = "native"
+    """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM; or
+    your own engine, `module:Class` or `file.py:Class`."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()
@@ -363,6 +364,9 @@ class Config(Section):
             if name not in known and not is_function(name):
                 hint = did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
                 yield key, f"{shown(name)} is not one of {', '.join(known)}", hint.removeprefix("; ")
+        if self.engine not in ENGINES and not is_function(self.engine):
+            hint = did_you_mean(nearest(self.engine, ENGINES), "one of your own is named module:Class or file.py:Class")
+            yield "engine", f"{shown(self.engine)} is not one of {', '.join(ENGINES)}", hint.removeprefix("; ")
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
             if not 0 <= bound < 1:
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"

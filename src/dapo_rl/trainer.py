@@ -42,8 +42,9 @@ class DAPOTrainer:
 
     `model` is a name or directory, or a loaded model with its tokenizer as `processing_class`. `reward_funcs` is a
     verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are anything that
-    `data.train` accepts, a list of rows, or a Hugging Face data set. What is not given comes from `config`: a
-    `Config`, a recipe's path, or a mapping of settings with nested or dotted keys.
+    `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or function that
+    makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. What is not given comes from
+    `config`: a `Config`, a recipe's path, or a mapping of settings with nested or dotted keys.
 
     `close`, or the end of the `with` block, ends the verifier's processes and frees the model's memory; so does
     dropping the last reference.
@@ -58,6 +59,7 @@ class DAPOTrainer:
         config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
         processing_class: Any = None,
+        engine: Any = None,
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class DAPOTrainer:
         self.display = display or make_display()
         self.run_dir = Path(run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
-        given = Given(model, processing_class, reward_funcs, train_dataset, eval_dataset)
+        given = Given(model, processing_class, reward_funcs, train_dataset, eval_dataset, engine)
         self._built: Run | None = build_run(settings, given, self.display)
         self.config = self._built.config
 

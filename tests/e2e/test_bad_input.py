@@ -318,6 +318,39 @@ def _(_here):
     return ["train", "train.mini_batches=7"]
 
 
+@case("an engine that does not exist")
+def _(_here):
+    return ["train", "engine=nativ"]
+
+
+@case("an engine of one's own that is not there")
+def _(here):
+    here.write("engines.py", "class Mine: ...")
+    return ["train", *QUICK, "engine=engines.py:Mien", "--run", "run"]
+
+
+@case("an engine of one's own that is no class")
+def _(here):
+    here.write("engines.py", "Mine = 3")
+    return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
+
+
+@case("an engine of one's own that raises", more=True)
+def _(here):
+    here.write("engines.py", "def Mine(*_, **__): raise ConnectionError('no server')")
+    return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
+
+
+@case("an engine of one's own without a method")
+def _(here):
+    here.write(
+        "engines.py",
+        "class Mine:\n    def __init__(self, *_, **__): ...\n    def submit(self, request): ...\n"
+        "    def poll(self): return []\n",
+    )
+    return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
+
+
 @case("an evaluation with nothing to evaluate on")
 def _(_here):
     return ["train", "data.eval=null"]

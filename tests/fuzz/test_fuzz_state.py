@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from support import SMALL
 
 from dapo_rl import Config, DAPOTrainer
-from dapo_rl.base.saved import parse, refuse
+from dapo_rl.base.saved import parse_state, refuse
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
@@ -126,8 +126,8 @@ def resume(begun, copy_at, state, tokens=None):
 def refusal(state):
     try:
         for name, schema in SCHEMAS.items():
-            parse(schema, state[name])
-        refuse(parse(SavedSampler, state["sampler"]).misfits(group_size=4))
+            parse_state(schema, state[name])
+        refuse(parse_state(SavedSampler, state["sampler"]).misfits(group_size=4))
     except ValueError as error:
         line = str(error)
     else:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support import small_model, tokenizer
+from support import all_weights, small_model, tokenizer
 from transformers import AutoModelForCausalLM
 
 from dapo_rl import Config, DAPOTrainer
@@ -14,7 +14,6 @@ from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSe
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model, save_model
 from dapo_rl.models.lora import add_lora, has_lora, plain_weights, save_adapter
-from dapo_rl.models.weights import all_weights
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.engine import Request, SamplingParams
 from dapo_rl.train.policy import HFPolicy

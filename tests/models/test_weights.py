@@ -5,11 +5,11 @@ import weakref
 
 import pytest
 import torch
-from support import small_model
+from support import all_weights, small_model
 
 from dapo_rl.config import LoraSettings
 from dapo_rl.models.lora import add_lora
-from dapo_rl.models.weights import ModelWeights, all_weights
+from dapo_rl.models.weights import ModelWeights
 
 
 @pytest.mark.parametrize("nbytes", [1, 9000, 20_000, 1 << 30])

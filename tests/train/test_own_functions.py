@@ -223,7 +223,7 @@ def test_one_sample_has_something_to_be_compared_with_where_the_function_says_so
 
 
 def test_a_function_that_is_missing_is_met_before_the_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.trainer.load_model", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("dapo_rl.build.load_model", lambda *_: pytest.fail("the model is loaded"))
     for key in ("algo.loss", "algo.advantage"):
         with pytest.raises(UserError, match="has no 'scipo'"):
             DAPOTrainer(config={key: f"{EXAMPLE}:scipo"}, run_dir=tmp_path)

@@ -35,6 +35,11 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def spec_of(thing: Any) -> str:
+    """`module:name` of a function or class, or of an object's class: as a setting names it."""
+    return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
 def _load_file(path: Path, spec: str) -> ModuleType:
     if not path.is_file():
         hint = did_you_mean(nearest_path(path, lambda neighbour: neighbour.name.endswith(".py")))

@@ -39,7 +39,7 @@ class Saved(BaseModel):
 Schema = TypeVar("Schema", bound=Saved)
 
 
-def parse(schema: type[Schema], value: Any) -> Schema:
+def parse_state(schema: type[Schema], value: Any) -> Schema:
     """A ValueError says in one line where a value is not of the schema."""
     try:
         state = schema.model_validate(value)

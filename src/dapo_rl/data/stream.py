@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dapo_rl.base.quote import shown
-from dapo_rl.base.saved import Count, Saved, parse, read_state, restoring, write_state
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -97,7 +97,7 @@ class PromptStream(Iterator[Prompt]):
     def load(self, directory: Path) -> None:
         path = directory / FILE
         with restoring(path):
-            state = parse(SavedStream, read_state(path))
+            state = parse_state(SavedStream, read_state(path))
             self._check_same(state)
             if unknown := [name for name in state.front if name not in self._by_id]:
                 raise ValueError(f"front: there is no prompt {shown(unknown[0])}")

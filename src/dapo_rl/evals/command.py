@@ -54,7 +54,7 @@ def eval_command(
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default evals/NAME, named after the data and settings.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="native, hf or vllm.")] = None,
+    engine: Annotated[str | None, typer.Option(help="native, hf, vllm, module:Class or file.py:Class.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the samples and of the bootstrap.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print only the report, as JSON.")] = False,

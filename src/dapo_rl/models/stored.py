@@ -35,7 +35,7 @@ def stored_weights(directory: Path) -> dict[str, Tensor]:
     return dict(_in_safetensors(directory / MODEL))
 
 
-def difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str | None:
+def weight_difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str | None:
     """Why stored weights are not those of a model, if so. Of weights that are tied one name is enough."""
     covered = {own[name].data_ptr() for name in stored if name in own}
     for name, tensor in stored.items():
@@ -49,7 +49,7 @@ def difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str |
 
 
 def _same_bits(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> bool:
-    if difference(own, stored):
+    if weight_difference(own, stored):
         return False
     return all(torch.equal(tensor, own[name].cpu()) for name, tensor in stored.items())
 

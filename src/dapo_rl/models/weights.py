@@ -42,8 +42,3 @@ class ModelWeights:
             del tensor  # else one that was merged outlives its bucket
         if bucket:
             yield bucket
-
-
-def all_weights(source: WeightSource) -> dict[str, Tensor]:
-    """All of them at once, for whoever takes no buckets."""
-    return {name: tensor for bucket in source.buckets(BUCKET_BYTES) for name, tensor in bucket}

@@ -1,21 +1,25 @@
-"""The engine that a setting names."""
+"""The engine that a setting names, or that the trainer was given."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from dapo_rl.base.load import load_function, spec_of
+from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.choices import ENGINES, is_function
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
 
-ENGINES = ("native", "hf", "vllm")
+ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
+"""What a custom engine must have."""
 MAX_BATCH = 1024
 """Sequences at the same time: what one more costs falls up to there."""
 MAX_BATCH_OF_GENERATE = 256
@@ -23,10 +27,19 @@ MAX_BATCH_OF_GENERATE = 256
 
 
 def build_engine(
-    name: str, model: Any, tokenizer: Any, settings: SamplingSettings, dtype: torch.dtype, longest: int = 0
+    named: str | Callable[..., Any],
+    model: Any,
+    tokenizer: Any,
+    settings: SamplingSettings,
+    dtype: torch.dtype,
+    longest: int = 0,
 ) -> Engine:
-    """Samples from `model`, computing in `dtype`. `longest` is the longest context to come."""
-    if name == "native":
+    """Samples from `model`, computing in `dtype`. `longest` is the longest context to come.
+
+    `named` is the setting `engine`, or a class or function that is called as those of the user's own are:
+    `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
+    """
+    if named == "native":
         memory = None if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
         return NativeEngine(
             model,
@@ -36,14 +49,48 @@ def build_engine(
             kv_memory_bytes=memory,
             longest=longest,
         )
-    if name == "hf":
+    if named == "hf":
         return HFEngine(model, tokenizer, settings.max_batch or MAX_BATCH_OF_GENERATE, dtype)
-    if name == "vllm":
+    if named == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 
         return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None)
-    hint = did_you_mean(nearest(name, ENGINES), f"there are {', '.join(ENGINES)}")
-    raise UserError(f"engine: there is no engine {name!r}{hint}")
+    name, make = (named, _load(named)) if isinstance(named, str) else (spec_of(named), named)
+    try:
+        engine = make(model, tokenizer, settings, dtype=dtype, longest=longest)
+    except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        raise UserError(f"engine: {name} raised {describe(error)}", describe_traceback(error)) from error
+    try:
+        return check_engine(engine, name)
+    except UserError:
+        close_engine(engine)
+        raise
+
+
+def is_engine(given: Any) -> bool:
+    """Whether it is an engine, rather than a class or function that makes one."""
+    return not isinstance(given, type) and (not callable(given) or all(hasattr(given, m) for m in ENGINE_METHODS))
+
+
+def check_engine(engine: Any, name: str) -> Engine:
+    """An engine of the user's own, if it has what an engine needs."""
+    for method in ENGINE_METHODS:
+        if not callable(getattr(engine, method, None)):
+            needs = ", ".join(ENGINE_METHODS)
+            raise UserError(f"engine: {name}: a {type(engine).__name__} has no method {method}; an engine has {needs}")
+    return engine  # type: ignore[no-any-return]
+
+
+def _load(spec: str) -> Callable[..., Any]:
+    if not is_function(spec):
+        hint = did_you_mean(nearest(spec, ENGINES), f"there are {', '.join(ENGINES)}")
+        raise UserError(f"engine: there is no engine {spec!r}{hint}")
+    try:
+        return load_function(spec)
+    except UserError as error:
+        raise UserError(f"engine: {error}", error.more) from error
 
 
 def close_engine(engine: Engine) -> None:

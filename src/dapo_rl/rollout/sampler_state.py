@@ -12,7 +12,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dapo_rl.base.saved import Count, Finite, Saved, parse, read_state, refuse, restoring, write_state
+from dapo_rl.base.saved import Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request
 from dapo_rl.rollout.flights import Flight
@@ -78,7 +78,7 @@ class SamplerState:
     ) -> SamplerState:
         """`find` gives the prompt of an id, `request` the whole request of a draw."""
         with restoring(directory / FILE):
-            state = parse(SavedSampler, read_state(directory / FILE))
+            state = parse_state(SavedSampler, read_state(directory / FILE))
             refuse(state.misfits(group_size))
         with restoring(directory / TOKENS):
             tokens = _TokenFile(directory / TOKENS, longest, vocabulary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dapo_rl.base.saved import Count, Saved, parse, read_state, restoring, write_state
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.runs.directory import RunDirectory
 
 FILE = "log.json"
@@ -29,4 +29,4 @@ class LogLength:
     def load(self, directory: Path) -> None:
         path = directory / FILE
         with restoring(path):
-            self.loaded = parse(SavedLog, read_state(path)).model_dump()
+            self.loaded = parse_state(SavedLog, read_state(path)).model_dump()

@@ -25,7 +25,7 @@ from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.models.stored import difference, store, stored_weights
+from dapo_rl.models.stored import store, stored_weights, weight_difference
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
@@ -156,7 +156,7 @@ class HFPolicy:
         if name := not_finite(state):
             raise NonFiniteError(f"the state of its optimizer is not finite, in {name}")
         own = self.model.state_dict()
-        if other := difference(own, weights):
+        if other := weight_difference(own, weights):
             raise UserError(f"{directory}: is of another model: {other}; resume with the model of the run")
         with torch.no_grad():
             for name, tensor in weights.items():

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dapo_rl.base.saved import Count, Saved, parse, read_state, restoring, write_state
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.train.ledger import Ledger
 
 FILE = "progress.json"
@@ -53,7 +53,7 @@ class Progress:
     def load(self, directory: Path) -> None:
         path = directory / FILE
         with restoring(path):
-            state = parse(SavedProgress, read_state(path))
+            state = parse_state(SavedProgress, read_state(path))
         self.step, self.wall_seconds = state.step, state.wall_seconds
         self.evaluations = [(int(step), accuracy) for step, accuracy in state.evaluations]
         self.ledger = Ledger(state.ledger)

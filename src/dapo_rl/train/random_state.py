@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import AfterValidator, Field
 
-from dapo_rl.base.saved import AsTuple, Saved, parse, read_state, restoring, write_state
+from dapo_rl.base.saved import AsTuple, Saved, parse_state, read_state, restoring, write_state
 
 FILE = "random.json"
 Word = Annotated[int, Field(ge=0, lt=2**32)]
@@ -58,7 +58,7 @@ class RandomState:
         """A GPU that was not there when the state was taken keeps its own."""
         path = directory / FILE
         with restoring(path):
-            state = parse(SavedRandom, read_state(path))
+            state = parse_state(SavedRandom, read_state(path))
             version, internal, gauss = state.python
             random.setstate((version, tuple(internal), gauss))
             kind, keys, position, has_gauss, cached = state.numpy

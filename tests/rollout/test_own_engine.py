@@ -1,0 +1,129 @@
+"""An engine of the user's own: by its name in a setting, as a class, as an object; a run does with it what it does
+with ours."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import SMALL, small_model, tokenizer
+
+from dapo_rl import Config, DAPOTrainer, UserError
+from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.config import SamplingSettings
+from dapo_rl.models.load import load_model
+from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.hf import HFEngine
+from dapo_rl.rollout.native.engine import NativeEngine
+
+SOURCE = '''
+from dapo_rl.rollout.native.engine import NativeEngine
+
+class Mine(NativeEngine):
+    """Ours, made as an engine of one's own is."""
+
+    def __init__(self, model, tokenizer, settings, *, dtype, longest):
+        super().__init__(model, tokenizer, dtype=dtype, longest=longest, max_batch=settings.max_batch)
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+'''
+QUICK = [*SMALL[:4], "data.eval=null", "eval.every=null", "train.steps=1", "train.warmup_steps=0", "train.lr=1e-3"]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The class, in a module that can be imported, and in the current directory."""
+    (tmp_path / "own_engine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_engine
+
+    yield own_engine.Mine
+    del sys.modules["own_engine"]
+
+
+def trained(path, *overrides, **arguments):
+    """The weights after a step, and the settings that were written down."""
+    config = Config.load(DEFAULT_RECIPE, [*QUICK, "sampling.max_batch=64", *overrides])
+    with DAPOTrainer(config=config, run_dir=path, **arguments) as trainer:
+        engine = trainer._run.engine
+        trainer.train()
+    written = Config.load(path / "config.yaml")
+    return load_file(path / "model" / "model.safetensors"), written, engine
+
+
+@pytest.mark.slow
+def test_a_run_with_an_engine_of_ones_own_is_the_run_with_ours(tmp_path, mine):
+    ours, config, _ = trained(tmp_path / "ours")
+    assert config.engine == "native"
+    model, its_tokenizer = load_model(config.model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # it gets the policy's weights before it samples
+    held = mine(model, its_tokenizer, config.sampling, dtype=torch.float32, longest=128)
+    for name, words, arguments in (
+        ("own_engine:Mine", ["engine=own_engine:Mine"], {}),
+        ("own_engine.py:Mine", ["engine=own_engine.py:Mine"], {}),
+        ("own_engine:Mine", [], {"engine": mine}),
+        ("own_engine:Mine", [], {"engine": held}),
+    ):
+        path = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        weights, config, engine = trained(path, *words, **arguments)
+        assert config.engine == name
+        assert type(engine).__name__ == "Mine"
+        assert (engine is held) == ("engine" in arguments and arguments["engine"] is held)
+        assert engine.closed == 1
+        for key, tensor in ours.items():
+            assert torch.equal(tensor, weights[key]), (name, key)
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_after_the_engine_closes_it(tmp_path, mine):
+    made = []
+
+    def factory(*arguments, **named):
+        made.append(mine(*arguments, **named))
+        return made[0]
+
+    with pytest.raises(UserError, match="no module 'nowhere'"):
+        trained(tmp_path / "run", "sampling.filter=nowhere:f", engine=factory)
+    assert [engine.closed for engine in made] == [1]
+
+
+def build(named):
+    return build_engine(named, small_model(), tokenizer(), SamplingSettings(), torch.float32, 40)
+
+
+def test_names():
+    assert type(build("native")) is NativeEngine
+    assert type(build("hf")) is HFEngine
+    with pytest.raises(UserError, match=r"^engine: there is no engine 'nativ'; did you mean native\?$"):
+        build("nativ")
+    with pytest.raises(
+        UserError, match=r"^engine: 'ours' is not one of native, hf, vllm; one of your own is named mod"
+    ):
+        Config.load(None, ["engine=ours"])
+    assert Config.load(None, ["engine=some.module:Class"]).engine == "some.module:Class"
+
+
+def test_what_is_given_and_is_no_engine_is_one_line(tmp_path, mine):
+    def closed(*_, **__):
+        return Closed()
+
+    class Closed:
+        count = 0
+
+        def close(self):
+            Closed.count += 1
+
+    config = Config.load(DEFAULT_RECIPE, QUICK)
+    for given, said in (
+        (3, r"^engine: \?:int: a int has no method submit; an engine has submit, poll, cancel, "),
+        (closed, r"^engine: .*closed: a Closed has no method submit; "),
+        (lambda: None, r"^engine: .*<lambda> raised TypeError: .*got an unexpected keyword argument 'dtype'"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            DAPOTrainer(config=config, run_dir=tmp_path / "run", engine=given)
+        assert "\n" not in str(caught.value)
+    assert Closed.count == 1
