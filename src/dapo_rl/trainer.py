@@ -119,6 +119,7 @@ class DAPOTrainer:
         del run
         if on_gpu:
             gc.collect()  # libraries may have left tensors in cycles of their own
+            torch._C._cuda_clearCublasWorkspaces()  # which are kept for every stream
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:

@@ -53,6 +53,8 @@ class GraphedSteps:
         self._rows: list[int] = []
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all graphs: cuBLAS keeps a workspace for every stream that it has seen.
+        self._stream = torch.cuda.Stream()
 
     def run(self, slots: Sequence[int], steps: int, truncates: bool) -> None:
         """So many tokens for every slot; one that is done stays as it is."""
@@ -69,14 +71,13 @@ class GraphedSteps:
         # Warming up runs for real: on the spare slot, which is always done.
         self._slots.fill_(self._spare_slot)
         self._rows = []
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(2):
                 self._step(bucket, truncates)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             self._step(bucket, truncates)
         self._graphs[bucket, truncates] = graph
         return graph
