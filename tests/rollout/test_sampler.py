@@ -2,8 +2,11 @@
 
 import json
 import random
+import re
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sam
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError, UserError
+from dapo_rl.rollout import sampler as sampler_module
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.judging import Judging
@@ -188,7 +192,7 @@ def test_trap_8_or_trains_on_fewer_groups_and_says_so():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8, on_cap="partial")
     fill = sampler.fill(3)
     assert draws(fill.kept) == [3, 7]
-    assert "training on 2 groups" in fill.note
+    assert "training on 2 groups" in fill.notes[0]
 
 
 def test_trap_8_or_fills_up_with_uninformative_groups_and_says_so():
@@ -196,7 +200,7 @@ def test_trap_8_or_fills_up_with_uninformative_groups_and_says_so():
     fill = sampler.fill(3)
     assert draws(fill.kept) == [0, 3, 7]
     assert fill.filled_up == {0}
-    assert "filled up with 1 uninformative group" in fill.note
+    assert "filled up with 1 uninformative group" in fill.notes[0]
     assert 0 not in draws(g for g, _ in fill.dropped)
 
 
@@ -444,11 +448,26 @@ def test_a_late_verdict_holds_up_the_engine_only_where_runs_must_be_reproducible
     assert verifier.waited == (["p0"] if waits else [])
 
 
+def test_a_user_is_told_once_that_the_engine_waits(monkeypatch):
+    class Sluggish(TextVerifier):
+        def submit(self, prompt, samples):
+            verdicts = self(prompt, samples)
+            return SimpleNamespace(done=lambda: True, result=lambda: time.sleep(0.02) or verdicts)
+
+    monkeypatch.setattr(sampler_module, "LONG_WAIT_S", 0.05)
+    sampler, _ = sampler_for(by_number([MIXED]), verifier=Sluggish())
+    (note,) = sampler.fill(8).notes
+    assert re.match(r"the engine waited \d s for verdicts and worked for 0 s; raise reward.workers, or set ", note)
+    assert sampler.fill(8).notes == ()
+    free, _ = sampler_for(by_number([MIXED]), verifier=Sluggish(), wait_for_verdicts=False)
+    assert free.fill(8).notes == ()
+
+
 def test_long_responses_leave_verdicts_more_time():
     def judging(longest):
         return Judging(TextVerifier(), SamplingSettings(max_new_tokens=longest))._polls_to_wait
 
-    assert [judging(n) for n in (48, 512, 1024, 20480)] == [4, 4, 8, 160]
+    assert [judging(n) for n in (48, 1024, 2048, 20480)] == [4, 4, 8, 80]
 
 
 def test_an_engine_that_loses_a_request_is_found_out():

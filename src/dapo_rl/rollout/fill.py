@@ -33,8 +33,8 @@ class Fill:
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
     """Time that the engine waited for verdicts."""
-    note: str | None = None
-    """What the cap policy did, for the user."""
+    notes: tuple[str, ...] = ()
+    """What the user should know: what happened at the cap, and whether the engine waited for verdicts."""
 
     def fates(self) -> Counter[Fate]:
         return Counter(fate for _, fate in self.dropped) + Counter({"kept": len(self.kept)})

@@ -24,7 +24,7 @@ from dapo_rl.types import Group, Pending, Verifier
 GroupFilter = Callable[[Group], bool]
 
 LEAST_POLLS = 4
-POLLS_PER_TOKEN = 1 / 128
+POLLS_PER_TOKEN = 1 / 256
 """The engine's polls until a verdict is waited for: long responses leave more time to compute it, at no more cost."""
 
 

@@ -23,6 +23,7 @@ from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.types import Group, Prompt, Verifier
 
+LONG_WAIT_S = 10.0
 LOOK_S = 0.05
 """Between two looks at verdicts that the engine does not wait for."""
 
@@ -62,6 +63,7 @@ class Sampler:
         self._judging = Judging(verifier, settings)
         self._admission = Admission()
         self._acceptance = Acceptance()
+        self._told_of_waiting = False
 
     def fill(self, n: int) -> Fill:
         """Samples until `n` groups are kept, or the cap is reached."""
@@ -78,7 +80,7 @@ class Sampler:
             if not self._out():
                 break
             self._advance(filling)
-        filled_up, note = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
+        filled_up, at_the_cap = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
         self._settle(filling)
         return Fill(
             kept=tuple(filling.kept),
@@ -92,7 +94,7 @@ class Sampler:
             tokens_cancelled=filling.cancelled_tokens,
             generate_seconds=filling.generate_seconds,
             verify_seconds=filling.verify_seconds,
-            note=note,
+            notes=tuple(note for note in (at_the_cap, self._late_verdicts(filling)) if note),
         )
 
     @property
@@ -200,6 +202,17 @@ class Sampler:
             filling.finished_tokens -= flight.finished_tokens
         self._prompts.push_front([flight.prompt for flight in flights])
         return len(flights)
+
+    def _late_verdicts(self, filling: Filling) -> str | None:
+        """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""
+        waited, worked = filling.verify_seconds, filling.generate_seconds
+        if self._told_of_waiting or not self._settings.wait_for_verdicts or waited < max(LONG_WAIT_S, worked / 4):
+            return None
+        self._told_of_waiting = True
+        return (
+            f"the engine waited {waited:.0f} s for verdicts and worked for {worked:.0f} s; raise reward.workers, or set "
+            "sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
+        )
 
     def _check_verifier(self, filling: Filling) -> None:
         """Stops a run whose verifier is broken, as soon as a batch's worth of groups shows it."""

@@ -83,7 +83,7 @@ def train(run: Training) -> None:
         if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
             with _or_diverged(run, step):
                 run.save()
-        for note in (done.fill.note, _verifier_failures(done.fill), *done.notes):
+        for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes):
             if note:
                 run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)

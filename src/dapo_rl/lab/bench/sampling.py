@@ -186,7 +186,9 @@ def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callabl
     params = SamplingParams(max_new_tokens=LONGEST)
 
     def streaming(surplus: str) -> Strategy:
-        settings = SamplingSettings.model_validate({"group_size": group, "prompts_per_step": n, "surplus": surplus})
+        settings = SamplingSettings.model_validate(
+            {"group_size": group, "prompts_per_step": n, "surplus": surplus, "max_new_tokens": LONGEST}
+        )
         return Sampler(EndlessPrompts(), engine, SaysSo(), params, settings, cap=10**9, seed=0)
 
     def rounds(**how: Any) -> Strategy:
