@@ -457,7 +457,7 @@ def test_a_user_is_told_once_that_the_engine_waits(monkeypatch):
     monkeypatch.setattr(sampler_module, "LONG_WAIT_S", 0.05)
     sampler, _ = sampler_for(by_number([MIXED]), verifier=Sluggish())
     (note,) = sampler.fill(8).notes
-    assert re.match(r"the engine waited \d s for verdicts and worked for 0 s; raise reward.workers, or set ", note)
+    assert re.match(r"the engine waited \d s for verdicts and worked for 0 s; raise reward.workers, or ", note)
     assert sampler.fill(8).notes == ()
     free, _ = sampler_for(by_number([MIXED]), verifier=Sluggish(), wait_for_verdicts=False)
     assert free.fill(8).notes == ()

@@ -210,8 +210,8 @@ class Sampler:
             return None
         self._told_of_waiting = True
         return (
-            f"the engine waited {waited:.0f} s for verdicts and worked for {worked:.0f} s; raise reward.workers, or set "
-            "sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
+            f"the engine waited {waited:.0f} s for verdicts and worked for {worked:.0f} s; raise reward.workers, or "
+            "set sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
         )
 
     def _check_verifier(self, filling: Filling) -> None:
