@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"base"},
     {"version", "types", "choices", "palette", "fates", "recipe", "config"},
-    {"algo", "data", "rewards", "models", "runs"},
+    {"algo", "data", "rewards", "envs", "models", "runs"},
     {"rollout"},
     {"evals"},
     {"train"},
@@ -30,7 +30,7 @@ SIDEWAYS = {
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
     *("errors", "base", "version", "types", "choices", "palette", "fates", "recipe", "config"),
-    *("data", "rewards", "runs", "board"),
+    *("data", "rewards", "envs", "runs", "board"),
 }
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from dapo_rl.algo.registry import Advantages
@@ -35,6 +36,10 @@ class Policy(Protocol):
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
 
     def weights(self) -> WeightSource: ...
+
+    def save(self, directory: Path) -> None: ...
+
+    def load(self, directory: Path) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
