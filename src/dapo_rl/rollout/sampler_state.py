@@ -1,4 +1,4 @@
-"""What a sampler carries from one step to the next: in `sampler.json`, with its tokens in `samples.safetensors`."""
+"""The sampler's state between steps: `sampler.json`, with the tokens in `samples.safetensors`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SamplerState:
     carried: tuple[Group, ...]
     """Good groups that wait for the next step."""
     flights: tuple[Flight, ...]
-    """Groups that are not whole, in the order in which the engine gets them again."""
+    """Incomplete groups, in the order in which they are resubmitted to the engine."""
 
     def write(self, directory: Path) -> None:
         arrived = [[sample for sample in flight.samples if sample is not None] for flight in self.flights]
@@ -76,7 +76,7 @@ class SamplerState:
         longest: int,
         vocabulary: int,
     ) -> SamplerState:
-        """`find` gives the prompt of an id, `request` the whole request of a draw."""
+        """`find` returns the prompt with an id, `request` the full request of a draw."""
         with restoring(directory / FILE):
             state = parse_state(SavedSampler, read_state(directory / FILE))
             refuse(state.misfits(group_size))
@@ -134,7 +134,7 @@ def _write_tokens(path: Path, samples: Sequence[Tokens]) -> None:
 
 
 class _TokenFile:
-    """Hands out the samples of a file one after the other."""
+    """Reads the samples of a file one after the other."""
 
     def __init__(self, path: Path, longest: int, vocabulary: int) -> None:
         try:
@@ -232,7 +232,7 @@ class SavedSampler(Saved):
         yield "next_draw", len(set(draws)) < len(draws) or max(draws, default=-1) >= self.next_draw
 
     def misfits(self, group_size: int) -> Iterable[tuple[str, bool]]:
-        """What cannot be in a run with groups of this size."""
+        """Entries that do not fit a run with groups of this size."""
         everyone = list(range(group_size))
         for group in self.carried:
             yield "carried", not len(group.finish_reasons) == len(group.verdicts) == group_size
