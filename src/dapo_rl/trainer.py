@@ -195,7 +195,7 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
     before = (checkpoints.settings() or ConfigFile.read(directory.config_path)).over(config)
     check_same_run(directory.path, before, config)
     checkpoint = checkpoints.restore(
-        (*run.parts, log), note=lambda line: display.note(f"damaged, going back to the one before: {line}")
+        (*run.parts, log), note=lambda line: display.note(f"skipping a damaged checkpoint: {line}")
     )
     if checkpoint is None:
         directory.check_log_is_short(before.checkpoint_every)
@@ -204,11 +204,11 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
         directory.write_config(config)
         return
     if run.progress.step != checkpoint.step:
-        raise not_of_this_run(checkpoint.path / PROGRESS, "step does not fit the rest")
+        raise not_of_this_run(checkpoint.path / PROGRESS, "step is inconsistent")
     if checkpoint.step > config.train.steps:
         raise UserError(
-            f"train.steps: {config.train.steps} is below step {checkpoint.step}, which {directory.path} has reached; "
-            "name more, or start a new run"
+            f"train.steps: {config.train.steps} is below step {checkpoint.step}, which {directory.path} has already "
+            "reached; raise it, or start a new run"
         )
     run.engine.receive(checkpoint.step, run.policy.weights())
     if note := directory.forget_after(checkpoint.step, log.loaded):

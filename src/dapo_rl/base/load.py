@@ -31,7 +31,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     except BaseException as error:  # a module may compute its attributes
         raise _import_error(spec, error) from error
     if not callable(function):
-        raise UserError(f"{spec}: it is a {type(function).__name__}, not a function")
+        raise UserError(f"{spec}: expected a function, got {type(function).__name__}")
     return function  # type: ignore[no-any-return]
 
 

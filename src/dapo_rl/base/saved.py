@@ -55,7 +55,7 @@ def parse_state(schema: type[Schema], value: Any) -> Schema:
 def refuse(contradictions: Iterable[tuple[str, bool]]) -> None:
     for where, wrong in contradictions:
         if wrong:
-            raise ValueError(f"{where} does not fit the rest")
+            raise ValueError(f"{where} is inconsistent")
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -79,5 +79,5 @@ def restoring(path: Path) -> Iterator[None]:
 
 def not_of_this_run(path: Path, why: str) -> UserError:
     return UserError(
-        f"{path}: is not the state of this run: {why}; remove {path.parent} to go on from the checkpoint before it"
+        f"{path}: is not a valid state of this run: {why}; remove {path.parent} to resume from the previous checkpoint"
     )

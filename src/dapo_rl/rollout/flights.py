@@ -87,7 +87,7 @@ class Flights:
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
-            raise RuntimeError(f"the engine gave back other work than it was given: {', '.join(lost[:3])}")
+            raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
         flights, self._flights = self._flights, {}
         for name, request in unfinished.items():
             flights[name].request = request
@@ -103,9 +103,11 @@ class Flights:
     def _arrive(self, completion: Completion) -> Flight:
         flight = self._flights.get(completion.request_id)
         if flight is None or flight.samples[completion.index] is not None:
-            raise RuntimeError(f"the engine returned sample {completion.index} of {completion.request_id} unasked")
+            raise RuntimeError(
+                f"the engine returned sample {completion.index} of {completion.request_id}, which was not requested"
+            )
         if not np.isfinite(completion.sample.logps).all():
-            raise NonFiniteError("the engine sampled a token whose log-probability is not a number")
+            raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
         flight.samples[completion.index] = completion.sample
         return flight
 

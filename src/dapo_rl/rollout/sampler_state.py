@@ -144,9 +144,9 @@ class _TokenFile:
         kinds = {"lengths": "int64", "token_ids": "int32", "logps": "float32", "versions": "int32", "mask": "bool"}
         kinds |= {"text_lengths": "int64", "texts": "uint8"}
         if {name: str(array.dtype) for name, array in arrays.items()} != kinds:
-            raise ValueError("it has other columns")
+            raise ValueError("it has the wrong columns")
         if any(array.ndim != 1 for array in arrays.values()):
-            raise ValueError("it has columns that are not flat")
+            raise ValueError("its columns are not one-dimensional")
         self._arrays = arrays
         lengths, text_lengths = arrays["lengths"], arrays["text_lengths"]
         count = len(arrays["token_ids"])
@@ -154,11 +154,11 @@ class _TokenFile:
         fits = fits and ((lengths > 0) & (lengths <= longest)).all() and lengths.sum() == count
         fits = fits and (text_lengths <= len(arrays["texts"])).all() and text_lengths.sum() == len(arrays["texts"])
         if not fits or any(len(arrays[name]) != count for name in ("logps", "versions", "mask")):
-            raise ValueError("lengths do not fit the rest")
+            raise ValueError("lengths are inconsistent")
         if count and not (arrays["token_ids"].min() >= 0 and arrays["token_ids"].max() < vocabulary):
-            raise ValueError("it has tokens that the model does not")
+            raise ValueError("it has tokens outside the vocabulary")
         if not np.isfinite(arrays["logps"]).all() or (count and arrays["versions"].min() < 0):
-            raise ValueError("it has numbers that cannot be")
+            raise ValueError("it has invalid log-probabilities or versions")
         self._ends, self._text_ends = np.cumsum(lengths).tolist(), np.cumsum(text_lengths).tolist()
         self.count, self._next = len(lengths), 0
 

@@ -93,7 +93,7 @@ class VLLMEngine:
     @torch.no_grad()
     def receive(self, version: int, source: WeightSource) -> None:
         if not self._in_process:
-            raise RuntimeError("weights can be swapped only where vLLM runs in this process")
+            raise RuntimeError("weights can be updated only if vLLM runs in this process")
         # The KV cache, prefixes included, was computed with the old weights.
         unfinished = self.take_unfinished()
         for bucket in source.buckets(BUCKET_BYTES):
@@ -189,7 +189,7 @@ def _logprobs_mode(settings: SamplingSettings) -> str:
         return "raw_logprobs"
     if settings.top_p < 1 or settings.top_k or settings.min_p:
         raise UserError(
-            "sampling.temperature: with top_p, top_k or min_p the vllm engine gives the trainer's log-probabilities "
+            "sampling.temperature: with top_p, top_k or min_p, vLLM returns the log-probabilities that training needs "
             "only at temperature 1; use engine=native"
         )
     return "processed_logprobs"

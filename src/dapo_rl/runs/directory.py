@@ -129,8 +129,8 @@ class RunDirectory:
         if length is None or left == dict(length):
             return None
         return (
-            f"{self.metrics_path}: has {left['lines']} lines and {left['bytes']} bytes up to step {last_step}, and the "
-            f"checkpoint was written with {length['lines']} and {length['bytes']}: it was changed since"
+            f"{self.metrics_path}: has {left['lines']} lines and {left['bytes']} bytes up to step {last_step}, but had "
+            f"{length['lines']} and {length['bytes']} when the checkpoint was written: it has been changed since"
         )
 
     def check_log_is_short(self, steps: int) -> None:
@@ -138,7 +138,7 @@ class RunDirectory:
         logged = max((row["step"] for row in self.read_metrics()), default=0)
         if logged > steps:
             raise UserError(
-                f"{self.path}: the log reaches step {logged}, and there is no checkpoint to go on from; "
+                f"{self.path}: the log reaches step {logged}, but there is no checkpoint to resume from; "
                 "restore one from a copy, or start a new run"
             )
 
@@ -188,7 +188,7 @@ class RunDirectory:
 
     def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
-            raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
+            raise UserError(f"{self.path}: already contains a run; resume it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
         return self.metrics_path.exists() or self._has_checkpoints()
@@ -235,9 +235,7 @@ def saved_so_far(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror or error}; what is saved already stays as it is"
-        ) from error
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}; saved files are untouched") from error
 
 
 def _json_number(value: float | None) -> float | int | None:

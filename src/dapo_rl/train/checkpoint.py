@@ -54,7 +54,7 @@ class Checkpoint:
             if manifest["sha256"] != _own_checksum(manifest):
                 return f"{MANIFEST} is damaged"
             if manifest["step"] != self.step:
-                return f"{MANIFEST} is of step {shown(manifest['step'])}"
+                return f"{MANIFEST} belongs to step {shown(manifest['step'])}"
             for name, expected in manifest["files"].items():
                 file = self.path / name
                 if not file.is_file():
@@ -135,7 +135,7 @@ class Checkpoints:
             note(damaged[-1])
         if damaged:
             raise UserError(
-                f"every checkpoint is damaged: {'; '.join(damaged)}; restore one from a copy, or start anew"
+                f"every checkpoint is damaged: {'; '.join(damaged)}; restore one from a copy, or start a new run"
             )
         return None
 

@@ -159,7 +159,7 @@ class HFPolicy:
             raise NonFiniteError(f"the state of its optimizer is not finite, in {name}")
         own = self.model.state_dict()
         if other := weight_difference(own, weights):
-            raise UserError(f"{directory}: is of another model: {other}; resume with the model of the run")
+            raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
@@ -167,8 +167,8 @@ class HFPolicy:
             self._restore(state)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(
-                f"{directory}: is of another optimizer: {one_line(error)}; remove {directory} to go on from the "
-                "checkpoint before it"
+                f"{directory}: its optimizer state cannot be loaded: {one_line(error)}; remove {directory} to resume "
+                "from the previous checkpoint"
             ) from error
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -183,7 +183,7 @@ class HFPolicy:
         self._optimizer.load_state_dict(state["optimizer"])
         for parameter, moments in self._optimizer.state.items():
             if any(isinstance(m, Tensor) and m.dim() and m.shape != parameter.shape for m in moments.values()):
-                raise ValueError("its moments have other shapes than the weights")
+                raise ValueError("its moments and the weights differ in shape")
         # A budget lowered by an out-of-memory error is kept, because another split would sum in another order. The
         # settings can lower it further.
         if (lowered := state.get("lowered_budget")) is not None:
@@ -312,8 +312,8 @@ class HFPolicy:
             self._token_budget //= 2
         self._lowered_budget = self._token_budget
         self._notes.append(
-            f"out of GPU memory: micro-batches of {self._token_budget} tokens from here on instead of {before}; "
-            "train.token_budget sets it from the start"
+            f"out of GPU memory: micro-batches now have {self._token_budget} tokens instead of {before}; "
+            "train.token_budget sets this from the start"
         )
 
     def _step(self) -> None:
@@ -352,8 +352,8 @@ class _Counts:
 def _too_long(sample: TrainSample, recomputes: bool) -> str:
     remedy = "" if recomputes else "set train.gradient_checkpointing=true, or "
     return (
-        f"out of GPU memory: one sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not fit by "
-        f"itself; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
+        f"out of GPU memory: a single sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not "
+        f"fit; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
     )
 
 

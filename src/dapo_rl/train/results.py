@@ -18,8 +18,8 @@ from dapo_rl.train.progress import Progress
 def save_result(save_model: Callable[[Path], None], path: Path) -> None:
     """Saves the trained model atomically."""
     if path.is_file():
-        raise UserError(f"{path}: the model is saved as a directory, and there is a file of that name")
-    rest = "checkpoints are untouched, and --resume goes on from the last"
+        raise UserError(f"{path}: the model is saved as a directory, but there is a file of that name")
+    rest = "checkpoints are untouched, and --resume continues from the last one"
     try:
         with directory_beside(path) as draft:
             save_model(draft)

@@ -106,7 +106,7 @@ class Fused:
         def listed(counts: Counter[str]) -> str:
             return ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items()) or "nothing"
 
-        return f"fused {listed(self.counts)}" + (f"; left as they were {listed(self.left)}" if self.left else "")
+        return f"fused {listed(self.counts)}" + (f"; not fused: {listed(self.left)}" if self.left else "")
 
     def intact(self) -> bool:
         """Whether the parameters are still views of the joint weights; false after one was reassigned or moved."""
@@ -114,7 +114,7 @@ class Fused:
 
     def __enter__(self) -> Fused:
         if self._before:
-            raise RuntimeError("already inside")
+            raise RuntimeError("the module is already fused")
         for patch in self.patches:
             self._before.append((patch, vars(patch.owner).get(patch.name, _MISSING)))
             setattr(patch.owner, patch.name, patch.replacement)

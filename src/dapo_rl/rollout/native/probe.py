@@ -33,14 +33,14 @@ def probe(model: Any, longest: int, decode: DecodeAttention) -> tuple[dict[int, 
             raise UnsupportedAttentionError(reason)
         difference, layers, vocabulary = _compare(model, longest, decode)
     except UnsupportedAttentionError as error:
-        raise UserError(f"engine=native: {name} has {error}, which it does not do; use engine=hf") from None
+        raise UserError(f"engine=native: {name} has {error}, which is not supported; use engine=hf") from None
     except Exception as error:  # the model's code can raise anything
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        raise UserError(f"engine=native: {name} does not run on it ({reason}); use engine=hf") from error
+        raise UserError(f"engine=native: {name} is not supported ({reason}); use engine=hf") from error
     if not difference < _TOLERANCE[next(model.parameters()).dtype]:
         raise UserError(
-            f"engine=native: {name} gives other probabilities with its keys and values in our cache (log-probabilities "
-            f"differ by {difference:.2g}), as a model with a state or a window of its own does; use engine=hf"
+            f"engine=native: {name} gives different probabilities with this engine's KV cache (log-probabilities "
+            f"differ by {difference:.2g}); it may keep other state or use a sliding window; use engine=hf"
         )
     return layers, vocabulary
 
