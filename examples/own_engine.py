@@ -1,10 +1,10 @@
-"""A custom engine: one token for every unfinished sample at each poll, without a KV cache.
+"""A custom engine without a KV cache: each decode step adds one token to every sample of a batch.
 
     dapo train engine=examples/own_engine.py:PlainEngine train.steps=2
 
-An engine is a class with these methods and a `version`. Whatever happens in a run, it must give back every request:
-finished from `poll`, or unfinished from `take_unfinished`, with the tokens that it has. This one draws a token from
-the random number of its request, sample and position alone, so that a resumed run continues bit for bit.
+An engine is a class with these methods and a `version`. It must return every sample: finished from `poll`, or
+unfinished, with its tokens so far, from `take_unfinished`. The random number of a token depends only on the request's
+seed, the sample's index and the token's position, so a resumed run continues bit for bit.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ class PlainEngine:
         self.samples += [(request, Begun.nothing(index)) for index in request.starting]
 
     def poll(self, timeout_s=None):
-        """A few samples, until one of them finishes."""
+        """Advances one batch of samples until at least one of them finishes."""
         finished = []
         while self.samples and not finished:
             now = [self._one_more(*sample) for sample in self._next_tokens(self.samples[: self.batch])]
@@ -63,7 +63,7 @@ class PlainEngine:
 
     @torch.no_grad()
     def _next_tokens(self, samples):
-        """Each sample with one more token."""
+        """Yields each sample with one more token."""
         contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in samples]
         width = max(map(len, contexts))
         ids = np.full((len(samples), width), pad_id(self.tokenizer))
@@ -79,7 +79,7 @@ class PlainEngine:
             yield request, begun.then(np.int32([token]), np.float32([logp]), self.version)
 
     def _one_more(self, request, begun):
-        """And whether it is finished, and why."""
+        """The sample with its finish reason, or None if it is unfinished."""
         if int(begun.token_ids[-1]) in self.stop_ids:
             return request, begun, "stop"
         full = len(begun.token_ids) == request.params.max_new_tokens

@@ -1,8 +1,9 @@
-"""A custom verifier: the answer must be right, and the working shown.
+"""A custom verifier that rewards correct answers, and more so if the working is shown.
 
     dapo train reward.verifier=examples/own_verifier.py:shows_its_work train.steps=2
 
-The embedded default's prompts are sums such as `3+8+5=?`, its responses lines such as `3+8=11` and a last line `16`.
+The prompts of the built-in arithmetic data are sums such as `3+8+5=?`. The built-in model answers with lines such as
+`3+8=11` and a last line `16`.
 """
 
 import re
@@ -13,7 +14,7 @@ STEP = re.compile(r"(\d+)\s*([-+*])\s*(\d+)\s*=\s*(-?\d+)")
 
 
 def shows_its_work(prompt: Prompt, samples: list[Sample]) -> list[Verdict]:
-    """1 for a right answer with working in which every step holds, 0.5 without, -1 for a wrong answer."""
+    """1 for a correct answer whose steps are all correct, 0.5 for one without correct steps, -1 for a wrong answer."""
     return [verdict(sample.text, prompt.answer or "") for sample in samples]
 
 

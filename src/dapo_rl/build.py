@@ -1,4 +1,4 @@
-"""Settings in, the parts of a run out: the one place that knows concrete classes."""
+"""Builds the parts of a run from its settings: the only module that knows the concrete classes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from dapo_rl.train.random_state import RandomState
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a caller hands over beside the settings. What is None comes from them."""
+    """What the caller passes in addition to the settings. The settings apply where a field is None."""
 
     model: Any = None
     processing_class: Any = None
@@ -56,7 +56,7 @@ class Given:
     train_dataset: Any = None
     eval_dataset: Any = None
     engine: Any = None
-    """An engine, or a class or function that is called as the classes that settings name."""
+    """An engine, or a class or function that is called like a custom engine in the settings."""
 
     @property
     def names_a_model(self) -> bool:
@@ -66,7 +66,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that a run is made of. No part knows the run, so that all of it goes with the last reference."""
+    """The parts of a run. No part refers to the run, so dropping the last reference frees all of them."""
 
     config: Config
     model: Any
@@ -80,13 +80,13 @@ class Run:
     advantages: Advantages
     progress: Progress
     parts: tuple[Part, ...]
-    """What a checkpoint is made of, beside the log."""
+    """The parts of a checkpoint, except the log."""
     description: str
     notes: tuple[str, ...]
-    """What the user should know before the first step."""
+    """Notes for the user, shown before the first step."""
 
     def close(self) -> None:
-        """Ends the processes that the parts have started."""
+        """Stops the processes that the parts have started."""
         try:
             close_engine(self.engine)
         finally:
@@ -94,11 +94,11 @@ class Run:
 
 
 def build_run(config: Config, given: Given, display: Display) -> Run:
-    """Builds everything, or raises with everything closed that was built before."""
+    """Builds a run. If this raises, everything built so far is closed."""
     check_installed(config.log.to)
     with ExitStack() as built:
-        # Before anything starts threads or a GPU: worker processes are forked from what is here now. How rewards are
-        # computed does not depend on what `resolve` finds out.
+        # The verifier forks its workers from this process, so it must come before anything that starts threads or
+        # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = built.enter_context(_verifier(config, given))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
@@ -136,8 +136,8 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
 
 
 def resolve(config: Config, given: Given) -> Config:
-    """The settings that the run has: with the names of what was given, so that its directory tells the truth, and
-    with what `model.dtype: auto` means here, so that a resumed run goes on in it on whatever machine."""
+    """The settings as the run directory records them: with the names of what the caller passed, and with the actual
+    dtype instead of `model.dtype: auto`, so that a run resumed on another machine keeps it."""
     changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}}
     name = given.model if given.names_a_model else getattr(given.model, "name_or_path", None)
     if name:
@@ -159,7 +159,7 @@ def resolve(config: Config, given: Given) -> Config:
 def build_policy(
     model: Any, tokenizer: Any, config: Config, longest: int = 0, losses: TokenLosses | None = None
 ) -> HFPolicy:
-    """The policy that a run trains, with its optimizer; `longest` is its longest sample, where that is known."""
+    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known."""
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
@@ -189,7 +189,7 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
         model, loaded = load_model(config.model)
         return model, given.processing_class or loaded
     model, tokenizer = given.model, given.processing_class
-    model.eval()  # dropout would make the policy that samples another one than the policy that is trained
+    model.eval()  # with dropout the policy that samples would differ from the policy that is trained
     if tokenizer is None:
         raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
     check_tokenizer(tokenizer, config.model.name)
@@ -200,7 +200,7 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
 def _prompt_sets(
     config: Config, given: Given, tokenizer: Any, verifier: VerifierPool
 ) -> tuple[PromptSet, PromptSet | None]:
-    """What is trained on, and what is held out."""
+    """The training prompts and the held-out prompts."""
 
     def prompts(source: Any, key: str) -> PromptSet:
         return build_prompts(load_rows(source, key=key), tokenizer, config.data, verifier.needs_answer)
@@ -215,7 +215,7 @@ def _prompt_sets(
 
 
 def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
-    """The tokens of the longest sample to come; a model that cannot have it, or some prompt, is an error."""
+    """The tokens of the longest possible sample; raises if the model does not support it, or a prompt's tokens."""
     prompts = [prompt for prompt_set in prompt_sets if prompt_set for prompt in prompt_set.prompts]
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
@@ -224,15 +224,15 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
 
 
 def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
-    """The engine. With LoRA the model gets its adapters here."""
+    """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
     if config.model.lora is not None:
-        # An engine samples from plain weights, which it gets with the adapters added in.
+        # The engine samples from a plain model; it receives weights with the adapters merged in.
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):
         engine = check_engine(given.engine, config.engine)
-        engine.receive(0, ModelWeights(model))  # whatever it has sampled from so far
+        engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine
     return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest)
@@ -257,5 +257,5 @@ def _sampler(
 
 
 def _reference(model: Any) -> Any:
-    """The model as it is now, to stay so; one with adapters has it inside."""
+    """A frozen copy of the model; a model with adapters contains its own reference."""
     return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)

@@ -43,10 +43,10 @@ class DAPOTrainer:
     `model` is a name or directory, or a loaded model with its tokenizer as `processing_class`. `reward_funcs` is a
     verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are anything that
     `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or function that
-    makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. What is not given comes from
-    `config`: a `Config`, a recipe's path, or a mapping of settings with nested or dotted keys.
+    makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that are not given
+    come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted keys.
 
-    `close`, or the end of the `with` block, ends the verifier's processes and frees the model's memory; so does
+    `close`, or the end of the `with` block, stops the verifier's processes and frees the model's memory; so does
     dropping the last reference.
     """
 
@@ -63,7 +63,7 @@ class DAPOTrainer:
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
     ) -> None:
-        # The display shows progress; a bar for every weight that is loaded or saved would run across it.
+        # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
         settings = _as_config(config)
         self.display = display or make_display()
@@ -82,7 +82,8 @@ class DAPOTrainer:
         return self._run.tokenizer
 
     def train(self, resume: bool = False) -> dict[str, Any]:
-        """Runs to the last step, or to a requested stop; returns the summary, which is also in the run directory."""
+        """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
+        contains."""
         run = self._run
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep)
@@ -96,20 +97,20 @@ class DAPOTrainer:
             return self._train(run, directory, checkpoints, log)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and its companions on the held-out prompts."""
+        """Accuracy and related metrics on the held-out prompts."""
         evaluation = _evaluate(self._run, self.display)
         if evaluation is None:
             raise UserError("there is nothing to evaluate on: give eval_dataset, or set data.eval")
         return evaluation.metrics()
 
     def save_model(self, path: str | os.PathLike[str]) -> None:
-        """The model and its tokenizer in Hugging Face format; with `model.lora.save: adapter`, in peft's."""
+        """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`."""
         self._run.policy.export(path)
 
     def close(self) -> None:
-        """Ends all processes of the run, and frees the model unless somebody else holds it. A second call is nothing.
+        """Stops all processes of the run, and frees the model unless the caller holds a reference to it.
 
-        A closed trainer can do nothing more.
+        A closed trainer cannot be used again; calling `close` twice is safe.
         """
         run, self._built = self._built, None
         if run is None:
@@ -118,8 +119,8 @@ class DAPOTrainer:
         run.close()
         del run
         if on_gpu:
-            gc.collect()  # libraries may have left tensors in cycles of their own
-            torch._C._cuda_clearCublasWorkspaces()  # which are kept for every stream
+            gc.collect()  # libraries may have left tensors in reference cycles
+            torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps one for each stream
             torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
@@ -190,12 +191,12 @@ def _as_config(config: Config | Mapping[str, Any] | str | os.PathLike[str] | Non
 
 
 def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength, display: Display) -> None:
-    """Puts everything back as the newest checkpoint has it. Nothing is written before all of it is known good."""
+    """Restores everything from the newest checkpoint. Nothing is written until all of it has been checked."""
     config = run.config
     before = (checkpoints.settings() or ConfigFile.read(directory.config_path)).over(config)
     check_same_run(directory.path, before, config)
     checkpoint = checkpoints.restore(
-        (*run.parts, log), note=lambda line: display.note(f"damaged, going back to the one before: {line}")
+        (*run.parts, log), note=lambda line: display.note(f"skipping a damaged checkpoint: {line}")
     )
     if checkpoint is None:
         directory.check_log_is_short(before.checkpoint_every)
@@ -204,11 +205,11 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
         directory.write_config(config)
         return
     if run.progress.step != checkpoint.step:
-        raise not_of_this_run(checkpoint.path / PROGRESS, "step does not fit the rest")
+        raise not_of_this_run(checkpoint.path / PROGRESS, "step is inconsistent")
     if checkpoint.step > config.train.steps:
         raise UserError(
-            f"train.steps: {config.train.steps} is below step {checkpoint.step}, which {directory.path} has reached; "
-            "name more, or start a new run"
+            f"train.steps: {config.train.steps} is below step {checkpoint.step}, which {directory.path} has already "
+            "reached; raise it, or start a new run"
         )
     run.engine.receive(checkpoint.step, run.policy.weights())
     if note := directory.forget_after(checkpoint.step, log.loaded):

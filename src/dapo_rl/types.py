@@ -1,8 +1,8 @@
-"""The vocabulary: frozen records that the parts hand to each other, over arrays and without behaviour of their own.
+"""The shared types: frozen records of arrays, without behaviour.
 
-A *prompt* is one problem; a *sample* is one response to it; a *verdict* is what the verifier says of a sample; a
-*group* is all samples of one draw of a prompt; a *trained group* is a group with its rewards and advantages, and with
-what the update saw of its tokens. Whatever there is for each token is an array.
+A *prompt* is one problem; a *sample* is one response to it; a *verdict* is the verifier's result for a sample; a
+*group* is all samples of one draw of a prompt; a *trained group* is a group with its rewards, its advantages and the
+per-token results of the update. Per-token data is stored in arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VerdictStatus = Literal["correct", "wrong", "unparseable", "timeout", "error"]
 
 
 class Record:
-    """Records are equal where all their fields are, arrays element by element."""
+    """Two records are equal if all their fields are; arrays are compared element by element."""
 
     __slots__ = ()
     __hash__ = None  # type: ignore[assignment]
@@ -36,14 +36,18 @@ class Record:
             return NotImplemented
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
-    def _set_array(self, name: str, value: Any, dtype: Any, length: int | None = None) -> None:
-        """Sets an array field from any sequence, or from one value for all `length` tokens."""
-        array = np.asarray(value, dtype=dtype)
-        if array.ndim == 0 and length is not None:
-            array = np.full(length, array)
-        if array.ndim != 1 or (length is not None and len(array) != length):
-            raise ValueError(f"{type(self).__name__}.{name} has the shape {list(array.shape)}, not [{length}]")
-        object.__setattr__(self, name, array)
+    def _set_arrays(self, **dtypes: Any) -> None:
+        """Makes arrays of one length of these fields. The first may be any sequence; so may the others, or one value
+        for all tokens."""
+        length: int | None = None
+        for name, dtype in dtypes.items():
+            array = np.asarray(getattr(self, name), dtype=dtype)
+            if array.ndim == 0 and length is not None:
+                array = np.full(length, array)
+            if array.ndim != 1 or length not in (None, len(array)):
+                raise ValueError(f"{type(self).__name__}.{name} has the shape {list(array.shape)}, not [{length}]")
+            length = len(array)
+            object.__setattr__(self, name, array)
 
 
 def _same(mine: Any, other: Any) -> bool:
@@ -55,44 +59,41 @@ def _same(mine: Any, other: Any) -> bool:
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt(Record):
     id: str
-    """Unique in its own data set alone; names the prompt in logs and seeds its random numbers."""
+    """Unique within its data set; names the prompt in logs and seeds its random numbers."""
     text: str
-    """What the model reads, after the chat template."""
+    """The model's input, after the chat template."""
     token_ids: IntArray
     answer: str | None = None
-    """The ground truth, where the data has one."""
+    """The ground truth, if the data has one."""
     data_source: str = ""
     messages: tuple[Mapping[str, str], ...] | None = None
-    """The prompt as chat messages, where the data gave it so."""
+    """The prompt as chat messages, if the data has them."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """All other columns of the row, handed on to verifiers unread."""
+    """All other columns of the row, passed to verifiers unchanged."""
 
     def __post_init__(self) -> None:
-        self._set_array("token_ids", self.token_ids, np.int32)
+        self._set_arrays(token_ids=np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample(Record):
     token_ids: IntArray
-    """The response, its end-of-sequence token included."""
+    """The response, including its end-of-sequence token."""
     logps: FloatArray
-    """Each token's log-probability under the policy that sampled it, at the sampling temperature, untruncated."""
+    """Each token's log-probability under the policy that sampled it, at the sampling temperature, before truncation."""
     text: str
     finish_reason: FinishReason
     versions: IntArray = 0  # type: ignore[assignment]
-    """The version of the weights that wrote each token; one number stands for all tokens."""
+    """The version of the weights that generated each token; a single number applies to all tokens."""
     mask: BoolArray = True  # type: ignore[assignment]
-    """True for the tokens that the policy wrote; the others are an environment's."""
+    """True for tokens that the policy generated, false for tokens from an environment."""
 
     def __post_init__(self) -> None:
-        self._set_array("token_ids", self.token_ids, np.int32)
-        self._set_array("logps", self.logps, np.float32, len(self.token_ids))
-        self._set_array("versions", self.versions, np.int32, len(self.token_ids))
-        self._set_array("mask", self.mask, np.bool_, len(self.token_ids))
+        self._set_arrays(token_ids=np.int32, logps=np.float32, versions=np.int32, mask=np.bool_)
 
     @classmethod
     def of_text(cls, text: str, finish_reason: FinishReason = "stop") -> Sample:
-        """A response without its tokens."""
+        """A sample with text but no tokens."""
         return cls(np.empty(0, np.int32), np.empty(0, np.float32), text, finish_reason)
 
     @property
@@ -103,13 +104,13 @@ class Sample(Record):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     score: float
-    """The reward before length shaping."""
+    """The reward before the length penalty."""
     correct: bool
     status: VerdictStatus
     answer: str | None = None
-    """The answer that was extracted from the response, if the verifier extracts one."""
+    """The answer extracted from the response, if the verifier extracts one."""
     detail: str = ""
-    """Why the verifier failed, where it did."""
+    """The reason, if the verifier failed."""
 
     @property
     def failed(self) -> bool:
@@ -130,7 +131,7 @@ class Group:
 
     @property
     def first_version(self) -> int:
-        """The oldest weights that wrote a token of it."""
+        """The oldest weight version that generated one of its tokens."""
         return min(int(s.versions.min(initial=2**31 - 1)) for s in self.samples)
 
 
@@ -142,27 +143,22 @@ class TrainSample(Record):
     response_ids: IntArray
     old_logps: FloatArray
     advantages: FloatArray
-    """Of each token; one number stands for all of them."""
+    """Per token; a single number applies to all tokens."""
     group: int
     """Index of its group in the batch."""
     in_loss: bool = True
-    """False: masked out (a truncated sample under overlong filtering); it leaves the denominator too."""
+    """False for a truncated sample under overlong filtering, which the denominator excludes too."""
     fresh: bool = True
-    """Sampled by the weights that the step's first update starts from; false for groups carried over."""
+    """Whether all its tokens come from the weights that the step's first update starts from; false if carried over."""
     mask: BoolArray = True  # type: ignore[assignment]
-    """True for the tokens that the policy wrote: the others are read, not trained on."""
+    """True for tokens that the policy generated; the others are context only."""
     returns: FloatArray | None = None
-    """What a critic learns to predict at each token."""
+    """The targets of a critic, per token."""
 
     def __post_init__(self) -> None:
-        length = len(self.response_ids)
-        self._set_array("prompt_ids", self.prompt_ids, np.int32)
-        self._set_array("response_ids", self.response_ids, np.int32)
-        self._set_array("old_logps", self.old_logps, np.float32, length)
-        self._set_array("advantages", self.advantages, np.float32, length)
-        self._set_array("mask", self.mask, np.bool_, length)
-        if self.returns is not None:
-            self._set_array("returns", self.returns, np.float32, length)
+        self._set_arrays(prompt_ids=np.int32)
+        others = {} if self.returns is None else {"returns": np.float32}
+        self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, mask=np.bool_, **others)
 
     @property
     def trained_tokens(self) -> int:
@@ -171,41 +167,41 @@ class TrainSample(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenTokens(Record):
-    """What the update saw of one sample's tokens, when it last passed over them."""
+    """Per-token results of the last update pass over one sample."""
 
     logps: FloatArray
     entropies: FloatArray
     clipped: npt.NDArray[np.int8]
-    """Which bound took a token's gradient away: 0 none, 1 the upper, 2 the lower, 3 dual clip's."""
+    """The bound that clipped a token's gradient: 0 none, 1 upper, 2 lower, 3 dual clip."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group of the batch: as it was judged, as it is rewarded, and as the update saw it."""
+    """A group of the batch with its training samples, rewards and per-token results."""
 
     group: Group
     samples: tuple[TrainSample, ...]
     rewards: tuple[float, ...]
-    """Of each sample, after the length penalty."""
+    """Per sample, after the length penalty."""
     length_penalties: tuple[float, ...]
     seen: tuple[SeenTokens | None, ...] | None = None
-    """Of each sample, none of those outside the loss; before the update there is nothing."""
+    """Per sample, with None for samples outside the loss; None before the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step."""
+    """The result of one optimizer step."""
 
     metrics: Mapping[str, float]
-    """Empty where no sample was in the loss."""
+    """Empty if no sample was in the loss."""
     seen: tuple[SeenTokens | None, ...]
-    """For each sample of the mini-batch; none where it is not in the loss."""
+    """Per sample of the mini-batch, with None for samples outside the loss."""
     notes: tuple[str, ...] = ()
-    """What the user should know."""
+    """Notes for the user."""
 
 
 class Verifier(Protocol):
-    """Judges the samples of one prompt. It never raises for what a response contains."""
+    """Judges the samples of one prompt. It must not raise, whatever the responses contain."""
 
     def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]: ...
 
@@ -214,25 +210,25 @@ class Pending(Protocol):
     """Verdicts that are being computed."""
 
     def result(self) -> list[Verdict]:
-        """Waits for them."""
+        """Waits for the verdicts and returns them."""
         ...
 
     def done(self) -> bool:
-        """Whether `result` returns at once."""
+        """Whether `result` returns without waiting."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers to a turn: the conversation goes on with it."""
+    """An environment's reply to a turn; the conversation continues with it."""
 
     text: str
 
 
 class Environment(Protocol):
-    """Several turns with one prompt: each turn of the policy's is answered by an observation or ends in a verdict.
+    """A multi-turn task: each turn of the policy gets an observation, or a verdict that ends the episode.
 
-    A verifier is an environment whose first step ends.
+    A verifier is an environment whose episodes have one turn.
     """
 
     def step(self, prompt: Prompt, turns: Sequence[Sample]) -> Observation | Verdict: ...

@@ -236,7 +236,7 @@ def check_error(row, err, more=False):
 
 
 @pytest.mark.parametrize(
-    "name", ["a setting that does not exist", "weights that are cut off", "a reward function that raises every time"]
+    "name", ["a setting that does not exist", "truncated weights", "a reward function that raises every time"]
 )
 def test_row_as_a_process(name, here):
     """What the other tests run in their own process, as a user does."""
@@ -258,7 +258,7 @@ def _(_here):
     return ["train", "algo.clip_hihg=0.3"]
 
 
-@case("a setting by the name that another library has for it")
+@case("a setting under another library's name")
 def _(_here):
     return ["train", "train.learning_rate=1e-6"]
 
@@ -268,7 +268,7 @@ def _(_here):
     return ["train", "train.steps=ten"]
 
 
-@case("true where a number belongs")
+@case("a boolean where a number is expected")
 def _(_here):
     return ["train", "train.lr=true"]
 
@@ -288,12 +288,12 @@ def _(_here):
     return ["train", f"seed={10**30}"]
 
 
-@case("a word that is not one of the choices")
+@case("a value that is not one of the choices")
 def _(_here):
     return ["train", "sampling.surplus=cary"]
 
 
-@case("a list where one value belongs")
+@case("a list where a single value is expected")
 def _(_here):
     return ["train", "seed=[1, 2]"]
 
@@ -323,25 +323,25 @@ def _(_here):
     return ["train", "engine=nativ"]
 
 
-@case("an engine of one's own that is not there")
+@case("a custom engine that does not exist")
 def _(here):
     here.write("engines.py", "class Mine: ...")
     return ["train", *QUICK, "engine=engines.py:Mien", "--run", "run"]
 
 
-@case("an engine of one's own that is no class")
+@case("a custom engine that is not a class")
 def _(here):
     here.write("engines.py", "Mine = 3")
     return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
 
 
-@case("an engine of one's own that raises", more=True)
+@case("a custom engine that raises", more=True)
 def _(here):
     here.write("engines.py", "def Mine(*_, **__): raise ConnectionError('no server')")
     return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
 
 
-@case("an engine of one's own without a method")
+@case("a custom engine without a required method")
 def _(here):
     here.write(
         "engines.py",
@@ -361,7 +361,7 @@ def _(_here):
     return ["train", "a.yaml", "b.yaml"]
 
 
-@case("a recipe that is not there")
+@case("a recipe that does not exist")
 def _(here):
     here.write("mine.yaml", "seed: 1\n")
     return ["train", "mien.yaml"]
@@ -372,12 +372,12 @@ def _(here):
     return ["train", here.write("recipe.yaml", "seed: 1\ntrain: [1, 2\n")]
 
 
-@case("a recipe with a key twice")
+@case("a recipe with a duplicate key")
 def _(here):
     return ["train", here.write("recipe.yaml", "train:\n  lr: 1e-6\nseed: 1\ntrain:\n  steps: 3\n")]
 
 
-@case("a recipe with a key in its section and with dots")
+@case("a recipe with a key both nested and dotted")
 def _(here):
     return ["train", here.write("recipe.yaml", "train:\n  lr: 1e-6\ntrain.lr: 2e-6\n")]
 
@@ -408,7 +408,7 @@ def _(here):
     return ["train", here.write("recipe.yaml", "# much\n" * 40_000)]
 
 
-@case("a recipe whose merges multiply")
+@case("a recipe whose merges expand too far")
 def _(here):
     lines = [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 20)]
     return ["train", here.write("recipe.yaml", "a0: &a0 {x: 1}\n" + "".join(lines))]
@@ -419,7 +419,7 @@ def _(here):
     return ["train", here.write("recipe.yaml", "train: &a\n  lr: *a\n")]
 
 
-@case("a recipe with a date that should be a text")
+@case("a recipe with a date where text is expected")
 def _(here):
     return ["train", here.write("recipe.yaml", "model:\n  name: 2024-01-31\n")]
 
@@ -427,49 +427,49 @@ def _(here):
 # Data
 
 
-@case("a data file that is not there")
+@case("a data file that does not exist")
 def _(here):
     here.lines({"prompt": "1+1=?"}, name="train.jsonl")
     return ["train", "data.train=tarin.jsonl"]
 
 
-@case("a data file that is empty")
+@case("an empty data file")
 def _(here):
     return ["train", f"data.train={here.write('data.jsonl', '')}"]
 
 
-@case("a line that is not JSON, among good ones")
+@case("a data file with one line that is not JSON")
 def _(here):
     here.write("data.jsonl", '{"prompt": "1+1=?\\n", "answer": "2"}\n{oops\n')
     return ["train", *QUICK, "data.train=data.jsonl", "sampling.dynamic=false"]
 
 
-@case("no line that is JSON")
+@case("a data file without any JSON")
 def _(here):
     return ["train", f"data.train={here.write('data.jsonl', 'hello' + chr(10))}"]
 
 
-@case("a format that is not read")
+@case("an unsupported file format")
 def _(here):
     return ["train", f"data.train={here.write('data.csv', 'prompt,answer' + chr(10))}"]
 
 
-@case("no column with the prompt")
+@case("no prompt column")
 def _(here):
     return ["train", f"data.train={here.lines({'text': '1+1=?', 'answer': '2'})}"]
 
 
-@case("no column with the answer")
+@case("no answer column")
 def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'result': '2'})}"]
 
 
-@case("a column of that name is not there")
+@case("a column in the settings that the data does not have")
 def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+1=?', 'answer': '2'})}", "data.answer_key=solution"]
 
 
-@case("a ground truth that is not text, among good ones")
+@case("a data file with one ground truth that is not text")
 def _(here):
     given = [row | {"answer": row["answer"].encode()} for row in problems(20)]
     given[1]["answer"] = b"\x89PNG"
@@ -477,29 +477,29 @@ def _(here):
     return ["train", *QUICK, "data.train=data.parquet", "--run", "run"]
 
 
-@case("every prompt too long")
+@case("prompts that are all too long")
 def _(here):
     return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]
 
 
-@case("a parquet file that is damaged")
+@case("a damaged parquet file")
 def _(here):
     pq.write_table(pa.table({"prompt": ["1+1=?"] * 100, "answer": ["2"] * 100}), here.path / "data.parquet")
     whole = (here.path / "data.parquet").read_bytes()
     return ["train", f"data.train={here.write('data.parquet', whole[:-50])}"]
 
 
-@case("a task that reasoning-gym does not have")
+@case("an unknown reasoning-gym task")
 def _(_here):
     return ["train", "data.train=reasoning_gym:chain_sums"]
 
 
-@case("a parameter that a source does not have")
+@case("an unknown parameter of a data source")
 def _(_here):
     return ["train", "data.train.sise=100"]
 
 
-@case("a source that is misspelt")
+@case("a misspelt data source")
 def _(_here):
     return ["train", "data.train=aritmetic"]
 
@@ -521,7 +521,7 @@ def _(here):
 # Models
 
 
-@case("a model directory that is not there")
+@case("a model directory that does not exist")
 def _(here):
     here.model()
     return ["train", "model.name=./modle"]
@@ -542,17 +542,17 @@ def _(here):
     return ["train", here.model(without=["model.safetensors"])]
 
 
-@case("weights that are cut off")
+@case("truncated weights")
 def _(here):
     return ["train", here.model(change={"model.safetensors": lambda weights: weights[: len(weights) // 2]})]
 
 
-@case("weights that are not numbers")
+@case("weights that are not finite")
 def _(here):
     return ["train", here.model(change={"model.safetensors": lambda weights: weights[:-400] + b"\xff" * 400})]
 
 
-@case("weights of another shape than config.json says")
+@case("weights whose shapes differ from config.json")
 def _(here):
     return ["train", here.model(hidden_size=64)]
 
@@ -562,40 +562,40 @@ def _(here):
     return ["train", here.model(num_hidden_layers=9)]
 
 
-@case("an architecture that transformers does not know")
+@case("an architecture unknown to transformers")
 def _(here):
     return ["train", here.model(model_type="nonsense")]
 
 
-@case("an architecture that is no causal language model")
+@case("an architecture that is not a causal language model")
 def _(here):
     return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"])]
 
 
-@case("a model that brings its own code")
+@case("a model that needs custom code")
 def _(here):
     return ["train", here.model(model_type="own", auto_map={"AutoConfig": "own.Config"})]
 
 
-@case("a tokenizer that brings its own code")
+@case("a tokenizer that needs custom code")
 def _(here):
     change = {"tokenizer_config.json": lambda _: b'{"tokenizer_class": "Own", "auto_map": ["own.Tokenizer", null]}'}
     return ["train", here.model(change=change)]
 
 
-@case("pickled weights with more than tensors")
+@case("pickled weights that contain more than tensors")
 def _(here):
     name = here.model(without=["model.safetensors"])
     torch.save({"path": here.path}, here.path / "model" / "pytorch_model.bin")
     return ["train", name]
 
 
-@case("an end-of-sequence token that is none")
+@case("an invalid end-of-sequence token")
 def _(here):
     return ["train", here.model(change={"generation_config.json": lambda _: b'{"eos_token_id": "</s>"}'})]
 
 
-@case("a context that is too short")
+@case("a model context that is too short")
 def _(here):
     return ["train", here.model(max_position_embeddings=32)]
 
@@ -606,18 +606,18 @@ def _(here):
     return ["train", "model.name=someone/model"]
 
 
-@case("a GPU that is not there")
+@case("a machine without a GPU")
 def _(here):
     here.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     return ["train", "model.device=cuda"]
 
 
-@case("no tokenizer beside the weights")
+@case("a model without a tokenizer")
 def _(here):
     return ["train", here.model(without=["tokenizer.json"])]
 
 
-@case("a tokenizer that is cut off")
+@case("a truncated tokenizer file")
 def _(here):
     return ["train", here.model(change={"tokenizer.json": lambda text: text[:100]})]
 
@@ -646,13 +646,13 @@ def _(_here):
     return ["train", "reward.verifier=maths"]
 
 
-@case("a reward function's file that is not there")
+@case("a reward file that does not exist")
 def _(here):
     here.write("rewards.py", "")
     return ["train", "reward.verifier=reward.py:score"]
 
 
-@case("a file without a function of that name")
+@case("a reward file without the named function")
 def _(here):
     here.write("rewards.py", "def score(prompts, completions): ...\n")
     return ["train", "reward.verifier=rewards.py:scroe"]
@@ -663,17 +663,17 @@ def _(here):
     return here.reward("import nothing_of_that_name\n")
 
 
-@case("a class for a reward function")
+@case("a class instead of a reward function")
 def _(here):
     return here.reward("class score:\n    def __call__(self, prompts, completions): ...\n")
 
 
-@case("a reward function of another signature")
+@case("a reward function with an unknown signature")
 def _(here):
     return here.reward("def score(text): ...\n")
 
 
-@case("gym's verifier for data of another source")
+@case("the gym verifier with data from another source")
 def _(_here):
     return ["train", *QUICK, "reward.verifier=gym", "--run", "run"]
 
@@ -683,7 +683,7 @@ def _(here):
     return here.reward("def score(prompts, completions, **columns):\n    return [1 / 0 for _ in completions]\n")
 
 
-@case("a reward function that returns no number", begins=True)
+@case("a reward function that returns text", begins=True)
 def _(here):
     return here.reward("def score(prompts, completions, **columns):\n    return ['good' for _ in completions]\n")
 
@@ -700,7 +700,7 @@ def _(here):
     return here.reward("def score(prompts, completions, **columns):\n    return [1.0]\n")
 
 
-@case("a reward function that needs a column the data has not", begins=True, more=True)
+@case("a reward function that needs a column the data does not have", begins=True, more=True)
 def _(here):
     return here.reward("def score(prompts, completions, solution):\n    return [1.0 for _ in completions]\n")
 
@@ -713,7 +713,7 @@ def _(here):
     )
 
 
-@case("a verifier whose verdict has no usable score", begins=True)
+@case("a verifier whose verdict has an invalid score", begins=True)
 def _(here):
     return here.reward(
         "from dapo_rl.types import Verdict\n\n\ndef score(prompt, samples):\n"
@@ -721,7 +721,7 @@ def _(here):
     )
 
 
-@case("verifiers whose parent process is killed again and again", begins=True)
+@case("a verifier that keeps killing its parent process", begins=True)
 def _(here):
     words = here.reward(
         "import os, time\n\n\ndef score(prompts, completions, **columns):\n"
@@ -730,7 +730,7 @@ def _(here):
     return [*words, "reward.workers=1"]
 
 
-@case("a reward function that raises now and then", begins=True)
+@case("a reward function that sometimes raises", begins=True)
 def _(here):
     words = here.reward(
         "def score(prompts, completions, answer, **columns):\n    return [1.0 / (int(one) > 5) for one in answer]\n"
@@ -738,7 +738,7 @@ def _(here):
     return [*words, "sampling.dynamic=false", "reward.max_error_share=1"]
 
 
-@case("a filter of one's own that calls sys.exit", begins=True)
+@case("a custom filter that calls sys.exit", begins=True)
 def _(here):
     words = here.reward(
         "import sys\n\n\ndef score(completions):\n    return [float(len(text)) for text in completions]\n\n\n"
@@ -750,25 +750,25 @@ def _(here):
 OWN = "import sys\n\n\ndef score(completions):\n    return [float(len(text)) for text in completions]\n\n\n"
 
 
-@case("a loss of one's own that returns another shape", begins=True)
+@case("a custom loss that returns the wrong shape", begins=True)
 def _(here):
     words = here.reward(f"{OWN}def loss(new_logps, old_logps, advantages, mask):\n    return new_logps.mean()\n")
     return [*words, "sampling.dynamic=false", "algo.loss=rewards.py:loss"]
 
 
-@case("a loss of one's own that calls sys.exit", begins=True, more=True)
+@case("a custom loss that calls sys.exit", begins=True, more=True)
 def _(here):
     words = here.reward(f"{OWN}def loss(new_logps, old_logps, advantages, mask):\n    sys.exit(0)\n")
     return [*words, "sampling.dynamic=false", "algo.loss=rewards.py:loss"]
 
 
-@case("an advantage function of one's own that returns NaN", begins=True)
+@case("a custom advantage function that returns NaN", begins=True)
 def _(here):
     words = here.reward(f"{OWN}def advantages(rewards, mask):\n    return rewards * float('nan')\n")
     return [*words, "sampling.dynamic=false", "algo.advantage=rewards.py:advantages"]
 
 
-@case("a model that is never right", begins=True)
+@case("a model that is never correct", begins=True)
 def _(here):
     words = here.reward("def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n")
     return [*words, "sampling.cap=4"]
@@ -777,7 +777,7 @@ def _(here):
 # Runs and checkpoints
 
 
-@case("a run directory that holds a run already")
+@case("a run directory that already contains a run")
 def _(here):
     here.finished()
     return ["train", *QUICK, "--run", "run"]
@@ -812,7 +812,7 @@ def _(here):
     return ["train", "--resume", "--run", "run"]
 
 
-@case("--resume with other settings")
+@case("--resume with different settings")
 def _(here):
     here.finished()
     return ["train", "--run", "run", "--resume", "algo.clip_high=0.3"]
@@ -825,7 +825,7 @@ def _(here):
     return words
 
 
-@case("--resume with an edited config.yaml that makes it another run")
+@case("--resume with an edit of config.yaml that needs a new run")
 def _(here):
     words = here.resumed()
     here.edit("run/config.yaml", "clip_high: 0.28", "clip_high: 0.3")
@@ -839,7 +839,7 @@ def _(here):
     return words
 
 
-@case("--resume with a config.yaml that is cut off, without checkpoints")
+@case("--resume with a truncated config.yaml and no checkpoints")
 def _(here):
     words = here.resumed()
     shutil.rmtree(here.path / "run" / "checkpoints")
@@ -848,34 +848,34 @@ def _(here):
     return words
 
 
-@case("--resume with fewer steps than it has made")
+@case("--resume with fewer steps than already made")
 def _(here):
     here.finished()
     return ["train", "--run", "run", "--resume", "train.steps=1"]
 
 
-@case("--resume of a model that has changed")
+@case("--resume with a changed model")
 def _(here):
     words = here.resumed()
     small_model().save_pretrained(here.path / "model")
     return words
 
 
-@case("--resume of data that has changed")
+@case("--resume with changed data")
 def _(here):
     words = here.resumed()
     here.lines(*problems(40))
     return words
 
 
-@case("a checkpoint that is damaged, with one before it", begins=True)
+@case("a damaged checkpoint after an intact one", begins=True)
 def _(here):
     words = here.resumed()
     (here.path / "run" / "checkpoints" / "step-2" / "optimizer.pt").write_bytes(b"")
     return words
 
 
-@case("a checkpoint that is not finite, with one before it", begins=True)
+@case("a checkpoint with non-finite weights after an intact one", begins=True)
 def _(here):
     words = here.resumed()
     path = here.path / "run" / "checkpoints" / "step-2"
@@ -886,7 +886,7 @@ def _(here):
     return words
 
 
-@case("a checkpoint with a state of something else")
+@case("a checkpoint with an invalid state")
 def _(here):
     words = here.resumed()
     path = here.path / "run" / "checkpoints" / "step-2"
@@ -897,7 +897,7 @@ def _(here):
     return words
 
 
-@case("a checkpoint of an older version")
+@case("a checkpoint from an older version")
 def _(here):
     words = here.resumed()
     for path in (here.path / "run" / "checkpoints").glob("step-*"):
@@ -907,7 +907,7 @@ def _(here):
     return words
 
 
-@case("a log with a line of something else")
+@case("a log with an invalid line")
 def _(here):
     words = here.resumed()
     log = here.path / "run" / "metrics.jsonl"
@@ -915,7 +915,7 @@ def _(here):
     return words
 
 
-@case("every checkpoint damaged")
+@case("checkpoints that are all damaged")
 def _(here):
     words = here.resumed()
     for path in (here.path / "run" / "checkpoints").glob("step-*/stream.json"):
@@ -923,7 +923,7 @@ def _(here):
     return words
 
 
-@case("numbers that are not finite", begins=True)
+@case("a run that diverges", begins=True)
 def _(_here):
     words = ["train.mini_batches=2", "train.lr=1e30", "train.warmup_steps=0"]
     return ["train", *QUICK, *words, "--run", "run"]
@@ -944,6 +944,6 @@ def _(here):
     return ["train", *QUICK, "sampling.dynamic=false", "--run", "run"]
 
 
-@case("memory for keys and values that does not hold one sequence")
+@case("a KV cache too small for one sequence")
 def _(_here):
     return ["train", *QUICK, "sampling.kv_memory_gib=0.00001", "--run", "run"]

@@ -111,7 +111,7 @@ def test_when_every_checkpoint_is_damaged_nothing_is_touched(copy):
 def test_a_log_without_its_checkpoints_is_not_thrown_away(copy):
     shutil.rmtree(copy / "checkpoints")
     before = contents(copy)
-    with pytest.raises(UserError, match="the log reaches step 3, and there is no checkpoint"):
+    with pytest.raises(UserError, match="the log reaches step 3, but there is no checkpoint"):
         trainer_for(copy, "train.steps=3", "checkpoint.every=1", "checkpoint.keep=9").train(resume=True)
     assert contents(copy) == before
 
@@ -163,7 +163,7 @@ def test_a_directory_in_use_is_one_line_and_stays_as_it_is(tmp_path):
         assert f"run: in use by process {process.pid} on " in line
         with pytest.raises(UserError, match=f"in use by process {process.pid} on "):
             trainer_for(tmp_path / "run", "train.steps=500").train(resume=True)
-        assert "holds a run already" in one_line(dapo("train", *SMALL, "--run", "run", cwd=tmp_path))
+        assert "already contains a run" in one_line(dapo("train", *SMALL, "--run", "run", cwd=tmp_path))
         assert (tmp_path / "run" / "config.yaml").read_bytes() == config
     finally:
         process.kill()

@@ -190,12 +190,12 @@ def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
         (("sampler",), [], "input should be a valid dictionary"),
         (("progress",), [], "input should be a valid dictionary"),
         (("progress", "step"), "1", "step: input should be a valid integer"),
-        (("progress", "step"), 7, "step does not fit the rest"),
-        (("progress", "evaluations"), [[0, 1.5]], "evaluations does not fit the rest"),
+        (("progress", "step"), 7, "step is inconsistent"),
+        (("progress", "evaluations"), [[0, 1.5]], "evaluations is inconsistent"),
         (("log", "bytes"), -1, "bytes: input should be greater than or equal to 0"),
-        (("sampler", "acceptance", "overall"), [1, 0], "acceptance does not fit the rest"),
-        (("sampler", "flights", 0, "new"), [10**9], "flights does not fit the rest"),
-        (("sampler", "flights", 0, "draw"), 10**9, "next_draw does not fit the rest"),
+        (("sampler", "acceptance", "overall"), [1, 0], "acceptance is inconsistent"),
+        (("sampler", "flights", 0, "new"), [10**9], "flights is inconsistent"),
+        (("sampler", "flights", 0, "draw"), 10**9, "next_draw is inconsistent"),
         (("sampler", "flights", 0, "prompt"), "nobody", "there is no prompt 'nobody'"),
         (("random", "torch"), "00", "torch: "),
         (("random", "numpy", 2), 10**9, "numpy.2: input should be less than or equal to 624"),
@@ -205,8 +205,8 @@ def test_what_is_let_pass_is_gone_on_from_or_one_line(begun, tmp_path):
 def test_what_is_wrong_is_one_line_that_names_it(begun, tmp_path, path, value, said):
     line = resume(begun[0], tmp_path / "run", changed(begun[1], path, value))
     checkpoint = tmp_path / "run" / "checkpoints" / "step-1"
-    assert line.startswith(f"{checkpoint / path[0]}.json: is not the state of this run: {said}")
-    assert line.endswith(f"; remove {checkpoint} to go on from the checkpoint before it")
+    assert line.startswith(f"{checkpoint / path[0]}.json: is not a valid state of this run: {said}")
+    assert line.endswith(f"; remove {checkpoint} to resume from the previous checkpoint")
 
 
 def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
@@ -217,31 +217,33 @@ def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
         path = tmp_path / f"{name}.json"
         for content in (b"", b"nonsense", b"[" * 100_000, b"\xff"):
             path.write_bytes(content)
-            with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: ") as error:
+            with pytest.raises(UserError, match=f"{name}.json: is not a valid state of this run: ") as error:
                 part.load(tmp_path)
             assert "\n" not in str(error.value)
         path.unlink()
-        with pytest.raises(UserError, match=f"{name}.json: is not the state of this run: it cannot be read: No such"):
+        with pytest.raises(
+            UserError, match=f"{name}.json: is not a valid state of this run: it cannot be read: No such"
+        ):
             part.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("token_ids", lambda a: a + 10**6, "it has tokens that the model does not"),
-        ("token_ids", lambda a: -a - 1, "it has tokens that the model does not"),
-        ("token_ids", lambda a: a[1:], "lengths do not fit the rest"),
-        ("token_ids", lambda a: a.astype(np.int64), "it has other columns"),
-        ("token_ids", lambda a: a[None], "it has columns that are not flat"),
-        ("logps", lambda a: a * np.float32("nan"), "it has numbers that cannot be"),
-        ("logps", lambda a: a[:-1], "lengths do not fit the rest"),
-        ("versions", lambda a: a - 5, "it has numbers that cannot be"),
-        ("mask", lambda a: a[:0], "lengths do not fit the rest"),
-        ("lengths", lambda a: a * 0, "lengths do not fit the rest"),
-        ("lengths", lambda a: a[::-1] * 2, "lengths do not fit the rest"),
-        ("text_lengths", lambda a: a - 1, "lengths do not fit the rest"),
-        ("text_lengths", lambda a: a + 2**62, "lengths do not fit the rest"),
-        ("texts", lambda a: np.append(a, np.uint8(65)), "lengths do not fit the rest"),
+        ("token_ids", lambda a: a + 10**6, "it has tokens outside the vocabulary"),
+        ("token_ids", lambda a: -a - 1, "it has tokens outside the vocabulary"),
+        ("token_ids", lambda a: a[1:], "lengths are inconsistent"),
+        ("token_ids", lambda a: a.astype(np.int64), "it has the wrong columns"),
+        ("token_ids", lambda a: a[None], "its columns are not one-dimensional"),
+        ("logps", lambda a: a * np.float32("nan"), "it has invalid log-probabilities or versions"),
+        ("logps", lambda a: a[:-1], "lengths are inconsistent"),
+        ("versions", lambda a: a - 5, "it has invalid log-probabilities or versions"),
+        ("mask", lambda a: a[:0], "lengths are inconsistent"),
+        ("lengths", lambda a: a * 0, "lengths are inconsistent"),
+        ("lengths", lambda a: a[::-1] * 2, "lengths are inconsistent"),
+        ("text_lengths", lambda a: a - 1, "lengths are inconsistent"),
+        ("text_lengths", lambda a: a + 2**62, "lengths are inconsistent"),
+        ("texts", lambda a: np.append(a, np.uint8(65)), "lengths are inconsistent"),
     ],
 )
 def test_tokens_that_cannot_be_are_one_line(begun, tmp_path, name, change, said):
@@ -250,11 +252,11 @@ def test_tokens_that_cannot_be_are_one_line(begun, tmp_path, name, change, said)
     assert len(tokens["lengths"])
     tokens[name] = np.ascontiguousarray(change(tokens[name]))
     line = resume(path, tmp_path / "run", state, tokens)
-    assert f"is not the state of this run: {said}" in line
+    assert f"is not a valid state of this run: {said}" in line
 
 
 def test_a_file_of_tokens_that_is_none_is_one_line(begun, tmp_path):
     path, state = begun
     for content in (b"", b"nonsense", b"\xff" * 100):
         line = resume(path, tmp_path / "run", state, content)
-        assert f"{TOKENS}: is not the state of this run: " in line
+        assert f"{TOKENS}: is not a valid state of this run: " in line

@@ -161,7 +161,7 @@ def test_a_gpu_that_is_full_halves_the_micro_batch_and_the_update_is_the_same():
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     (note,) = (*notes, *update.notes)
-    assert note.startswith("out of GPU memory: micro-batches of 4096 tokens from here on instead of 8192; ")
+    assert note.startswith("out of GPU memory: micro-batches now have 4096 tokens instead of 8192; ")
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()]).cpu()
     assert distance(gradient, expected) < 1e-2
     assert update.metrics["actor/pg_loss"] == pytest.approx(expected_metrics["actor/pg_loss"], rel=1e-3, abs=1e-6)

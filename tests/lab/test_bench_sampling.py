@@ -49,7 +49,7 @@ def test_the_command():
     words = ["bench", "sampling", "--prompts", "4", "--group", "2", "--slots", "16", "--steps", "3"]
     result = CliRunner().invoke(app, [*words, "--acceptance", "0.5", "--json"])
     report = json.loads(result.stdout)
-    assert [row["policy"] for row in report["rows"]] == NAMES
+    assert [row["strategy"] for row in report["rows"]] == NAMES
     shown = CliRunner().invoke(app, [*words, "--acceptance", "0.5"]).stdout
     assert "carry" in shown
     assert "verl" in shown

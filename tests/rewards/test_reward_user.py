@@ -320,7 +320,7 @@ class TestLoad:
             ("brokne.py:f", r"no such file: brokne.py .*did you mean broken.py\?"),
             ("good.py:scor", r"good.py has no 'scor'; did you mean good.py:score\?"),
             ("good.py:zzz", "good.py has no 'zzz'$"),
-            ("good.py:NUMBER", "it is a int, not a function"),
+            ("good.py:NUMBER", "expected a function, got int"),
             ("not_there_at_all:f", "no module 'not_there_at_all'"),
             ("not_there.at_all:f", "no module 'not_there'"),
             ("needs_too:f", "importing it failed: ModuleNotFoundError: No module named 'not_there_either'"),

@@ -479,7 +479,7 @@ def test_an_engine_that_loses_a_request_is_found_out():
     chosen = SamplingSettings(group_size=4)
     params = SamplingParams(max_new_tokens=100)
     sampler = Sampler(Prompts(), Forgetful(script), TextVerifier(), params, chosen, cap=1000, seed=0)
-    with pytest.raises(RuntimeError, match="the engine gave back other work than it was given: draw-6"):
+    with pytest.raises(RuntimeError, match="the engine did not return the requests it was given: draw-6"):
         sampler.fill(6)
 
 

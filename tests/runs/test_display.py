@@ -146,7 +146,7 @@ def test_plain_output_of_a_run():
         display.finish(SUMMARY)
     lines = stream.getvalue().splitlines()
     assert lines[0] == (
-        "dapo: tiny (1.1M parameters) on arithmetic, 150 steps, 16 groups of 16, 1 update a step, seed 0"
+        "dapo: tiny (1.1M parameters) on arithmetic, 150 steps, 16 groups of 16, 1 update per step, seed 0"
     )
     assert lines[1] == "[bold]kept[/bold] \\x1b[31m as it is"
     assert lines[2].startswith("step  12/150  acc 0.53")

@@ -56,7 +56,7 @@ def test_a_directory_with_a_run_is_refused_and_left_alone(run, holds):
     else:
         (run.checkpoints_path / "step-3").mkdir(parents=True)
     before = run.config_path.read_text()
-    with pytest.raises(UserError, match=r"holds a run already.*--resume.*--run") as error:
+    with pytest.raises(UserError, match=r"already contains a run.*--resume.*--run") as error:
         RunDirectory.create(run.path, Config(seed=9))
     assert "\n" not in str(error.value)
     assert run.config_path.read_text() == before

@@ -290,7 +290,7 @@ def test_another_model_is_one_line(checkpoints):
         ({"num_hidden_layers": 3}, r"it has no model\.layers\.2\."),
         ({"num_hidden_layers": 1}, r"it has model\.layers\.1\."),
     ):
-        with pytest.raises(UserError, match=f"step-1: is of another model: .*{said}") as error:
+        with pytest.raises(UserError, match=f"step-1: belongs to a different model: .*{said}") as error:
             load(checkpoints, small_model(**changes))
         assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="is float32 instead of bfloat16"):
@@ -326,7 +326,8 @@ def test_an_optimizer_of_something_else_is_one_line(checkpoints):
         with pytest.raises(UserError) as error:
             policy_of(small_model()).load(path)
         assert str(error.value) == (
-            f"{path}: is of another optimizer: {said}; remove {path} to go on from the checkpoint before it"
+            f"{path}: its optimizer state cannot be loaded: {said}; "
+            f"remove {path} to resume from the previous checkpoint"
         )
     (path / "optimizer.pt").write_bytes(b"nonsense")
     with pytest.raises(UserError, match=r"step-1: cannot be read as a checkpoint: ") as error:

@@ -106,7 +106,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path):
     save(checkpoints, 2).path.rename(tmp_path / "step-7")
     damaged = []
     assert checkpoints.restore([], damaged.append) == good
-    assert damaged == [f"{tmp_path / 'step-7'}: manifest.json is of step 2"]
+    assert damaged == [f"{tmp_path / 'step-7'}: manifest.json belongs to step 2"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5000, "1", "null", '{"sha256": 3}', '{"step": 1e999}'])

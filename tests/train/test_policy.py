@@ -305,7 +305,7 @@ def test_out_of_memory_halves_the_micro_batch_and_the_update_is_the_same(phase, 
     for ours, theirs in zip(model.parameters(), cautious.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     (note,) = update.notes
-    assert note.startswith("out of GPU memory: micro-batches of 20 tokens from here on instead of 40; ")
+    assert note.startswith("out of GPU memory: micro-batches now have 20 tokens instead of 40; ")
     passes.clear()
     assert policy.update(samples, lr=1e-3).notes == ()
     assert max(passes) <= 21, "the budget stays halved"
@@ -357,7 +357,7 @@ def test_a_sample_that_does_not_fit_by_itself_is_one_line(recompute):
         with pytest.raises(UserError) as caught:
             attempt()
         line = str(caught.value)
-        assert line.startswith("out of GPU memory: one sample of 21 tokens does not fit by itself; ")
+        assert line.startswith("out of GPU memory: a single sample of 21 tokens does not fit; ")
         assert ("train.gradient_checkpointing=true" in line) is not recompute
         assert line.endswith("lower sampling.kv_memory_gib or sampling.max_new_tokens")
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -369,7 +369,7 @@ def test_samples_of_single_tokens_do_not_fit_either():
     samples = [TrainSample((5,), (n,), (-5.0,), 1.0, 0) for n in (6, 7)]
     policy = make_policy(model)
     with_memory_for(model, 0)
-    with pytest.raises(UserError, match="one sample of 2 tokens does not fit by itself"):
+    with pytest.raises(UserError, match="a single sample of 2 tokens does not fit"):
         policy.update(samples, lr=1e-3)
 
 

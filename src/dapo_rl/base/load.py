@@ -1,4 +1,4 @@
-"""Finds the function that a setting names."""
+"""Loads the function that a setting names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def load_function(spec: str) -> Callable[..., Any]:
     except BaseException as error:  # a module may compute its attributes
         raise _import_error(spec, error) from error
     if not callable(function):
-        raise UserError(f"{spec}: it is a {type(function).__name__}, not a function")
+        raise UserError(f"{spec}: expected a function, got {type(function).__name__}")
     return function  # type: ignore[no-any-return]
 
 
 def spec_of(thing: Any) -> str:
-    """`module:name` of a function or class, or of an object's class: as a setting names it."""
+    """`module:name` of a function or class, or of an object's class, in the form used in settings."""
     return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
@@ -45,7 +45,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         hint = did_you_mean(nearest_path(path, lambda neighbour: neighbour.name.endswith(".py")))
         raise UserError(f"{spec}: no such file: {path} (from {Path.cwd()}){hint}")
     path = path.resolve()
-    # Functions from the same file share a module; a file that has changed is read again.
+    # Functions from the same file share a module; a changed file is loaded again.
     name = f"_dapo_rl_user_{path.stem}_{zlib.crc32(f'{path} {path.stat().st_mtime_ns}'.encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -78,13 +78,14 @@ def _load_module(name: str, spec: str) -> ModuleType:
 
 
 def _make_importable(directory: Path) -> None:
-    """Appends a directory to the path, so that a user's file finds its neighbours but shadows no installed package."""
+    """Appends a directory to `sys.path`, so that a user's file can import its neighbours without shadowing installed
+    packages."""
     if str(directory) not in sys.path:
         sys.path.append(str(directory))
 
 
 def _import_error(spec: str, error: BaseException) -> BaseException:
-    """What to raise for an exception from a module, including sys.exit(); Ctrl-C stays what it is."""
+    """The error to raise for an exception from a module, including SystemExit; KeyboardInterrupt is unchanged."""
     if isinstance(error, KeyboardInterrupt | UserError):
         return error
     return UserError(f"{spec}: importing it failed: {describe(error)}")

@@ -1,4 +1,4 @@
-"""How much memory this process may use, and the control group that limits it, of either version."""
+"""The memory that this process may use, and the control group (version 1 or 2) that limits it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROC = Path("/proc/self")
 
 
 def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
-    """Bytes of RAM: the machine's, or fewer where a control group limits this process."""
+    """Bytes of RAM: the machine's, or the limit of this process's control group if that is lower."""
     if physical is None:
         physical = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     group = own_group(proc)
@@ -23,14 +23,14 @@ def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A directory of the file system in which control groups count memory."""
+    """The directory of a memory control group."""
 
     version: Literal[1, 2]
     mount: Path
     path: Path
 
     def limits(self) -> Iterator[int]:
-        """In bytes, of the group and of the groups that it is in. Version 1 has a huge number in place of none."""
+        """The limits of the group and its parents in bytes. In version 1 a huge number means no limit."""
         name = "memory.limit_in_bytes" if self.version == 1 else "memory.max"
         for group in (self.path, *self.path.parents):
             limit = 0
@@ -43,7 +43,7 @@ class MemoryGroup:
 
 
 def own_group(proc: Path = PROC) -> MemoryGroup | None:
-    """The group of this process; none where memory is not counted, or on another system than Linux."""
+    """The group of this process; None if memory is not accounted, or if the system is not Linux."""
     try:
         return _own_group(read_text(proc / "cgroup"), read_text(proc / "mountinfo"))
     except ValueError:  # a system that only resembles Linux
@@ -60,12 +60,12 @@ def _own_group(groups: str, mounts: str) -> MemoryGroup | None:
             own[2] = path
     if not own:
         return None
-    version = min(own)  # where version 1 counts memory, version 2 does not
+    version = min(own)  # if version 1 accounts for memory, version 2 does not
     return _mounted(mounts, version, PurePosixPath(own[version]))
 
 
 def _mounted(mounts: str, version: Literal[1, 2], own: PurePosixPath) -> MemoryGroup | None:
-    """Where a group's directory is."""
+    """Finds the directory of a group among the mounts."""
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         root, point = (re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), word) for word in left.split()[3:5])
@@ -77,7 +77,7 @@ def _mounted(mounts: str, version: Literal[1, 2], own: PurePosixPath) -> MemoryG
 
 
 def read_text(path: Path | str) -> str:
-    """A file of the kernel's; empty where it is missing or may not be read."""
+    """The contents of a kernel file; empty if it is missing or unreadable."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

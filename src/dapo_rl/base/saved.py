@@ -1,6 +1,6 @@
-"""The state of a part of a run as a JSON file: one that is not ours is an error when it is read, not steps later.
+"""Reads and writes the state of a part of a run as JSON, with a schema that is checked on reading.
 
-A checksum tells what was damaged, not what was written by somebody else. Keys that a schema does not name are ignored.
+A checksum detects damage, but not a file written by another program. Keys that a schema does not name are ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LARGEST = 2**53
 Count = Annotated[int, Field(ge=0, lt=LARGEST)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 AsTuple = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""JSON turns tuples into lists; a strict schema with several types in a row wants a tuple."""
+"""JSON turns tuples into lists; a strict tuple schema needs a tuple."""
 
 _NOT_OURS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What restoring raises for a state that has another shape than the one that was saved."""
+"""The exceptions that restoring raises for a state of the wrong shape."""
 
 
 class Saved(BaseModel):
@@ -32,7 +32,7 @@ class Saved(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
-        """What has the right shape and cannot be: the key, and whether it is wrong."""
+        """Checks beyond the schema: a key, and whether its value contradicts the rest."""
         return ()
 
 
@@ -40,7 +40,7 @@ Schema = TypeVar("Schema", bound=Saved)
 
 
 def parse_state(schema: type[Schema], value: Any) -> Schema:
-    """A ValueError says in one line where a value is not of the schema."""
+    """Validates a state; raises a ValueError with one line that names the invalid key."""
     try:
         state = schema.model_validate(value)
     except ValidationError as error:
@@ -55,7 +55,7 @@ def parse_state(schema: type[Schema], value: Any) -> Schema:
 def refuse(contradictions: Iterable[tuple[str, bool]]) -> None:
     for where, wrong in contradictions:
         if wrong:
-            raise ValueError(f"{where} does not fit the rest")
+            raise ValueError(f"{where} is inconsistent")
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ def read_state(path: Path) -> Any:
 
 @contextmanager
 def restoring(path: Path) -> Iterator[None]:
-    """Turns whatever a state of another run or program raises into one line that names its file and the remedy."""
+    """Turns an error while restoring a state into a UserError that names the file and the fix."""
     try:
         yield
     except _NOT_OURS as error:
@@ -79,5 +79,5 @@ def restoring(path: Path) -> Iterator[None]:
 
 def not_of_this_run(path: Path, why: str) -> UserError:
     return UserError(
-        f"{path}: is not the state of this run: {why}; remove {path.parent} to go on from the checkpoint before it"
+        f"{path}: is not a valid state of this run: {why}; remove {path.parent} to resume from the previous checkpoint"
     )

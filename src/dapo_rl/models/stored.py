@@ -1,4 +1,4 @@
-"""The weights of a model in a directory: Hugging Face format, and every bit of them."""
+"""Stores a model's weights exactly, in Hugging Face format as far as possible."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from dapo_rl.models.lora import save_plain
 
 MODEL = "model"
 WEIGHTS = "weights.pt"
-"""The weights once more, where the Hugging Face format does not have them name by name and bit by bit."""
+"""A second copy of the weights, written if the Hugging Face format changes a name or a value."""
 
 
 def store(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Writes `model/`, with the tokenizer where there is one, and `weights.pt` where `model/` is not enough."""
+    """Writes `model/`, with the tokenizer if there is one, and `weights.pt` if `model/` does not store the weights
+    exactly."""
     save_plain(model, directory / MODEL)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory / MODEL)
@@ -28,7 +29,7 @@ def store(model: Any, tokenizer: Any, directory: Path) -> None:
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
-    """What `store` wrote, on the CPU."""
+    """Loads the weights that `store` wrote, on the CPU."""
     if (directory / WEIGHTS).exists():
         weights: dict[str, Tensor] = torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True)
         return weights
@@ -36,7 +37,7 @@ def stored_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def weight_difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str | None:
-    """Why stored weights are not those of a model, if so. Of weights that are tied one name is enough."""
+    """How stored weights differ from those of a model, or None. Tied weights need only one name."""
     covered = {own[name].data_ptr() for name in stored if name in own}
     for name, tensor in stored.items():
         if name not in own:

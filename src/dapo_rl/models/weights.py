@@ -1,4 +1,4 @@
-"""The weights of one version, as whoever samples needs them: plain, by name, a bucket at a time."""
+"""The weights of one version in the form that engines load: without adapters, by name, one bucket at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class WeightSource(Protocol):
     """A snapshot of one version of the weights."""
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """All weights once, under the names of the model as it was loaded. A bucket holds at most `nbytes`, or one
-        tensor that is larger."""
+        """Yields every weight once, under its name in the model as loaded. A bucket has at most `nbytes`, or a single
+        larger tensor."""
         ...
 
 
 class ModelWeights:
-    """The live tensors of a model in this process: valid until the next update.
+    """The live tensors of a model in this process, valid until the next update.
 
-    Adapters are added in bucket by bucket, so that there is never a second copy of all weights.
+    Adapters are merged bucket by bucket, so that there is never a second copy of all weights.
     """
 
     def __init__(self, model: Any) -> None:
@@ -39,6 +39,6 @@ class ModelWeights:
                 bucket, size = [], 0
             bucket.append((name, tensor))
             size += tensor.nbytes
-            del tensor  # else one that was merged outlives its bucket
+            del tensor  # otherwise a merged tensor would outlive its bucket
         if bucket:
             yield bucket

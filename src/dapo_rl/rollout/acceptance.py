@@ -1,4 +1,4 @@
-"""How many groups pass the filter: an estimate for each data source, which starts from a guess."""
+"""Estimates the acceptance rate, the share of groups that pass the filter, for each data source."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MEMORY = 128.0
-"""Groups after which an observation has lost most of its weight: the policy moves."""
+"""The time constant of the exponential decay, in groups: the policy changes, so old observations must fade."""
 GUESS = (3.0, 4.0)
-"""What is believed before the first group: 3 of 4 are kept."""
+"""The prior before the first group: 3 of 4 are kept."""
 PRIOR = 4.0
-"""Groups that the rate of all sources counts for, in the rate of one."""
+"""The weight of the overall rate in the rate of one source, in groups."""
 LEAST = 0.02
 CAUTION = 0.5
-"""Standard errors by which the rate is taken to be higher. Too few groups are topped up a moment later; too many are
-sampled for nothing, or by weights that are old when their turn comes."""
+"""Standard errors added to the rate. Drawing too few groups is cheap, because the sampler tops them up a moment later;
+drawing too many wastes samples or makes them stale."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Count:
 
 @dataclass(slots=True)
 class Acceptance:
-    """The share of groups that are kept, as seen lately."""
+    """The recent share of groups that were kept."""
 
     overall: _Count = field(default_factory=lambda: _Count(*GUESS))
     sources: dict[str, _Count] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Acceptance:
         self.sources.setdefault(source, _Count()).observe(kept)
 
     def rate(self, source: str) -> float:
-        """What one source has shown, leaning on all of them while it has shown little."""
+        """The rate of one source, shrunk towards the overall rate while the source has few observations."""
         own = self.sources.get(source, _Count())
         seen = own.seen + PRIOR
         rate = (own.kept + PRIOR * self.overall.kept / self.overall.seen) / seen

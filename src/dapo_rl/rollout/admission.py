@@ -1,6 +1,6 @@
 """Admission: judged groups join the batch in the order in which their prompts were drawn.
 
-Taking the groups that finish first would prefer short answers.
+Taking groups in the order they finish would favour short answers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dapo_rl.types import Group, Prompt
 
 
 class Admission:
-    """Groups with verdicts that wait for an earlier draw to get its own, or for the next step."""
+    """Judged groups that wait for the verdicts of earlier draws, or for the next step."""
 
     def __init__(self, carried: Iterable[Group] = ()) -> None:
         self._judged: dict[int, tuple[Group, Fate]] = {group.draw: (group, "kept") for group in carried}
@@ -30,14 +30,14 @@ class Admission:
 
     @property
     def carried(self) -> tuple[Group, ...]:
-        """Between two steps: good groups that wait for the next one, in the order drawn."""
+        """Between steps: good groups that wait for the next step, in the order drawn."""
         return tuple(self._judged[draw][0] for draw in sorted(self._judged))
 
     def add(self, group: Group, fate: Fate) -> None:
         self._judged[group.draw] = (group, fate)
 
     def admit(self, filling: Filling, first_out: float) -> None:
-        """Takes groups in the order drawn; `first_out`, the first draw without a verdict, holds up those after it."""
+        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict."""
         for draw in sorted(self._judged):
             if not filling.missing or draw > first_out:
                 break
@@ -48,13 +48,13 @@ class Admission:
                 filling.dropped.append((group, fate))
 
     def drop_stale(self, filling: Filling, oldest: int) -> None:
-        """Groups of earlier steps that began with weights before `oldest`."""
+        """Drops groups of earlier steps that started with weights older than `oldest`."""
         for draw in sorted(self._judged):
             if self._judged[draw][0].first_version < oldest:
                 filling.dropped.append((self._judged.pop(draw)[0], "stale"))
 
     def settle(self, filling: Filling, surplus: str) -> list[Prompt]:
-        """At the end of a step only carried groups stay; returns the prompts to sample again."""
+        """Ends a step: only carried groups stay. Returns the prompts to sample again."""
         again: list[Prompt] = []
         for draw in sorted(self._judged):
             group, fate = self._judged[draw]
@@ -68,8 +68,8 @@ class Admission:
 
 
 def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:
-    """The batch is not full and no more may be drawn: `on_cap` decides. Returns the draws that fill up the batch, and
-    what to tell the user."""
+    """Applies `on_cap` to a batch that is not full when the cap is reached. Returns the draws that fill it up, and a
+    note for the user."""
     nothing: frozenset[int] = frozenset()
     if settings.dynamic_batch and filling.kept:
         return nothing, None

@@ -1,4 +1,4 @@
-"""The engine that a setting names, or that the trainer was given."""
+"""Builds the engine that the settings name or the caller passes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
-"""What a custom engine must have."""
+"""The methods that a custom engine must have."""
 MAX_BATCH = 1024
-"""Sequences at the same time: what one more costs falls up to there."""
+"""Concurrent sequences: the cost per sequence falls up to about this number."""
 MAX_BATCH_OF_GENERATE = 256
-"""`generate` bounds no memory."""
+"""Lower for `generate`, which does not limit its memory."""
 
 
 def build_engine(
@@ -34,9 +34,9 @@ def build_engine(
     dtype: torch.dtype,
     longest: int = 0,
 ) -> Engine:
-    """Samples from `model`, computing in `dtype`. `longest` is the longest context to come.
+    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run.
 
-    `named` is the setting `engine`, or a class or function that is called as those of the user's own are:
+    `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
     """
     if named == "native":
@@ -70,12 +70,12 @@ def build_engine(
 
 
 def is_engine(given: Any) -> bool:
-    """Whether it is an engine, rather than a class or function that makes one."""
+    """Whether `given` is an engine, rather than a class or function that makes one."""
     return not isinstance(given, type) and (not callable(given) or all(hasattr(given, m) for m in ENGINE_METHODS))
 
 
 def check_engine(engine: Any, name: str) -> Engine:
-    """An engine of the user's own, if it has what an engine needs."""
+    """Returns a custom engine, or raises if it lacks a method."""
     for method in ENGINE_METHODS:
         if not callable(getattr(engine, method, None)):
             needs = ", ".join(ENGINE_METHODS)
@@ -94,7 +94,7 @@ def _load(spec: str) -> Callable[..., Any]:
 
 
 def close_engine(engine: Engine) -> None:
-    """Ends the processes of an engine that has some: such an engine has a method `close`."""
+    """Calls the engine's `close` method, if it has one."""
     close = getattr(engine, "close", None)
     if close is not None:
         close()

@@ -1,8 +1,8 @@
-"""Drawing tokens: temperature, top-k, top-p, min-p, an inverse CDF, and random numbers that belong to a position.
+"""Token sampling: temperature, top-k, top-p and min-p, then an inverse CDF with a random number for each position.
 
-The random number of a token is a function of (request seed, sample index, position) alone, so that what is sampled
-does not depend on which requests share a batch. One number per row is all that an inverse CDF needs; a random number
-per token of the vocabulary costs more than the model does. Shapes: B rows × V tokens.
+A token's random number is a function of (request seed, sample index, position) alone, so the samples do not depend on
+which requests share a batch. The inverse CDF needs one random number per row; drawing one per vocabulary entry would
+cost more than the model itself. Shapes: B rows × V tokens.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from dapo_rl.rollout.engine import SamplingParams
 
-# splitmix64 (Steele, Lea, Flood 2014), in int64 arithmetic that wraps around.
+# splitmix64 (Steele, Lea, Flood 2014), in wrapping int64 arithmetic.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 
 _CHUNK = 1024
-"""The inverse CDF looks for a chunk of this many tokens first, and for the token inside it."""
+"""The inverse CDF first finds a chunk of this many tokens, then the token inside it."""
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from anything that identifies a draw, the same on every machine."""
+    """A 63-bit seed from the parts that identify a draw, the same on every machine."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -37,7 +37,7 @@ def row_keys(seeds_and_indices: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def uniforms(keys_B: Tensor, positions_B: Tensor | int) -> Tensor:
-    """One number in [0, 1) for each row, float64, for the token at a position of its response."""
+    """One float64 in [0, 1) for each row, for the token at its position in the response."""
     if isinstance(positions_B, int):
         positions_B = torch.tensor(positions_B, device=keys_B.device)
     z = keys_B + (positions_B.long() + 1) * _GOLDEN
@@ -49,7 +49,7 @@ def uniforms(keys_B: Tensor, positions_B: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DrawParams:
-    """How each of B rows is drawn."""
+    """The sampling parameters of B rows, as tensors."""
 
     temperature_B: Tensor
     """0 is greedy."""
@@ -58,7 +58,7 @@ class DrawParams:
     """0 is off."""
     min_p_B: Tensor
     truncates: bool
-    """Whether any row leaves tokens out; without one, nothing is sorted."""
+    """Whether any row truncates its distribution; if none does, nothing is sorted."""
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str = "cpu") -> DrawParams:
@@ -72,10 +72,10 @@ class DrawParams:
 
 
 def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple[Tensor, Tensor]:
-    """Tokens, and their log-probabilities at the temperature *before* any truncation.
+    """Tokens, and their log-probabilities at the sampling temperature *before* any truncation.
 
-    Those are the ones that the trainer recomputes; the truncated distribution's would put a constant factor into
-    every ratio. Greedy (temperature 0) keeps the log-probability at temperature 1.
+    The trainer recomputes these; log-probabilities of the truncated distribution would put a constant factor into
+    every ratio. Greedy rows (temperature 0) get the log-probability at temperature 1.
     """
     logits_BV = logits_BV.float()
     best_B1, argmax_B1 = logits_BV.max(-1, keepdim=True)
@@ -92,7 +92,7 @@ def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple
 
 
 def _invert(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
-    """The first token whose cumulative mass exceeds the uniform's share of the whole: never one of no mass."""
+    """The first token whose cumulative mass exceeds the uniform number times the total; never a token without mass."""
     rows, vocabulary = mass_BV.shape
     chunks = -(-vocabulary // _CHUNK)
     whole = vocabulary // _CHUNK
@@ -109,13 +109,13 @@ def _invert(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
 
 
 def _first_above(cdf_BN: Tensor, target_B1: Tensor) -> Tensor:
-    """The first place above the target; where rounding leaves none, the last one that adds mass."""
+    """The first index above the target, or, if rounding leaves none, the last index that adds mass."""
     place_B1 = (cdf_BN <= target_B1).sum(-1, keepdim=True)
     return torch.minimum(place_B1, (cdf_BN < cdf_BN[:, -1:]).sum(-1, keepdim=True))
 
 
 def truncate(mass_BV: Tensor, how: DrawParams) -> Tensor:
-    """No mass for tokens that top-k, then top-p, then min-p leave out; the likeliest token always stays."""
+    """Zeroes the mass of tokens cut by top-k, then top-p, then min-p; the most likely token always stays."""
     sorted_BV, order_BV = mass_BV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(mass_BV.shape[-1], device=mass_BV.device)
     top_k_B1 = how.top_k_B[:, None]
@@ -130,5 +130,5 @@ def truncate(mass_BV: Tensor, how: DrawParams) -> Tensor:
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """A logical shift: int64's own copies the sign bit in."""
+    """A logical right shift; `>>` on int64 copies the sign bit."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Where a response ends: end-of-sequence tokens and stop strings; and the sample that it makes."""
+"""Where a response ends (end-of-sequence tokens, stop strings), and how it becomes a sample."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dapo_rl.types import FinishReason, IntArray, Sample
 
 
 def stop_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokenizer's end-of-sequence token and what the model's generation configuration adds to it."""
+    """The end-of-sequence tokens of the tokenizer and of the model's generation config."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return frozenset(int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None)
 
 
 def stop_string_end(tokenizer: Any, ids: IntArray, strings: tuple[str, ...], seen: int = 0) -> int | None:
-    """The number of tokens with which the text first contains a stop string; the first `seen` do not contain one."""
-    # A string of n bytes lies within n tokens; a few more make up for tokens that have no text of their own.
+    """The number of tokens after which the text first contains a stop string; the first `seen` contain none."""
+    # A string of n bytes spans at most n tokens, plus a few that decode to no text.
     reach = max(len(string.encode()) for string in strings) + 8
     for end in range(seen + 1, len(ids) + 1):
         text = tokenizer.decode(ids[max(0, end - reach) : end], skip_special_tokens=True)
@@ -29,7 +29,7 @@ def stop_string_end(tokenizer: Any, ids: IntArray, strings: tuple[str, ...], see
 def make_sample(
     tokenizer: Any, written: Begun, end: int, finish_reason: FinishReason, stop_ids: frozenset[int]
 ) -> Sample:
-    """A finished response of `end` tokens; the end-of-sequence token is one of them and is not in its text."""
+    """A finished response of `end` tokens. They include the end-of-sequence token; the text does not."""
     token_ids = written.token_ids[:end]
     in_text = token_ids[:-1] if finish_reason == "stop" and int(token_ids[-1]) in stop_ids else token_ids
     return Sample(

@@ -1,4 +1,4 @@
-"""The Engine protocol: turns requests into samples."""
+"""The Engine protocol, which turns requests into samples, and its records."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class SamplingParams:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    """Every response has max_new_tokens tokens: for benchmarks."""
+    """Every response has exactly max_new_tokens tokens; for benchmarks."""
 
     @classmethod
     def of(cls, settings: SamplingSettings) -> SamplingParams:
-        """How a run samples what it trains on."""
+        """The parameters with which a run samples its training data."""
         return cls(
             max_new_tokens=settings.max_new_tokens,
             temperature=settings.temperature,
@@ -41,26 +41,23 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are never drawn."""
+        """Whether top-p, top-k or min-p can exclude tokens."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun(Record):
-    """A sample's first tokens: what an engine has written so far, or the turns before the next one."""
+    """A partial sample: the tokens that an engine has generated so far, or earlier turns."""
 
     index: int
-    """Which of its request's samples it is."""
+    """Its index in the request."""
     token_ids: IntArray
     logps: FloatArray
     versions: IntArray
     mask: BoolArray = True  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self._set_array("token_ids", self.token_ids, np.int32)
-        self._set_array("logps", self.logps, np.float32, len(self.token_ids))
-        self._set_array("versions", self.versions, np.int32, len(self.token_ids))
-        self._set_array("mask", self.mask, np.bool_, len(self.token_ids))
+        self._set_arrays(token_ids=np.int32, logps=np.float32, versions=np.int32, mask=np.bool_)
 
     @classmethod
     def nothing(cls, index: int) -> Begun:
@@ -68,7 +65,7 @@ class Begun(Record):
         return cls(index, np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
 
     def then(self, token_ids: IntArray, logps: FloatArray, version: int) -> Begun:
-        """With more tokens of the policy's behind its own."""
+        """A copy with more policy tokens appended."""
         more = len(token_ids)
         return Begun(
             self.index,
@@ -81,22 +78,22 @@ class Begun(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request(Record):
-    """A group of `count` samples of one prompt, or those of them that are not finished."""
+    """A group of `count` samples of one prompt, or the unfinished ones among them."""
 
     id: str
     prompt_ids: IntArray
     count: int
     params: SamplingParams
-    """`max_new_tokens` bounds the whole response, the tokens that are there included."""
+    """`max_new_tokens` limits the whole response, including tokens generated earlier."""
     seed: int
-    """With the sample's index and the token's position it decides every random number of the group."""
+    """Determines every random number of the group, together with the sample's index and the token's position."""
     begun: tuple[Begun, ...] = ()
-    """Samples that continue."""
+    """Partial samples to continue."""
     new: tuple[int, ...] | None = None
-    """The indices of samples that start from their first token; by default all."""
+    """Indices of the samples to generate from their first token; all by default."""
 
     def __post_init__(self) -> None:
-        self._set_array("prompt_ids", self.prompt_ids, np.int32)
+        self._set_arrays(prompt_ids=np.int32)
         if self.new is None:
             object.__setattr__(self, "new", tuple(range(self.count)))
         if len({*self.indices}) < self.samples or not all(0 <= index < self.count for index in self.indices):
@@ -104,7 +101,7 @@ class Request(Record):
 
     @property
     def starting(self) -> tuple[int, ...]:
-        """`new`, after its default."""
+        """`new`, with its default applied."""
         assert self.new is not None
         return self.new
 
@@ -118,11 +115,11 @@ class Request(Record):
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing of it has been sampled yet."""
+        """Whether none of its samples has tokens yet."""
         return len(self.starting) == self.count
 
     def left(self, written: Iterable[Begun]) -> Request:
-        """What is left of it: samples with tokens continue, those without start."""
+        """The remaining request: samples with tokens continue, those without start."""
         written = list(written)
         return replace(
             self,
@@ -132,12 +129,12 @@ class Request(Record):
 
     @property
     def tokens(self) -> int:
-        """Tokens that are there already."""
+        """Tokens generated so far."""
         return sum(len(sample.token_ids) for sample in self.begun)
 
     @property
     def longest(self) -> int:
-        """The longest context that it may need."""
+        """The longest context that it can reach."""
         return len(self.prompt_ids) + self.params.max_new_tokens
 
 
@@ -145,30 +142,31 @@ class Request(Record):
 class Completion:
     request_id: str
     index: int
-    """Which of the request's samples it is."""
+    """The sample's index in the request."""
     sample: Sample
 
 
 class Engine(Protocol):
-    """What is sampled depends on requests and weights alone, never on how requests were batched."""
+    """Generates samples. They depend on requests and weights alone, not on how requests are batched."""
 
     version: int
-    """The version of the weights that sample now."""
+    """The version of the current weights."""
 
     def submit(self, request: Request) -> None: ...
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
-        """Advances until samples finish, and returns them; returns none after `timeout_s`, or where nothing is left."""
+        """Generates until samples finish, and returns them; returns [] after `timeout_s` or if there is no work."""
         ...
 
     def cancel(self, ids: Collection[str]) -> int:
-        """Forgets requests; returns the tokens that had been generated for them and are lost."""
+        """Cancels requests; returns the number of generated tokens that are lost."""
         ...
 
     def receive(self, version: int, source: WeightSource) -> None:
-        """Takes over weights. Samples that have begun continue under them."""
+        """Loads new weights. Unfinished samples continue with them."""
         ...
 
     def take_unfinished(self) -> list[Request]:
-        """All unfinished work leaves the engine, with its tokens; submitted again, here or elsewhere, it continues."""
+        """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
+        where they stopped."""
         ...

@@ -1,4 +1,4 @@
-"""What filling one batch gives, and what has happened so far while it is being filled."""
+"""The result of filling one batch, and its state while it is being filled."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from dapo_rl.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The outcome of filling one batch."""
+    """The result of filling one batch."""
 
     kept: tuple[Group, ...]
     """In the order drawn."""
     dropped: tuple[tuple[Group, Fate], ...]
     sampled: tuple[Group, ...]
-    """All groups that got their verdicts in this step, whatever became of them; `kept` may hold older ones too."""
+    """All groups judged in this step, kept or not; `kept` can also contain older ones."""
     version: int = 0
-    """The weights that the step sampled with."""
+    """The version of the weights that sampled in this step."""
     filled_up: frozenset[int] = frozenset()
-    """The draws of groups without a signal that `on_cap: fill` put into the batch: they count, and teach nothing."""
+    """The draws of uninformative groups that `on_cap: fill` added to the batch; their advantages are 0."""
     carried_over: int = 0
     """Good groups that wait for the next step."""
     in_flight: int = 0
     """Groups that continue in the next step."""
     tokens_generated: int = 0
-    """Of samples that ended in this step: finished, or cancelled."""
+    """Tokens of the samples that finished or were cancelled in this step."""
     tokens_cancelled: int = 0
-    """Of groups that were cancelled before they were whole."""
+    """Tokens of groups that were cancelled before all their samples finished."""
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
     """Time that the engine waited for verdicts."""
     notes: tuple[str, ...] = ()
-    """What the user should know: what happened at the cap, and whether the engine waited for verdicts."""
+    """Notes for the user: what `on_cap` did, and whether the engine waited for verdicts."""
 
     def fates(self) -> Counter[Fate]:
         return Counter(fate for _, fate in self.dropped) + Counter({"kept": len(self.kept)})
@@ -59,6 +59,6 @@ class Filling:
         return self.n - len(self.kept)
 
     def reasons(self) -> str:
-        """Why groups were dropped, in words."""
+        """The reasons why groups were dropped, with counts."""
         counts = Counter(fate for _, fate in self.dropped)
         return ", ".join(f"{count} {FATES[fate].label}" for fate, count in counts.items()) or "none dropped"

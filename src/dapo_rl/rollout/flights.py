@@ -1,4 +1,4 @@
-"""Flights: groups that the engine works on, from the draw of their prompt until all of their samples are there."""
+"""Flights: groups in flight, from the draw of a prompt until all its samples have finished."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dapo_rl.types import Prompt, Sample
 
 @dataclass(slots=True)
 class Flight:
-    """A group whose samples arrive one by one."""
+    """A group that is being generated; its samples arrive one by one."""
 
     draw: int
     prompt: Prompt
     version: int
-    """The weights that it began with."""
+    """The version of the weights it started with."""
     request: Request
-    """What the engine was last asked for; between two steps, what is left to do."""
+    """The request last submitted to the engine; between steps, the remaining work."""
     samples: list[Sample | None]
 
     @property
@@ -35,7 +35,7 @@ class Flight:
 
 
 class Flights:
-    """All flights, by the ids of their requests. Between two steps the engine holds none of them."""
+    """All flights by request id. Between steps the engine holds none of them."""
 
     def __init__(self, engine: Engine, params: SamplingParams, group_size: int, seed: int) -> None:
         self._engine, self._params, self._group_size, self._seed = engine, params, group_size, seed
@@ -49,7 +49,7 @@ class Flights:
         return iter(self._flights.values())
 
     def start(self, prompt: Prompt) -> Flight:
-        """One more group of this prompt."""
+        """Starts a group for this prompt."""
         draw = self.next_draw
         self.next_draw += 1
         flight = Flight(draw, prompt, self._engine.version, self._request(draw, prompt), [None] * self._group_size)
@@ -58,7 +58,7 @@ class Flights:
         return flight
 
     def add(self, flight: Flight) -> None:
-        """A flight of an earlier step, or of a checkpoint."""
+        """Adds a flight, for example from a checkpoint, without submitting it."""
         self._flights[flight.request.id] = flight
 
     def rebuild(self, draw: int, prompt: Prompt) -> Request:
@@ -66,12 +66,13 @@ class Flights:
         return self._request(draw, prompt)
 
     def resume(self) -> None:
-        """Hands what is left of the last step to the engine, in the order in which the engine gave it back."""
+        """Submits the unfinished requests of the last step, in the order in which the engine returned them."""
         for flight in self:
             self._engine.submit(flight.request)
 
     def poll(self, timeout_s: float | None = None) -> tuple[list[Flight], int]:
-        """Lets the engine work until samples finish; returns the groups that are whole now, and the new tokens."""
+        """Runs the engine until samples finish; returns the groups that are now complete, and the number of tokens of
+        the finished samples."""
         whole: list[Flight] = []
         tokens = 0
         for completion in self._engine.poll(timeout_s):
@@ -82,18 +83,18 @@ class Flights:
         return whole, tokens
 
     def land(self) -> None:
-        """Takes all work out of the engine, each request with the tokens that it has."""
+        """Takes all unfinished requests out of the engine, with their tokens."""
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
-            raise RuntimeError(f"the engine gave back other work than it was given: {', '.join(lost[:3])}")
+            raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
         flights, self._flights = self._flights, {}
         for name, request in unfinished.items():
             flights[name].request = request
             self._flights[name] = flights[name]
 
     def remove(self, unwanted: Callable[[Flight], bool]) -> list[Flight]:
-        """Gives up flights that the engine does not hold, in the order drawn."""
+        """Removes flights that the engine does not hold; returns them in the order drawn."""
         removed = [flight for flight in self if unwanted(flight)]
         for flight in removed:
             del self._flights[flight.request.id]
@@ -102,9 +103,11 @@ class Flights:
     def _arrive(self, completion: Completion) -> Flight:
         flight = self._flights.get(completion.request_id)
         if flight is None or flight.samples[completion.index] is not None:
-            raise RuntimeError(f"the engine returned sample {completion.index} of {completion.request_id} unasked")
+            raise RuntimeError(
+                f"the engine returned sample {completion.index} of {completion.request_id}, which was not requested"
+            )
         if not np.isfinite(completion.sample.logps).all():
-            raise NonFiniteError("the engine sampled a token whose log-probability is not a number")
+            raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
         flight.samples[completion.index] = completion.sample
         return flight
 

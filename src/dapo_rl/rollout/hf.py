@@ -1,4 +1,4 @@
-"""The `hf` engine: transformers' `generate` behind the Engine protocol, the one that others are checked against."""
+"""The `hf` engine: transformers' `generate` behind the Engine protocol. Tests use it as the reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dapo_rl.types import FinishReason, FloatArray, IntArray, Sample
 
 
 class HFEngine:
-    """Samples whole requests, up to `max_batch` sequences in one call of `generate`."""
+    """Generates whole requests, up to `max_batch` sequences per call of `generate`."""
 
     def __init__(self, model: Any, tokenizer: Any, max_batch: int, dtype: torch.dtype = torch.float32) -> None:
         self.version = 0
@@ -44,7 +44,7 @@ class HFEngine:
         return lost
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
-        """Whole requests: `generate` cannot be left half-way."""
+        """Generates whole requests; `generate` cannot be interrupted."""
         rows = [row for request in self._next_requests() for row in _rows(request)]
         completions: list[Completion] = []
         for start in range(0, len(rows), self._max_batch):
@@ -54,7 +54,7 @@ class HFEngine:
         return completions
 
     def receive(self, version: int, source: WeightSource) -> None:
-        """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
+        """Loads new weights; there is nothing to copy if the engine samples from the trained module itself."""
         take_over(self._model, source)
         self.version = version
 
@@ -63,7 +63,7 @@ class HFEngine:
         return unfinished
 
     def _next_requests(self) -> list[Request]:
-        """The oldest requests with the same parameters that fit into one batch: whole groups, at least one."""
+        """The oldest requests with equal parameters that fit into one batch; at least one."""
         taken: list[Request] = []
         rows = 0
         while self._queue and (not taken or rows + self._queue[0].samples <= self._max_batch):
@@ -85,8 +85,8 @@ class HFEngine:
         had_B = torch.tensor([len(begun.token_ids) for _, begun in rows], device=device)
         drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
         stopping = _StopStrings(self._tokenizer, params.stop, [begun for _, begun in rows], input_ids.shape[1])
-        # `generate` fills what a configuration leaves open from the model's own, where publishers put their favourite
-        # sampling settings (a repetition penalty, for one): those would change the policy, so none of them is left.
+        # `generate` takes options that its config does not set from the model's generation config. Publishers put
+        # sampling settings there, such as a repetition penalty, which would change the policy.
         theirs, self._model.generation_config = self._model.generation_config, GenerationConfig()
         try:
             with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
@@ -131,16 +131,16 @@ class HFEngine:
 
 
 def _rows(request: Request) -> list[tuple[Request, Begun]]:
-    """A request's samples, each with the tokens that it has."""
+    """A request's samples, each with its tokens so far."""
     new = [Begun.nothing(index) for index in request.starting]
     return [(request, begun) for begun in [*request.begun, *new]]
 
 
 class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
-    """Draws the token itself and leaves it as the only possible one, so that the random numbers are ours."""
+    """Draws the token with our random numbers and masks out all others."""
 
     def __init__(self, keys_B: Tensor, had_B: Tensor, how: DrawParams) -> None:
-        """`had_B` is how many tokens of its response each row begins with."""
+        """`had_B` is the number of response tokens that each row starts with."""
         self._keys_B, self._had_B, self._how = keys_B, had_B, how
         self.logps: list[Tensor] = []
 
@@ -151,12 +151,12 @@ class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
 
 
 class _StopStrings(StoppingCriteria):  # type: ignore[misc]
-    """Ends a row at the first token with which its text contains a stop string, and remembers where."""
+    """Ends a row at the token that completes a stop string, and records where."""
 
     def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Begun], width: int) -> None:
         self._tokenizer, self._strings, self._begun, self._width = tokenizer, strings, begun, width
         self.stopped_at: dict[int, int] = {}
-        """By row, how many of the new tokens there are then."""
+        """The number of new tokens at the stop, by row."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         new = input_ids[:, self._width :].cpu().numpy()

@@ -1,8 +1,8 @@
-"""Judging: verdicts on whole groups are computed while the engine works, and decide what becomes of each group.
+"""Judging: verdicts on complete groups are computed while the engine generates, and decide which groups are kept.
 
-A verdict is looked at a fixed number of polls of the engine after its group is whole, not when it happens to be there:
-every decision then follows the order of draws, polls and weight versions, and the same seed gives the same run. With
-`sampling.wait_for_verdicts: false` verdicts are taken as they come, and the engine never waits for one.
+A verdict is read a fixed number of engine polls after its group is complete, not when it happens to be ready. Every
+decision then depends only on the order of draws, polls and weight versions, so the same seed gives the same run. With
+`sampling.wait_for_verdicts: false` verdicts are read as soon as they are ready, and the engine never waits for one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GroupFilter = Callable[[Group], bool]
 
 LEAST_POLLS = 4
 POLLS_PER_TOKEN = 1 / 256
-"""The engine's polls until a verdict is waited for: long responses leave more time to compute it, at no more cost."""
+"""How many engine polls pass before a verdict is waited for: long responses leave more time to compute it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Judged:
 
 
 class Judging:
-    """Whole groups whose verdicts are being computed, in the order in which they became whole."""
+    """Complete groups whose verdicts are being computed, in the order in which they completed."""
 
     def __init__(self, verifier: Verifier, settings: SamplingSettings) -> None:
         self._verifier, self._waits = verifier, settings.wait_for_verdicts
@@ -51,7 +51,7 @@ class Judging:
         return (judged.flight for judged in self._waiting)
 
     def start(self, whole: list[Flight]) -> None:
-        """After a poll of the engine: the groups that it made whole."""
+        """Submits the groups that the last engine poll completed."""
         self._polls += 1
         for flight in whole:
             samples = [sample for sample in flight.samples if sample is not None]
@@ -59,7 +59,7 @@ class Judging:
             self._waiting.append(_Judged(self._polls, flight, verdicts))
 
     def finish(self, *, everything: bool) -> Iterator[Group]:
-        """The groups whose verdicts are due; waits for them."""
+        """Waits for the verdicts that are due, and yields their groups."""
         waiting, self._waiting = self._waiting, []
         for judged in waiting:
             if everything or self._is_due(judged):
@@ -76,7 +76,7 @@ class Judging:
 
 
 def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None) -> Fate:
-    """Decides by correctness or raw scores, before any length penalty is in them."""
+    """Decides by correctness or raw scores, before any length penalty."""
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
@@ -95,7 +95,7 @@ def _passes(keep: GroupFilter, group: Group) -> bool:
         return bool(keep(group))
     except (UserError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit among them: sys.exit(0) in a filter is not a finished run
+    except BaseException as error:  # includes SystemExit: sys.exit(0) in a filter must not end the run as a success
         raise UserError(
             f"sampling.filter: {describe(error)}, on the group of prompt {group.prompt.id}; "
             "it is called with a group (prompt, samples, verdicts) and returns whether to keep it"

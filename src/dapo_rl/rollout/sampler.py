@@ -1,6 +1,6 @@
-"""Dynamic sampling: keeps groups in flight until a step's batch is full, and knows what became of each one.
+"""Dynamic sampling: keeps groups in flight until the batch of a step is full, and records the fate of each group.
 
-What has begun when a batch is full continues in the next step, under the new weights (`surplus: carry`).
+With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dapo_rl.types import Group, Prompt, Verifier
 
 LONG_WAIT_S = 10.0
 LOOK_S = 0.05
-"""Between two looks at verdicts that the engine does not wait for."""
+"""Seconds between checks for verdicts, with `wait_for_verdicts: false`."""
 
 
 class Prompts(Protocol):
@@ -104,16 +104,16 @@ class Sampler:
 
     @property
     def carried_tokens(self) -> int:
-        """Tokens of finished samples that wait for the next step, with their group or for the rest of it."""
+        """Tokens of finished samples, in carried groups and in groups still in flight."""
         return sum(group.tokens for group in self.carried) + sum(flight.finished_tokens for flight in self._flights)
 
     @property
     def begun_tokens(self) -> int:
-        """Between two steps: tokens of samples that are not finished."""
+        """Between steps: tokens of unfinished samples."""
         return sum(flight.request.tokens for flight in self._flights)
 
     def save(self, directory: Path) -> None:
-        """Between two steps: everything that the next `fill` depends on, but prompts and weights."""
+        """Between steps: saves everything that the next `fill` depends on, except prompts and weights."""
         SamplerState(self._flights.next_draw, self._acceptance, self.carried, tuple(self._flights)).write(directory)
 
     def load(self, directory: Path) -> None:
@@ -132,9 +132,9 @@ class Sampler:
         return [*self._flights, *self._judging]
 
     def _top_up(self, filling: Filling) -> None:
-        """Starts as many groups as are likely to be needed, at the acceptance rate seen so far."""
+        """Starts as many groups as the recent acceptance rate says are needed."""
         if self._settings.dynamic_batch:
-            # One draw of the batch; another only where nothing of it can be trained on.
+            # The batch is drawn once, and again only if none of it can be trained on.
             wanted = filling.n if not self._out() and not filling.kept else 0
             for _ in range(min(wanted, self._cap - filling.drawn)):
                 self._start(filling)
@@ -145,7 +145,7 @@ class Sampler:
             missing -= self._chance(self._start(filling))
 
     def _chance(self, prompt: Prompt) -> float:
-        """That a group of this prompt is kept."""
+        """The probability that a group of this prompt is kept."""
         return self._acceptance.rate(prompt.data_source) if self._settings.dynamic else 1.0
 
     def _start(self, filling: Filling) -> Prompt:
@@ -153,7 +153,7 @@ class Sampler:
         return self._flights.start(self._prompts.draw()).prompt
 
     def _advance(self, filling: Filling) -> None:
-        """Lets the engine work, has whole groups judged, and looks at the verdicts that are due."""
+        """Polls the engine, submits complete groups to the verifier, and reads the verdicts that are due."""
         started = time.perf_counter()
         waits = self._settings.wait_for_verdicts
         whole, tokens = self._flights.poll(LOOK_S if self._judging and not waits else None)
@@ -163,8 +163,8 @@ class Sampler:
         self._judge(filling, everything=not self._flights or (waits and self._could_be_full(filling)))
 
     def _could_be_full(self, filling: Filling) -> bool:
-        """Whether the batch is full if all verdicts are good. They are waited for then: the next sample to finish may
-        be a long one."""
+        """Whether the batch is full if all pending verdicts are good. The sampler then waits for them, because the next
+        sample may take long to finish."""
         return self._admission.good + len(self._judging) >= filling.missing
 
     def _judge(self, filling: Filling, everything: bool) -> None:
@@ -179,13 +179,13 @@ class Sampler:
         filling.verify_seconds += time.perf_counter() - started
 
     def _drop_stale(self, filling: Filling) -> None:
-        """What is left of earlier steps and began with weights that are too old."""
+        """Drops groups of earlier steps that started with weights that are too old."""
         oldest = self._engine.version - self._settings.max_staleness
         self._admission.drop_stale(filling, oldest)
         self._put_back(filling, lambda flight: flight.version < oldest)
 
     def _settle(self, filling: Filling) -> None:
-        """The end of a step: the engine gives its work back, and what is left over is settled."""
+        """Ends a step: takes unfinished work from the engine, and carries, requeues or drops what is left."""
         self._flights.land()
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
         if self._settings.surplus != "carry":
@@ -194,10 +194,10 @@ class Sampler:
         self._prompts.push_front(self._admission.settle(filling, self._settings.surplus))
 
     def _put_back(self, filling: Filling, unwanted: Callable[[Flight], bool]) -> int:
-        """Gives up groups that are not whole: their prompts go to the front of the stream."""
+        """Cancels incomplete groups; their prompts go to the front of the stream."""
         flights = self._flights.remove(unwanted)
         for flight in flights:
-            # Those of its samples that finished count as generated already.
+            # Its finished samples have already been counted as generated.
             filling.cancelled_tokens += flight.request.tokens + flight.finished_tokens
             filling.finished_tokens -= flight.finished_tokens
         self._prompts.push_front([flight.prompt for flight in flights])
@@ -215,7 +215,7 @@ class Sampler:
         )
 
     def _check_verifier(self, filling: Filling) -> None:
-        """Stops a run whose verifier is broken, as soon as a batch's worth of groups shows it."""
+        """Stops a run whose verifier is broken, once a batch's worth of groups has been judged."""
         judged = len(filling.sampled)
         errors = [group for group in filling.sampled if any(verdict.failed for verdict in group.verdicts)]
         if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:

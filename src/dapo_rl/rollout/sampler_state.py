@@ -1,4 +1,4 @@
-"""What a sampler carries from one step to the next: in `sampler.json`, with its tokens in `samples.safetensors`."""
+"""The sampler's state between steps: `sampler.json`, with the tokens in `samples.safetensors`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SamplerState:
     carried: tuple[Group, ...]
     """Good groups that wait for the next step."""
     flights: tuple[Flight, ...]
-    """Groups that are not whole, in the order in which the engine gets them again."""
+    """Incomplete groups, in the order in which they are resubmitted to the engine."""
 
     def write(self, directory: Path) -> None:
         arrived = [[sample for sample in flight.samples if sample is not None] for flight in self.flights]
@@ -76,7 +76,7 @@ class SamplerState:
         longest: int,
         vocabulary: int,
     ) -> SamplerState:
-        """`find` gives the prompt of an id, `request` the whole request of a draw."""
+        """`find` returns the prompt with an id, `request` the full request of a draw."""
         with restoring(directory / FILE):
             state = parse_state(SavedSampler, read_state(directory / FILE))
             refuse(state.misfits(group_size))
@@ -134,7 +134,7 @@ def _write_tokens(path: Path, samples: Sequence[Tokens]) -> None:
 
 
 class _TokenFile:
-    """Hands out the samples of a file one after the other."""
+    """Reads the samples of a file one after the other."""
 
     def __init__(self, path: Path, longest: int, vocabulary: int) -> None:
         try:
@@ -144,9 +144,9 @@ class _TokenFile:
         kinds = {"lengths": "int64", "token_ids": "int32", "logps": "float32", "versions": "int32", "mask": "bool"}
         kinds |= {"text_lengths": "int64", "texts": "uint8"}
         if {name: str(array.dtype) for name, array in arrays.items()} != kinds:
-            raise ValueError("it has other columns")
+            raise ValueError("it has the wrong columns")
         if any(array.ndim != 1 for array in arrays.values()):
-            raise ValueError("it has columns that are not flat")
+            raise ValueError("its columns are not one-dimensional")
         self._arrays = arrays
         lengths, text_lengths = arrays["lengths"], arrays["text_lengths"]
         count = len(arrays["token_ids"])
@@ -154,11 +154,11 @@ class _TokenFile:
         fits = fits and ((lengths > 0) & (lengths <= longest)).all() and lengths.sum() == count
         fits = fits and (text_lengths <= len(arrays["texts"])).all() and text_lengths.sum() == len(arrays["texts"])
         if not fits or any(len(arrays[name]) != count for name in ("logps", "versions", "mask")):
-            raise ValueError("lengths do not fit the rest")
+            raise ValueError("lengths are inconsistent")
         if count and not (arrays["token_ids"].min() >= 0 and arrays["token_ids"].max() < vocabulary):
-            raise ValueError("it has tokens that the model does not")
+            raise ValueError("it has tokens outside the vocabulary")
         if not np.isfinite(arrays["logps"]).all() or (count and arrays["versions"].min() < 0):
-            raise ValueError("it has numbers that cannot be")
+            raise ValueError("it has invalid log-probabilities or versions")
         self._ends, self._text_ends = np.cumsum(lengths).tolist(), np.cumsum(text_lengths).tolist()
         self.count, self._next = len(lengths), 0
 
@@ -232,7 +232,7 @@ class SavedSampler(Saved):
         yield "next_draw", len(set(draws)) < len(draws) or max(draws, default=-1) >= self.next_draw
 
     def misfits(self, group_size: int) -> Iterable[tuple[str, bool]]:
-        """What cannot be in a run with groups of this size."""
+        """Entries that do not fit a run with groups of this size."""
         everyone = list(range(group_size))
         for group in self.carried:
             yield "carried", not len(group.finish_reasons) == len(group.verdicts) == group_size

@@ -1,4 +1,4 @@
-"""Asking a verifier: one that computes beside us hands out a ticket, any other computes at once."""
+"""Calls a verifier, asynchronously if it has a `submit` method."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The `vllm` engine: vLLM behind the Engine protocol, with its own copy of the weights.
 
-Written against vLLM 0.24. Its random numbers are its own: with `seeded` they depend on (request seed, sample index,
-position) alone, but they are not the ones that the other engines draw.
+Written against vLLM 0.24, which has its own random numbers: with `seeded` they depend on (request seed, sample index,
+position) alone, but they differ from those of the other engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dapo_rl.types import FinishReason, FloatArray, IntArray
 
 
 class VLLMEngine:
-    """One vLLM request for each sample; the prompt's blocks are shared through vLLM's prefix cache."""
+    """One vLLM request per sample; vLLM's prefix cache shares the prompt's blocks."""
 
     def __init__(
         self,
@@ -40,14 +40,15 @@ class VLLMEngine:
         seeded: bool = True,
         **options: Any,
     ) -> None:
-        """`options` go to vLLM's `LLM`. Out of process sampling overlaps with bookkeeping, and weights stay fixed."""
+        """`options` go to vLLM's `LLM`. With `in_process=False`, sampling overlaps with bookkeeping, but the weights
+        cannot be updated."""
         self.version = 0
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._running: dict[str, tuple[Request, Begun]] = {}
-        """By vLLM's request id: the request, and the sample as it was handed to vLLM."""
+        """By vLLM's request id: the request, and the partial sample submitted to vLLM."""
         self._submitted = 0
-        # vLLM reads the model from a directory, and its tokenizer again later.
+        # vLLM reads the model from a directory, and reads the tokenizer again later.
         self._directory = TemporaryDirectory(prefix="dapo-vllm-")
         LLM, self._sampling_params_type, self._final_only = _import_vllm(in_process)
         save_model(model, tokenizer, self._directory.name)
@@ -57,7 +58,7 @@ class VLLMEngine:
             **({} if settings.max_batch is None else {"max_num_seqs": settings.max_batch}),
             gpu_memory_utilization=gpu_memory_utilization,
             logprobs_mode=_logprobs_mode(settings),
-            # What publishers put into generation_config.json would change the policy.
+            # The sampling settings in a model's generation_config.json would change the policy.
             generation_config="vllm",
             trust_remote_code=False,
             **options,
@@ -92,8 +93,8 @@ class VLLMEngine:
     @torch.no_grad()
     def receive(self, version: int, source: WeightSource) -> None:
         if not self._in_process:
-            raise RuntimeError("weights can be swapped only where vLLM runs in this process")
-        # Their keys and values, like all cached prefixes, were computed with the weights before.
+            raise RuntimeError("weights can be updated only if vLLM runs in this process")
+        # The KV cache, prefixes included, was computed with the old weights.
         unfinished = self.take_unfinished()
         for bucket in source.buckets(BUCKET_BYTES):
             self._engine.apply_model(lambda model, bucket=bucket: model.load_weights(iter(bucket)))
@@ -112,7 +113,7 @@ class VLLMEngine:
         return [request.left(written[name]) for name, request in requests.items()]
 
     def close(self) -> None:
-        """Ends vLLM's processes and frees its memory."""
+        """Stops vLLM's processes and frees its memory."""
         self._abort(list(self._running))
         self._engine.engine_core.shutdown()
         self._directory.cleanup()
@@ -124,7 +125,7 @@ class VLLMEngine:
 
     def _params(self, request: Request, begun: Begun) -> Any:
         params, had = request.params, len(begun.token_ids)
-        # vLLM's random numbers start anew with every request of its own.
+        # vLLM restarts its random numbers with each request.
         seed = derive_seed(request.seed, begun.index, *([had] if had else []))
         return self._sampling_params_type(
             max_tokens=params.max_new_tokens - had,
@@ -138,7 +139,7 @@ class VLLMEngine:
             seed=seed if self._seeded else None,
             logprobs=0,
             flat_logprobs=True,
-            # The whole text is decoded at the end; only stop strings need it on the way.
+            # The text is decoded at the end; vLLM needs it earlier only for stop strings.
             detokenize=bool(params.stop),
             output_kind=self._final_only,
         )
@@ -151,14 +152,14 @@ class VLLMEngine:
         end = len(written.token_ids)
         finish: FinishReason = "length" if done.finish_reason == "length" else "stop"
         if request.params.stop and len(begun.token_ids):
-            # vLLM does not find a stop string that began in the tokens that it was given.
+            # vLLM does not find a stop string that starts in the tokens it was given.
             found = stop_string_end(self._tokenizer, written.token_ids, request.params.stop, seen=len(begun.token_ids))
             end, finish = (end, finish) if found is None else (found, "stop")
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)
         return Completion(request.id, begun.index, sample)
 
     def _written(self, name: str) -> Begun:
-        """A running sample with its tokens so far, of which vLLM has no public record."""
+        """A running sample with its tokens so far, read from vLLM's internal state: there is no public API for it."""
         _, begun = self._running[name]
         processor = self._engine.output_processor
         for inner in processor.external_req_ids.get(name, ()):
@@ -170,7 +171,7 @@ class VLLMEngine:
 
 
 def _sampled_logps(logprobs: Any, tokens: IntArray) -> FloatArray:
-    """With `logprobs=0` every position has the sampled token's alone."""
+    """With `logprobs=0` each position has the log-probability of the sampled token alone."""
     flat = getattr(logprobs, "logprobs", None)
     if flat is not None and len(flat) == len(tokens):
         return np.asarray(flat, np.float32)
@@ -179,15 +180,16 @@ def _sampled_logps(logprobs: Any, tokens: IntArray) -> FloatArray:
 
 
 def _logprobs_mode(settings: SamplingSettings) -> str:
-    """vLLM gives log-probabilities before temperature and truncation, or after both; the trainer needs those between.
+    """vLLM returns log-probabilities from before temperature and truncation, or from after both; the trainer needs them
+    after temperature and before truncation.
 
-    At temperature 1 that is the first kind, without truncation the second.
+    At temperature 1 these are the first kind, without truncation the second.
     """
     if settings.temperature == 1:
         return "raw_logprobs"
     if settings.top_p < 1 or settings.top_k or settings.min_p:
         raise UserError(
-            "sampling.temperature: with top_p, top_k or min_p the vllm engine gives the trainer's log-probabilities "
+            "sampling.temperature: with top_p, top_k or min_p, vLLM returns the log-probabilities that training needs "
             "only at temperature 1; use engine=native"
         )
     return "processed_logprobs"
@@ -195,11 +197,11 @@ def _logprobs_mode(settings: SamplingSettings) -> str:
 
 def _import_vllm(in_process: bool) -> tuple[Any, Any, Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
-    # A forked engine would inherit torch's threads in whatever state they are.
+    # A forked engine would inherit torch's threads in an undefined state.
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # FlashInfer's sampler, for top-k and top-p alone, is compiled at start-up, for minutes or in vain.
+    # FlashInfer's sampler, used only for top-k and top-p, takes minutes to compile at start-up, and may fail to.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     try:
         from vllm import LLM, SamplingParams

@@ -1,4 +1,4 @@
-"""The run directory: everything that a run leaves behind, and all that a resumed run or a reader needs."""
+"""The run directory: the files that a run writes, and that a resumed run or a reader needs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 MOST_LOG = 4 << 30
-"""Bytes of metrics.jsonl: a million steps."""
+"""Size limit of metrics.jsonl in bytes: about a million steps."""
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
 
 
 class RunDirectory:
-    """Paths into a run directory, its writers and its readers. One process writes at a time."""
+    """The paths of a run directory, and functions that read and write its files. One process writes at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -41,14 +41,14 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> RunDirectory:
-        """A directory for a new run; one that holds a run already is left as it is."""
+        """Creates the directory of a new run; raises if it already contains a run."""
         run = cls.prepare(path)
         run.begin(config)
         return run
 
     @classmethod
     def prepare(cls, path: str | Path) -> RunDirectory:
-        """A directory that can be locked and that holds no run."""
+        """Creates a directory that can be locked; raises if it already contains a run."""
         run = cls(path)
         with run._writing():
             run.refuse_a_second_run()
@@ -56,14 +56,14 @@ class RunDirectory:
         return run
 
     def begin(self, config: Config) -> None:
-        """A new run; where another process was faster, its run is left as it is."""
+        """Starts a new run; raises if another process has started one in the meantime."""
         with self._writing():
             self.refuse_a_second_run()
             self.write_config(config)
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """The directory of a run that was started before. Its config.yaml may be lost: checkpoints have it too."""
+        """Opens the directory of an existing run. config.yaml may be missing, because checkpoints contain a copy."""
         run = cls(path)
         try:
             if run.path.exists() and not run.path.is_dir():
@@ -72,13 +72,13 @@ class RunDirectory:
                 raise UserError(
                     f"{path}: no run here (no config.yaml); start one without --resume, or name it with --run"
                 )
-        except OSError as error:  # a directory that may not be looked into
+        except OSError as error:  # for example, no permission
             raise UserError(f"{path}: cannot be read: {error.strerror}; name another with --run") from None
         return run
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by the one process that writes."""
+        """Holds the lock of the process that writes."""
         with self._writing():
             release = acquire(self.path)
         try:
@@ -90,7 +90,7 @@ class RunDirectory:
         return self.rollouts_path / f"step-{step:06d}.parquet"
 
     def read_config(self) -> Config:
-        """What config.yaml says, all of it."""
+        """The settings in config.yaml; raises if any are missing."""
         return ConfigFile.read(self.config_path).whole_config()
 
     def write_config(self, config: Config) -> None:
@@ -98,13 +98,13 @@ class RunDirectory:
             atomic_write(self.config_path, settings_text(config))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One line of JSON, in the hands of the operating system when this returns."""
+        """Appends one line of JSON and flushes it to the operating system."""
         line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
         with saved_so_far(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def metrics_length(self) -> dict[str, int]:
-        """The lines and bytes of the run log, which are on the disk when this returns."""
+        """The number of lines and bytes of the run log, after syncing it to disk."""
         content = self._log()
         if content:
             with saved_so_far(self.metrics_path):
@@ -113,13 +113,13 @@ class RunDirectory:
         return {"lines": content.count(b"\n"), "bytes": len(content)}
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """A dictionary for each step; null is read as None. A last line that was cut off is left out."""
+        """One dictionary per step; null is read as None. A truncated last line is skipped."""
         return [record for _, record in self._metric_lines()]
 
     def forget_after(self, last_step: int, length: Mapping[str, int] | None = None) -> str | None:
-        """Forgets what was recorded after `last_step`, where a resumed run goes on, and what a crash left behind.
+        """Deletes what was recorded after `last_step`, from which a run resumes, and temporary files left by a crash.
 
-        `length` is what the log had at that step. Returns what the user should know, where it has less now.
+        `length` is the length of the log in the checkpoint of that step. Returns a note for the user if it differs.
         """
         for directory in (self.path, self.rollouts_path):
             with saved_so_far(directory):
@@ -129,21 +129,21 @@ class RunDirectory:
         if length is None or left == dict(length):
             return None
         return (
-            f"{self.metrics_path}: has {left['lines']} lines and {left['bytes']} bytes up to step {last_step}, and the "
-            f"checkpoint was written with {length['lines']} and {length['bytes']}: it was changed since"
+            f"{self.metrics_path}: has {left['lines']} lines and {left['bytes']} bytes up to step {last_step}, but had "
+            f"{length['lines']} and {length['bytes']} when the checkpoint was written: it has been changed since"
         )
 
     def check_log_is_short(self, steps: int) -> None:
-        """Without a checkpoint a run begins anew; a log of more steps than go without one says that there was one."""
+        """Raises if the log has more than `steps` steps although there is no checkpoint: one must have been lost."""
         logged = max((row["step"] for row in self.read_metrics()), default=0)
         if logged > steps:
             raise UserError(
-                f"{self.path}: the log reaches step {logged}, and there is no checkpoint to go on from; "
+                f"{self.path}: the log reaches step {logged}, but there is no checkpoint to resume from; "
                 "restore one from a copy, or start a new run"
             )
 
     def truncate_metrics(self, last_step: int) -> None:
-        """Leaves lines and rollouts up to `last_step`."""
+        """Deletes log lines and rollouts after `last_step`."""
         kept = [line for line, record in self._metric_lines() if record["step"] <= last_step]
         content = b"".join(line + b"\n" for line in kept)
         if self._log() != content:
@@ -152,7 +152,7 @@ class RunDirectory:
         self._remove_rollouts([step for step in self.rollout_steps() if step > last_step])
 
     def write_rollouts(self, step: int, rows: Sequence[GroupRow], keep: int | None = None) -> None:
-        """The groups of a step. Of all rollout files only the newest `keep` stay, once the new one is on the disk."""
+        """Writes the groups of a step, then deletes all but the newest `keep` rollout files."""
         with saved_so_far(self.rollout(step)):
             self.rollouts_path.mkdir(exist_ok=True)
             write_table(self.rollout(step), step, rows)
@@ -160,7 +160,7 @@ class RunDirectory:
             self._remove_rollouts(self.rollout_steps()[:-keep])
 
     def rollout_steps(self) -> list[int]:
-        """The steps that have a rollout file, in order; a file under any other name is not the run's."""
+        """The steps with a rollout file, in order; files with other names are ignored."""
         numbers = (file.stem.removeprefix("step-") for file in self.rollouts_path.glob("step-*.parquet"))
         steps = {int(number) for number in numbers if number.isdecimal()}
         return sorted(step for step in steps if self.rollout(step).is_file())
@@ -188,7 +188,7 @@ class RunDirectory:
 
     def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
-            raise UserError(f"{self.path}: holds a run already; continue it with --resume, or name another with --run")
+            raise UserError(f"{self.path}: already contains a run; resume it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
         return self.metrics_path.exists() or self._has_checkpoints()
@@ -203,7 +203,7 @@ class RunDirectory:
                 record = parse_metrics(line)
             except ValueError as error:
                 torn = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
-                if torn and number == len(lines):  # what a crash left of a line, or an empty file
+                if torn and number == len(lines):  # a line truncated by a crash, or an empty file
                     return
                 why = "it is not JSON" if torn else str(error)
                 raise UserError(
@@ -221,7 +221,7 @@ class RunDirectory:
 
 
 def new_run_directory(name: str = "dapo") -> Path:
-    """`runs/<name>-<time>`, with a number where two runs start within a second."""
+    """`runs/<name>-<time>`, with a number if two runs start in the same second."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 2
     while path.exists():
@@ -231,17 +231,15 @@ def new_run_directory(name: str = "dapo") -> Path:
 
 @contextmanager
 def saved_so_far(path: Path) -> Iterator[None]:
-    """A file that cannot be written, on a full disk for example: the run stops."""
+    """Turns a failure to write, for example on a full disk, into a UserError that stops the run."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror or error}; what is saved already stays as it is"
-        ) from error
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}; saved files are untouched") from error
 
 
 def _json_number(value: float | None) -> float | int | None:
-    """JSON has no NaN and no infinity. Scalars of array libraries become plain numbers."""
+    """A plain number from a scalar of any array library; None for NaN and infinity, which JSON does not have."""
     if value is None or isinstance(value, bool | int):
         return value
     number = float(value)

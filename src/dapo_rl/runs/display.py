@@ -110,7 +110,7 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
     steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else f"{total_steps} steps"
     sampling = config.sampling
     shape = f"{sampling.prompts_per_step} groups of {sampling.group_size}"
-    updates = f"{config.updates_per_step} update{'s' if config.updates_per_step > 1 else ''} a step"
+    updates = f"{config.updates_per_step} update{'s' if config.updates_per_step > 1 else ''} per step"
     return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
 
 

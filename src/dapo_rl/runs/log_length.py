@@ -1,4 +1,4 @@
-"""How long the run log is when a checkpoint is written: a resumed run tells by it whether the log was changed since."""
+"""The length of the run log, saved in each checkpoint so that a resumed run can tell whether the log was changed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SavedLog(Saved):
 
 
 class LogLength:
-    """A part of a checkpoint."""
+    """The checkpoint part that saves the length of the log."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
         self.loaded: dict[str, int] | None = None
-        """What the checkpoint says that was loaded last."""
+        """The length in the checkpoint that was loaded last."""
 
     def save(self, directory: Path) -> None:
         write_state(directory / FILE, self._directory.metrics_length())

@@ -1,4 +1,4 @@
-"""The rollouts of a step as a Parquet table: one row for each sample, of kept and dropped groups alike."""
+"""The rollouts of a step as a Parquet table: one row per sample, for kept and dropped groups."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dapo_rl.types import Group, TrainedGroup
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group with what became of it."""
+    """A group and its fate."""
 
     group: Group
     fate: Fate | Waiting
     trained: TrainedGroup | None = None
-    """As the update saw it, where it was trained on."""
+    """The group after the update, if it was trained on."""
 
 
 SCHEMA = pa.schema(
@@ -59,7 +59,7 @@ TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.t
 
 
 ROW_GROUP_TOKENS = 2**22
-"""Tokens that are made a table of at a time: a step of long samples is not in memory twice."""
+"""Tokens per row group, so that a step of long samples is not held in memory twice."""
 
 
 def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
@@ -85,7 +85,7 @@ def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
     values = [record[field.name] for record in records]
     if field.name not in TOKEN_COLUMNS:
         return pa.array(values, field.type)
-    # From arrays to an array, without an object for each token.
+    # Concatenating arrays creates no Python object per token.
     arrays = [value for value in values if value is not None]
     flat = np.concatenate(arrays) if arrays else np.empty(0, field.type.value_type.to_pandas_dtype())
     offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
@@ -120,7 +120,7 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "status": verdict.status,
             "reward": trained.rewards[i] if trained else None,
             "length_penalty": trained.length_penalties[i] if trained else None,
-            # Exact where all tokens have the same, as double precision adds them up.
+            # In double precision the mean of equal values is exact.
             "advantage": train_sample.advantages.mean(dtype=np.float64) if train_sample else None,
             "fate": row.fate,
             "train_logps": seen.logps if seen else None,

@@ -1,4 +1,4 @@
-"""From judged groups to a batch: reward, length penalty, advantage. Shapes: P groups × G samples."""
+"""Turns judged groups into a batch: rewards, length penalties, advantages. Shapes: P groups × G samples."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def make_batch(
     advantages: Advantages | None = None,
     rewards: Mapping[int, Tensor] | None = None,
 ) -> tuple[TrainedGroup, ...]:
-    """The batch that the weights of `version` are trained on.
+    """The batch to train the weights of `version` on.
 
-    Groups whose draws are in `filled_up` have no signal: their advantages are 0, and they count in no normalisation.
-    Their shaped rewards may differ, by length alone. `advantages` is what `algo.advantage` names, where that is loaded
-    already, and `rewards` what `shaped_rewards` returns.
+    Groups whose draws are in `filled_up` are uninformative: their advantages are 0 and they are excluded from
+    normalisation, although the length penalty can make their rewards differ. `advantages` is the function that
+    `algo.advantage` names, if already loaded; `rewards` is the result of `shaped_rewards`.
     """
     rewards = shaped_rewards(groups, config) if rewards is None else rewards
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
@@ -63,7 +63,7 @@ def make_batch(
 
 
 def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) -> tuple[TrainedGroup, ...]:
-    """The batch after its last pass, which saw its samples in order."""
+    """The batch with the per-token results of its last pass; `seen` is in the order of the samples."""
     ends = accumulate(len(group.samples) for group in batch)
     return tuple(
         replace(group, seen=tuple(seen[end - len(group.samples) : end])) for group, end in zip(batch, ends, strict=True)
@@ -73,7 +73,7 @@ def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) ->
 def _in_baseline(
     groups: Sequence[Group], in_loss_PG: Tensor, config: Config, filled_up: Collection[int]
 ) -> Tensor | None:
-    """Which samples the others are compared with; none stands for all of them."""
+    """The samples that count in the baseline; None means all of them."""
     mask_PG = None if config.overlong.masked_in_baseline else in_loss_PG
     if not filled_up:
         return mask_PG
@@ -82,13 +82,13 @@ def _in_baseline(
 
 
 def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]:
-    """The rewards of each group's samples, with the length penalty that the recipe asks for, by the group's draw."""
+    """The rewards of each group's samples by draw, including the configured length penalty."""
     return {group.draw: _shaped(group, config) for group in groups}
 
 
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
-    # The policy is not punished for the length of what an environment writes.
+    # Tokens from an environment do not count towards the length penalty.
     lengths = torch.tensor([int(np.count_nonzero(s.mask)) for s in group.samples])
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
@@ -99,7 +99,7 @@ def _shaped(group: Group, config: Config) -> Tensor:
 
 
 def split_mini_batches(batch: Sequence[TrainedGroup], count: int) -> list[tuple[TrainSample, ...]]:
-    """Whole groups, spread as evenly as they go; a batch with fewer groups than `count` has fewer mini-batches."""
+    """Splits the batch into `count` mini-batches of whole groups, as evenly as possible; at least one group each."""
     count = min(count, len(batch))
     bounds = [round(i * len(batch) / count) for i in range(count + 1)]
     return [tuple(sample for group in batch[start:end] for sample in group.samples) for start, end in pairwise(bounds)]

@@ -1,7 +1,7 @@
-"""Checkpoints: written beside, fsynced, renamed, verified when they are read; the last `keep` stay.
+"""Checkpoints are written to a temporary directory, fsynced, renamed, and verified when read; the last `keep` stay.
 
-`checkpoints/step-N/` holds what each part of the run wrote, the settings (`config.yaml`), and `manifest.json`, which
-has the size and the SHA-256 of every other file, and its own.
+`checkpoints/step-N/` contains the files of each part of the run, the settings (`config.yaml`), and `manifest.json`
+with the size and SHA-256 of every other file, and a checksum of itself.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dapo_rl.runs.config_file import ConfigFile, settings_text
 
 MANIFEST = "manifest.json"
 FORMAT = 2
-"""Of the layout, in the manifest; a checkpoint of another one is refused."""
+"""The version of the layout, stored in the manifest; a checkpoint in another layout is rejected."""
 MOST_BYTES = 16 << 20
-"""Of a manifest: a line for each file."""
+"""Size limit of a manifest."""
 
 
 class Part(Protocol):
-    """What a run cannot go on without: it writes and reads files of its own in a checkpoint's directory."""
+    """A part of a run's state. It writes and reads its own files in a checkpoint's directory."""
 
     def save(self, directory: Path) -> None: ...
 
     def load(self, directory: Path) -> None:
-        """A file that is not of this run is a UserError that names it; a NonFiniteError, which leaves the part as it
-        was, sends the run back to the checkpoint before."""
+        """Raises a UserError that names a file that does not belong to this run, and a NonFiniteError if the state is
+        not finite. After a NonFiniteError the part is unchanged, and the run tries the previous checkpoint."""
         ...
 
 
@@ -48,13 +48,13 @@ class Checkpoint:
     path: Path
 
     def damage(self, *, contents: bool = True) -> str | None:
-        """What is wrong with its files, if anything; without `contents` only their sizes are looked at."""
+        """What is wrong with its files, or None; `contents=False` checks only their sizes."""
         try:
             manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
             if manifest["sha256"] != _own_checksum(manifest):
                 return f"{MANIFEST} is damaged"
             if manifest["step"] != self.step:
-                return f"{MANIFEST} is of step {shown(manifest['step'])}"
+                return f"{MANIFEST} belongs to step {shown(manifest['step'])}"
             for name, expected in manifest["files"].items():
                 file = self.path / name
                 if not file.is_file():
@@ -72,12 +72,12 @@ class Checkpoint:
         return None
 
     def check_format(self) -> None:
-        """A checkpoint that is whole and of another layout is an error: no older one is looked for."""
+        """Raises if the checkpoint is intact but has another layout. The run does not fall back to an older one."""
         try:
             manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
             whole, written = manifest["sha256"] == _own_checksum(manifest), manifest.get("format")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return  # it is damaged, and `damage` says how
+            return  # `damage` reports this
         if whole and written != FORMAT:
             newer = type(written) is int and written > FORMAT
             raise UserError(
@@ -86,7 +86,7 @@ class Checkpoint:
             )
 
     def settings(self) -> ConfigFile | None:
-        """The settings of the run as it wrote this; none where they are damaged."""
+        """The settings of the run when it wrote this checkpoint, or None if they are damaged."""
         if self.damage(contents=False):
             return None
         try:
@@ -100,12 +100,12 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory, self._keep = directory, keep
         self._damaged: set[Path] = set()
-        """Those whose contents were found to be damaged; that of others is not read again and again."""
+        """Checkpoints whose contents were found to be damaged. Contents are read only once, by `restore`."""
 
     def all(self) -> list[Checkpoint]:
-        """Everything that has the name of a checkpoint, oldest first.
+        """All directories with the name of a checkpoint, oldest first.
 
-        `step-N.old` is one whose place a new one was taking when the process ended.
+        `step-N.old` is a checkpoint that was being replaced when the process ended.
         """
         if not self._directory.is_dir():
             return []
@@ -115,14 +115,14 @@ class Checkpoints:
         return [Checkpoint(step, path) for step, _, path in sorted(found)]
 
     def latest(self) -> Checkpoint | None:
-        """The newest of which nothing is missing."""
+        """The newest checkpoint that looks complete."""
         return next((checkpoint for checkpoint in reversed(self.all()) if self._looks_whole(checkpoint)), None)
 
     def restore(self, parts: Sequence[Part], note: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
-        """Loads the newest checkpoint that is what was written, with finite numbers, into the parts.
+        """Loads the newest checkpoint that is intact and finite into the parts.
 
-        `note` gets a line for each that is damaged. None where there is no checkpoint; where all are damaged it is an
-        error, and they stay as they are.
+        Calls `note` with a line for each damaged checkpoint. Returns None if there is no checkpoint, and raises if all
+        are damaged; they are not deleted.
         """
         damaged: list[str] = []
         for checkpoint in reversed(self.all()):
@@ -135,12 +135,12 @@ class Checkpoints:
             note(damaged[-1])
         if damaged:
             raise UserError(
-                f"every checkpoint is damaged: {'; '.join(damaged)}; restore one from a copy, or start anew"
+                f"every checkpoint is damaged: {'; '.join(damaged)}; restore one from a copy, or start a new run"
             )
         return None
 
     def settings(self) -> ConfigFile | None:
-        """Those of the newest checkpoint that has them."""
+        """The settings of the newest checkpoint with readable settings."""
         for checkpoint in reversed(self.all()):
             checkpoint.check_format()
             if file := checkpoint.settings():
@@ -170,7 +170,7 @@ class Checkpoints:
         return Checkpoint(step, final)
 
     def _remove_old(self, step: int) -> None:
-        """Leaves the last `keep`; one of which something is missing does not count, and goes."""
+        """Deletes all but the last `keep` checkpoints; incomplete ones do not count and are deleted too."""
         earlier = [checkpoint for checkpoint in self.all() if checkpoint.step < step]
         whole = [checkpoint for checkpoint in earlier if self._looks_whole(checkpoint)]
         kept = whole[max(len(whole) - (self._keep - 1), 0) :]
@@ -183,7 +183,7 @@ class Checkpoints:
 
 
 def _load(parts: Sequence[Part], directory: Path) -> str | None:
-    """What is not finite in a checkpoint, if something is. A run that diverged does not go on from there."""
+    """Loads the parts; returns what is not finite, or None. A diverged run is not resumed from such a checkpoint."""
     try:
         for part in parts:
             part.load(directory)
@@ -193,7 +193,7 @@ def _load(parts: Sequence[Part], directory: Path) -> str | None:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Whether a file could not be written; of torch, safetensors and tokenizers each says so in a way of its own."""
+    """Whether a file could not be written; torch, safetensors and tokenizers each report this differently."""
     words = ("inline_container", "PytorchStreamWriter", "os error")
     return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
 

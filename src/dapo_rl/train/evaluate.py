@@ -1,4 +1,4 @@
-"""Held-out accuracy: on correctness, never on shaped reward."""
+"""Evaluation on held-out prompts, by correctness rather than by shaped reward."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from dapo_rl.types import Prompt, Verifier
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     accuracy: float
-    """The mean over prompts of the share of samples that are right (avg@k)."""
+    """The share of correct samples, averaged over prompts (avg@k)."""
     pass_at_k: float
-    """The chance that one of k samples is correct, k the number of samples."""
+    """The probability that at least one of k samples is correct, where k is the number of samples."""
     prompts: int
     samples: int
-    """For each prompt."""
+    """Samples per prompt."""
     response_length: float
     truncated: float
     verifier_errors: int
-    """Samples without a verdict; they count in no accuracy."""
+    """Samples without a verdict; accuracies exclude them."""
     first_error: str = ""
 
     def metrics(self) -> dict[str, float]:
@@ -45,7 +45,7 @@ def evaluate(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Samples every prompt `samples` times. The same seed gives the same random numbers at every evaluation."""
+    """Samples every prompt `samples` times. The same seed gives the same random numbers in every evaluation."""
     answered: list[Answered] = []
     on_progress(0, len(prompts))
     for problem in answer(engine, verifier, prompts, params, samples, seed):

@@ -1,4 +1,4 @@
-"""Whether tensors hold nothing but numbers, in one pass over them."""
+"""Checks that tensors are finite, in one pass over them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 
 def not_finite(values: Any) -> str | None:
-    """The name of the first tensor that holds an infinity or what is not a number; `values` may be nested."""
+    """The name of the first tensor that contains an infinity or NaN, or None; `values` may be nested."""
     named = [(name, tensor) for name, tensor in _tensors(values, "") if tensor.is_floating_point() and tensor.numel()]
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
         by_device.setdefault(tensor.device, []).append((name, tensor))
     for entries in by_device.values():
-        # The largest of each: a sum of numbers that are finite may not be. A GPU is waited for once.
+        # The maximum of each tensor, because a sum of finite numbers can overflow. One synchronisation per GPU.
         largest = torch._foreach_norm([tensor for _, tensor in entries], float("inf"))
         finite = torch.stack([value.double() for value in largest]).isfinite().tolist()
         for (name, _), is_finite in zip(entries, finite, strict=True):
@@ -28,13 +28,13 @@ def not_finite(values: Any) -> str | None:
 
 
 def weights_not_finite(source: WeightSource) -> str | None:
-    """The name of the first weight that is not finite."""
+    """The name of the first weight that is not finite, or None."""
     return next((name for bucket in source.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
-        if hasattr(value, "__tensor_flatten__"):  # the moments of an 8-bit optimizer are made of several
+        if hasattr(value, "__tensor_flatten__"):  # a moment of an 8-bit optimizer consists of several tensors
             parts, _ = value.__tensor_flatten__()
             for part in parts:
                 yield from _tensors(getattr(value, part), f"{name}.{part}")

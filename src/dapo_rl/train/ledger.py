@@ -1,4 +1,4 @@
-"""Where the generated tokens went: every one of them in exactly one column."""
+"""Counts what became of generated tokens; each token is counted in exactly one column."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Ledger:
             self._counts[fate] += dropped.tokens
 
     def columns(self, waiting: int = 0, in_flight: int = 0) -> dict[str, int]:
-        """Tokens by fate. Two kinds are `carried`: those of finished samples that wait for the next step, and those of
-        samples that have begun, which are in no step's total yet."""
+        """Tokens by fate. `carried` are those of finished samples that wait for the next step and those of unfinished
+        samples, which no step's total includes yet."""
         counts = dict(sorted(self._counts.items()))
         return counts | {"carried": waiting + in_flight, "total": counts.get("total", 0) + in_flight}
 

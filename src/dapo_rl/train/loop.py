@@ -1,4 +1,4 @@
-"""Algorithm 1: sample until the batch is full, reward, update, hand the new weights to the engine."""
+"""Algorithm 1: sample until the batch is full, compute rewards, update, send the new weights to the engine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
 
 
 class Policy(Protocol):
-    """What is trained: in one process or on many ranks, with the same result."""
+    """The policy to train, in one process or on many ranks with the same result."""
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
 
@@ -44,7 +44,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The parts of a run, put together by whoever reads the settings."""
+    """The parts of a run, assembled from the settings by the caller."""
 
     config: Config
     engine: Engine
@@ -59,11 +59,11 @@ class Training:
     progress: Progress
     stop_requested: Callable[[], bool] = lambda: False
     track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
-    """Where metrics go beside the run directory."""
+    """Receives the metrics of each step, in addition to the run directory."""
 
 
 def train(run: Training) -> None:
-    """From wherever the run's progress stands to its last step, or to the step at which a stop is requested."""
+    """Trains from the current progress to the last step, or until a stop is requested."""
     config, progress = run.config, run.progress
     origin = time.perf_counter() - progress.wall_seconds
     if progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
@@ -107,7 +107,7 @@ def _or_diverged(run: Training, step: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """One step: what was sampled, what was trained on and how the last pass saw it, and its numbers."""
+    """The result of one step: what was sampled, the batch after its last pass, and the metrics."""
 
     fill: Fill
     batch: Sequence[TrainedGroup]
@@ -168,7 +168,7 @@ def _verifier_failures(fill: Fill) -> str | None:
 
 
 def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
-    """All groups that were settled in a step, and after the last step those that wait for another one."""
+    """All groups kept or dropped in a step; after the last step also those that were carried over."""
     kept = [GroupRow(trained.group, "kept", trained) for trained in done.batch]
     dropped = [GroupRow(group, fate) for group, fate in done.fill.dropped]
     waiting = [GroupRow(group, "carried") for group in carried]

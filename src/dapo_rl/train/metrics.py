@@ -1,7 +1,8 @@
-"""The numbers of one step for the run log, under verl's names where verl has one.
+"""The metrics of one step, with verl's names where verl has the same metric.
 
-Reward, accuracy and length are those of *everything sampled* in the step: the groups that dynamic sampling keeps are
-half right by construction and would show no progress. What the update saw is under `actor/`, and as `…/batch`.
+Reward, accuracy and length are averages over *everything sampled* in the step: the groups that dynamic sampling keeps
+are partly correct by construction and would show no progress. Metrics of the trained batch are under `actor/` and
+`…/batch`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def step_metrics(
     updates: Sequence[Mapping[str, float]],
     rewards: Mapping[int, Tensor],
 ) -> dict[str, float]:
-    """`rewards` are those of all groups of the step, by their draws."""
+    """`rewards` contains the rewards of all groups of the step, by draw."""
     trained = sum(s.trained_tokens for group in batch for s in group.samples)
     fates = fill.fates()
     drawn = len(fill.sampled)
@@ -46,8 +47,8 @@ def step_metrics(
         **_mean_of(updates),
         "actor/updates": len(updates),
     }
-    # Before the first update the policy is the one that sampled: what differs is how engine and trainer compute. A
-    # first mini-batch of carried groups alone tells nothing.
+    # Before the first update the policy is the one that sampled, so this measures the difference between the engine's
+    # and the trainer's numerics. It is NaN if the first mini-batch has only carried groups.
     metrics["rollout/mismatch_kl"] = updates[0]["actor/mismatch_kl"] if updates else math.nan
     metrics.pop("actor/mismatch_kl", None)
     return metrics
@@ -71,12 +72,12 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
 
 
 def _staleness(fill: Fill) -> list[float]:
-    """How many weight versions the first token of each sample of the batch is behind."""
+    """How many weight versions old the first token of each sample in the batch is."""
     return [float(fill.version - s.versions[0]) for group in fill.kept for s in group.samples]
 
 
 def _mean_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean over a step's updates of each metric that they have; a NaN says that an update has none."""
+    """The mean of each metric over the updates of a step; NaN values are skipped."""
     names = updates[0] if updates else {}
     return {name: _mean([u[name] for u in updates if not math.isnan(u[name])]) for name in names}
 

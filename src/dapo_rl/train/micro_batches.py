@@ -1,4 +1,4 @@
-"""How the samples of an optimizer step are split: by the tokens that are computed at the same time."""
+"""Splits the samples of an optimizer step into micro-batches by their number of tokens."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dapo_rl.types import TrainSample
 
 
 def packed_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int]]:
-    """As few micro-batches as the budget allows, about equal, samples of one prompt together.
+    """As few micro-batches as the budget allows, of about equal size, with samples of one prompt together.
 
-    A prompt that several samples of a micro-batch have is computed once, and counts once.
+    A prompt shared by several samples of a micro-batch is computed once and counts once.
     """
     prompts: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
         prompts.setdefault(sample.prompt_ids.tobytes(), []).append(i)
-    # Nothing is computed for a response's last token: what comes after it is not needed.
+    # The last token of a response is not computed: its next-token logits are not needed.
     lengths = [
         _Length(prompt, len(samples[i].prompt_ids), len(samples[i].response_ids) - 1, i)
         for prompt, members in enumerate(prompts.values())
         for i in members
     ]
     fewest = len(_fill(lengths, budget))
-    # The least budget that does with as many: the fullest micro-batch is then as small as it can be.
+    # The smallest budget that needs no more micro-batches balances their sizes.
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
@@ -35,7 +35,7 @@ def packed_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int
 
 
 class _Length(NamedTuple):
-    """How long a sample is, with the number of its prompt."""
+    """The length of a sample, with the index of its prompt."""
 
     prompt: int
     prompt_tokens: int
@@ -44,7 +44,7 @@ class _Length(NamedTuple):
 
 
 def _fill(lengths: Sequence[_Length], budget: int) -> list[list[int]]:
-    """Samples in their order, each micro-batch as full as it gets; a sample over the budget is alone."""
+    """Fills micro-batches greedily in the given order; a sample over the budget gets its own."""
     batches: list[list[int]] = []
     tokens, before = 0, -1
     for prompt, prompt_tokens, own, sample in lengths:
@@ -60,7 +60,7 @@ def _fill(lengths: Sequence[_Length], budget: int) -> list[list[int]]:
 
 
 def padded_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int]]:
-    """Samples of like length together, as many as the budget holds with their padding."""
+    """Groups samples of similar length, as many as the budget holds including padding."""
     order = sorted(range(len(samples)), key=lambda i: (len(samples[i].response_ids), len(samples[i].prompt_ids)))
     batches: list[list[int]] = []
     prompt_width = response_width = 0

@@ -1,4 +1,4 @@
-"""The optimizer that a setting names."""
+"""Builds the optimizer that the settings name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dapo_rl.errors import UserError
 
 
 def build_optimizer(model: Any, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW over the weights that are trained; matrices decay, vectors do not."""
+    """AdamW over the trainable weights, with weight decay for matrices but not for vectors."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
@@ -25,7 +25,7 @@ def build_optimizer(model: Any, settings: TrainSettings) -> torch.optim.Optimize
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # where the step is compiled, a number would be compiled into it
+        if isinstance(group["lr"], Tensor):  # a compiled step would treat a number as a constant
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr

@@ -1,4 +1,4 @@
-"""A loss and an advantage function of the user's own: found, called, and checked. Whatever is wrong is one line."""
+"""Custom loss and advantage functions: loads, calls and checks them. Every failure is a one-line error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dapo_rl.errors import UserError
 
 
 def build_losses(algo: AlgoSettings) -> TokenLosses:
-    """What `algo.loss` names."""
+    """The loss that `algo.loss` names."""
     return OwnLoss(algo.loss) if is_function(algo.loss) else LOSSES[algo.loss]
 
 
 def build_advantages(algo: AlgoSettings) -> Advantages:
-    """What `algo.advantage` names."""
+    """The advantage estimator that `algo.advantage` names."""
     if is_function(algo.advantage):
         return OwnAdvantages(algo.advantage)
     estimate = ADVANTAGES[algo.advantage]
@@ -46,7 +46,7 @@ class _Own:
         self._takes = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
 
     def _call(self, *tensors: Tensor, **settings: Any) -> Tensor:
-        """Settings that the function has no parameter for are left out."""
+        """Calls the function with the settings that it has parameters for."""
         accepted = {name: value for name, value in settings.items() if self._takes_all or name in self._takes}
         with self._blamed():
             result = self._function(*tensors, **accepted)
@@ -61,7 +61,7 @@ class _Own:
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:
-        """Whatever the function raises, sys.exit() included, is its own fault; memory that runs out is not."""
+        """Turns whatever the function raises, including SystemExit, into a UserError; out-of-memory errors pass."""
         try:
             yield
         except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
@@ -90,7 +90,7 @@ class OwnLoss(_Own):
         clip_high: float,
         clip_ratio_c: float | None,
     ) -> Tensor:
-        # The function gets tensors of its own: what it does to them in place stays with it.
+        # The function gets copies, so that it can modify them in place.
         new, old = (torch.where(mask, logps.float(), 0.0) for logps in (new_logps, old_logps))
         losses = self._call(
             new,
@@ -107,7 +107,7 @@ class OwnLoss(_Own):
         return torch.where(mask, losses.float(), 0.0)
 
     def backward(self, loss: Tensor, logps: Tensor) -> None:
-        """`loss.backward()`, with the function's part of it apart: what fails there is no bug of ours."""
+        """`loss.backward()` in two parts, so that an error in the function's backward is reported as the function's."""
         with self._blamed():
             (gradient,) = torch.autograd.grad(loss, logps, allow_unused=True)
         if gradient is None:
@@ -117,14 +117,14 @@ class OwnLoss(_Own):
         logps.backward(gradient)
 
     def _check_finite(self, values: Tensor, logps: Tensor, mask: Tensor, what: str) -> None:
-        """A model that has diverged is told apart: its log-probabilities are not finite already."""
+        """Raises if values are not finite although the log-probabilities are; if those are not, the model diverged."""
         good = (values.isfinite() | ~mask).all()
         if not good and bool((logps.isfinite() | ~mask).all()):
             raise self._error(f"returned {what}")
 
 
 class OwnAdvantages(_Own):
-    """`f(rewards, mask)`, both `[P, G]`: samples outside the mask count in no mean, and get 0 whatever it returns."""
+    """`f(rewards, mask)`, both `[P, G]`. The advantages of samples outside the mask are set to 0."""
 
     def __init__(self, spec: str) -> None:
         super().__init__("algo.advantage", spec, "a finite advantage for each sample, [P, G]")

@@ -1,4 +1,4 @@
-"""The policy: forward, backward, step. One optimizer step is one mini-batch, in as many micro-batches as it takes."""
+"""The policy: forward, backward, step. One optimizer step trains on one mini-batch, split into micro-batches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dapo_rl.train.own import OwnLoss, build_losses
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 _MOST_TOKENS = 2**17
-"""Beyond so many tokens a pass is no faster."""
+"""Larger micro-batches are not faster."""
 
 OPTIMIZER = "optimizer.pt"
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class HFPolicy:
-    """A Hugging Face causal LM that is trained in this process: float32 weights, computed with in `dtype`."""
+    """A Hugging Face causal LM that is trained in this process, with float32 weights and computation in `dtype`."""
 
     def __init__(
         self,
@@ -62,10 +62,12 @@ class HFPolicy:
         tokenizer: Any = None,
         settings: ModelSettings | None = None,
     ) -> None:
-        """`longest` is the longest sample to come, if known; `fill_memory` lets a GPU's size raise the budget.
+        """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
+        GPU memory.
 
-        Where `reference` is the model itself, it is the model without its adapters. `losses` is what `algo.loss` names,
-        where that is loaded already. The tokenizer is saved beside the weights; `settings` say how adapters are.
+        If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
+        function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
+        adapters are saved.
         """
         self.model, self._tokenizer, self._settings = model, tokenizer, settings or ModelSettings()
         self._algo, self._train = algo, train
@@ -73,8 +75,8 @@ class HFPolicy:
         self._norm_length, self._token_budget = norm_length, token_budget
         self._lowered_budget: int | None = None
         self._notes: list[str] = []
-        """What the user should know; the next update hands it over."""
-        # Dropout would make the policy of the update another one than the policy that sampled.
+        """Notes for the user, returned by the next update."""
+        # With dropout the trained policy would differ from the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
@@ -86,16 +88,16 @@ class HFPolicy:
 
     @property
     def note(self) -> str | None:
-        """What the user should know about how this model is trained."""
+        """A note for the user on how this model is trained."""
         return self._responses.note
 
     def weights(self) -> ModelWeights:
-        """Those of now, valid until the next update."""
+        """The current weights, valid until the next update."""
         return ModelWeights(self.model)
 
     @torch.no_grad()
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        """Each response token's log-probability under the policy as it is now."""
+        """The log-probability of each response token under the current policy."""
 
         def compute(micro_batch: Sequence[TrainSample], _count: int) -> list[FloatArray]:
             with self._responses.compute(micro_batch) as stats:
@@ -108,7 +110,7 @@ class HFPolicy:
         return [result[i] for i in range(len(samples))]
 
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
-        """One optimizer step; the result is the same for any split into micro-batches."""
+        """One optimizer step; the result does not depend on the split into micro-batches."""
         counts = _Counts.of(samples)
         seen: list[SeenTokens | None] = [None] * len(samples)
         if counts.tokens == 0:
@@ -118,7 +120,7 @@ class HFPolicy:
         self._optimizer.zero_grad(set_to_none=True)
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
         sums = [of_batch for _, (of_batch, _) in backward]
-        # The numbers of all micro-batches come over at once: waiting for each would keep the device waiting too.
+        # One transfer for all micro-batches: a synchronisation after each would leave the device idle.
         table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
         totals = dict(zip(sums[0], table.tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
@@ -137,7 +139,7 @@ class HFPolicy:
         return Update(metrics, tuple(seen), notes)
 
     def save(self, directory: Path) -> None:
-        """`model/`, `optimizer.pt`, and `weights.pt` where `model/` does not have every bit of the weights."""
+        """Writes `model/`, `optimizer.pt`, and `weights.pt` if `model/` does not store the weights exactly."""
         state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
@@ -145,7 +147,7 @@ class HFPolicy:
         torch.save(state, directory / OPTIMIZER)
 
     def load(self, directory: Path) -> None:
-        """What `save` wrote. A NonFiniteError leaves everything as it was: a run that diverged does not go on."""
+        """Loads what `save` wrote. A NonFiniteError leaves the policy unchanged."""
         try:
             state = torch.load(directory / OPTIMIZER, map_location="cpu", weights_only=True)
             weights = stored_weights(directory)
@@ -157,7 +159,7 @@ class HFPolicy:
             raise NonFiniteError(f"the state of its optimizer is not finite, in {name}")
         own = self.model.state_dict()
         if other := weight_difference(own, weights):
-            raise UserError(f"{directory}: is of another model: {other}; resume with the model of the run")
+            raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
         with torch.no_grad():
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
@@ -165,12 +167,12 @@ class HFPolicy:
             self._restore(state)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(
-                f"{directory}: is of another optimizer: {one_line(error)}; remove {directory} to go on from the "
-                "checkpoint before it"
+                f"{directory}: its optimizer state cannot be loaded: {one_line(error)}; remove {directory} to resume "
+                "from the previous checkpoint"
             ) from error
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """The trained model in Hugging Face format, with its tokenizer; with `model.lora.save: adapter`, in peft's."""
+        """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`."""
         lora = self._settings.lora
         if lora is not None and lora.save == "adapter":
             save_adapter(self.model, self._tokenizer, lora, self._settings.name, path)
@@ -181,8 +183,9 @@ class HFPolicy:
         self._optimizer.load_state_dict(state["optimizer"])
         for parameter, moments in self._optimizer.state.items():
             if any(isinstance(m, Tensor) and m.dim() and m.shape != parameter.shape for m in moments.values()):
-                raise ValueError("its moments have other shapes than the weights")
-        # A budget that memory forced stays: another split sums in another order. A setting may lower it further.
+                raise ValueError("its moments and the weights differ in shape")
+        # A budget lowered by an out-of-memory error is kept, because another split would sum in another order. The
+        # settings can lower it further.
         if (lowered := state.get("lowered_budget")) is not None:
             if not isinstance(lowered, int) or lowered < 1:
                 raise ValueError(f"lowered_budget is {lowered!r}")
@@ -191,7 +194,7 @@ class HFPolicy:
     def _backward(
         self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int
     ) -> tuple[dict[str, Tensor], _Tokens]:
-        """Adds one micro-batch's gradient; returns sums over its tokens, and what it saw of each."""
+        """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo = self._algo
         device = next(self.model.parameters()).device
         old_logps = _padded([s.old_logps for s in samples]).to(device)
@@ -263,7 +266,8 @@ class HFPolicy:
         return metrics
 
     def _tokens_that_fit(self) -> int:
-        """What a third of the GPU's free memory holds beside gradients and moments: few large passes are fast."""
+        """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are
+        faster."""
         free: int = torch.cuda.mem_get_info()[0]
         trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
         try:
@@ -278,9 +282,9 @@ class HFPolicy:
     def _in_micro_batches(
         self, samples: Sequence[TrainSample], compute: Callable[[Sequence[TrainSample], int], T]
     ) -> list[tuple[list[int], T]]:
-        """Each micro-batch's indices and what `compute` makes of it, given how many there are.
+        """The indices of each micro-batch with the result of `compute(micro_batch, number of micro-batches)`.
 
-        Where memory does not hold one, everything is computed again in smaller ones.
+        If a micro-batch does not fit into memory, everything is recomputed with smaller ones.
         """
         while True:
             done: list[tuple[list[int], T]] = []
@@ -292,7 +296,7 @@ class HFPolicy:
                     break
             else:
                 return done
-            # Out of the handler: until then the error's traceback holds on to the activations.
+            # Outside the except block, because the exception's traceback keeps the activations alive.
             done.clear()
             self._optimizer.zero_grad(set_to_none=True)
             gc.collect()
@@ -302,20 +306,20 @@ class HFPolicy:
             self._lower_budget(samples, len(micro_batches))
 
     def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
-        """Halves the budget, and again until these samples are more than `count` micro-batches."""
+        """Halves the budget until these samples need more than `count` micro-batches."""
         before = self._token_budget
         while len(self._micro_batches(samples)) <= count and self._token_budget > 1:
             self._token_budget //= 2
         self._lowered_budget = self._token_budget
         self._notes.append(
-            f"out of GPU memory: micro-batches of {self._token_budget} tokens from here on instead of {before}; "
-            "train.token_budget sets it from the start"
+            f"out of GPU memory: micro-batches now have {self._token_budget} tokens instead of {before}; "
+            "train.token_budget sets this from the start"
         )
 
     def _step(self) -> None:
         try:
             self._optimizer.step()
-        except torch.OutOfMemoryError:  # with some weights stepped and others not, nothing can go on from here
+        except torch.OutOfMemoryError:  # only some of the weights may have been updated, so the run must stop
             raise UserError(
                 "out of GPU memory in the optimizer's step; lower sampling.kv_memory_gib, or set "
                 "train.optimizer=adamw_8bit in a new run"
@@ -323,7 +327,7 @@ class HFPolicy:
 
 
 class _Counts:
-    """What the whole optimizer step has: the denominators that its micro-batches share."""
+    """Counts over a whole optimizer step: the denominators that its micro-batches share."""
 
     def __init__(self, tokens: int, samples: int, group_tokens: Mapping[int, int]) -> None:
         self.tokens, self.samples, self.group_tokens = tokens, samples, group_tokens
@@ -348,31 +352,31 @@ class _Counts:
 def _too_long(sample: TrainSample, recomputes: bool) -> str:
     remedy = "" if recomputes else "set train.gradient_checkpointing=true, or "
     return (
-        f"out of GPU memory: one sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not fit by "
-        f"itself; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
+        f"out of GPU memory: a single sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not "
+        f"fit; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
     )
 
 
 class _Tokens(NamedTuple):
-    """What a micro-batch's pass saw of its tokens, `[B, T]` each, still on the device."""
+    """Per-token results of a micro-batch, `[B, T]` each, on the device."""
 
     logps: Tensor
     entropies: Tensor
     clipped: Tensor
 
     def split(self, lengths: Sequence[int]) -> list[SeenTokens]:
-        """By sample, without padding."""
+        """The results of each sample, without padding."""
         logps, entropies, clipped = (rows.cpu().numpy() for rows in self)
         return [SeenTokens(logps[i, :n], entropies[i, :n], clipped[i, :n]) for i, n in enumerate(lengths)]
 
 
 def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
-    """By the numbers of `SeenTokens.clipped`."""
+    """The codes of `SeenTokens.clipped`."""
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
 def _padded(rows: Sequence[npt.NDArray[Any]]) -> Tensor:
-    """Rows of different lengths as one tensor, zeros behind them."""
+    """Rows of different lengths as one tensor, right-padded with zeros."""
     table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row

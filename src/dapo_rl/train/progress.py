@@ -1,4 +1,4 @@
-"""How far a run has come."""
+"""The progress of a run: its step, evaluations, token counts and metrics."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class SavedProgress(Saved):
 
 @dataclass(slots=True)
 class Progress:
-    """In every checkpoint."""
+    """Saved in every checkpoint."""
 
     step: int = 0
     wall_seconds: float = 0.0
     evaluations: list[tuple[int, float]] = field(default_factory=list)
-    """Steps and held-out accuracies; step 0 is before the first update."""
+    """(step, held-out accuracy); step 0 is before the first update."""
     ledger: Ledger = field(default_factory=Ledger)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Those of the last step."""
+    """The metrics of the last step."""
 
     def save(self, directory: Path) -> None:
         state = {

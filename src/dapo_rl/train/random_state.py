@@ -1,4 +1,4 @@
-"""The random numbers of this process, as JSON. Sampling does not use them; functions of the user's own may."""
+"""The global random number generators, saved as JSON. Sampling does not use them, but custom functions may."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def seed_everything(seed: int) -> None:
 
 
 class RandomState:
-    """The random numbers of this process as a part of a checkpoint."""
+    """The checkpoint part that saves the states of the global random number generators."""
 
     def save(self, directory: Path) -> None:
         kind, keys, *rest = np.random.get_state()
@@ -55,7 +55,7 @@ class RandomState:
         write_state(directory / FILE, state)
 
     def load(self, directory: Path) -> None:
-        """A GPU that was not there when the state was taken keeps its own."""
+        """A GPU without a saved state keeps its own."""
         path = directory / FILE
         with restoring(path):
             state = parse_state(SavedRandom, read_state(path))

@@ -1,4 +1,4 @@
-"""What a run leaves behind when it ends: the model, the summary, the picture."""
+"""Writes the results of a run when it ends: the model, summary.json and report.png."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dapo_rl.train.progress import Progress
 
 
 def save_result(save_model: Callable[[Path], None], path: Path) -> None:
-    """The trained model, whole or not there."""
+    """Saves the trained model atomically."""
     if path.is_file():
-        raise UserError(f"{path}: the model is saved as a directory, and there is a file of that name")
-    rest = "checkpoints are untouched, and --resume goes on from the last"
+        raise UserError(f"{path}: the model is saved as a directory, but there is a file of that name")
+    rest = "checkpoints are untouched, and --resume continues from the last one"
     try:
         with directory_beside(path) as draft:
             save_model(draft)
@@ -38,7 +38,10 @@ def write_results(
     waiting: int,
     in_flight: int,
 ) -> dict[str, Any]:
-    """summary.json, which is returned, and report.png. `waiting` and `in_flight` are tokens for steps to come."""
+    """Writes summary.json and report.png; returns the summary.
+
+    `waiting` counts the tokens of finished samples that wait for the next step, `in_flight` those of unfinished ones.
+    """
     finished = progress.step == config.train.steps
     paths = {"summary": directory.summary_path, "report": directory.report_path}
     if finished:
@@ -67,7 +70,7 @@ def write_results(
     metrics = directory.read_metrics()
     with saved_so_far(directory.report_path):
         draw_report(metrics, accuracies, directory.report_path, title=directory.path.name)
-    # matplotlib's parsers leave exceptions in reference cycles. Their tracebacks hold every frame below them, and so
-    # the model, until the next collection.
+    # matplotlib's parsers leave exceptions in reference cycles. Their tracebacks reference the frames of this run, and
+    # so keep the model alive until the next collection.
     gc.collect()
     return summary

@@ -1,4 +1,4 @@
-"""The learning rate, by rollout step."""
+"""The learning rate schedule, by rollout step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dapo_rl.config import TrainSettings
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """Linear warm-up over `warmup_steps` rollout steps (the first step already learns), then the schedule."""
+    """Linear warm-up over `warmup_steps` rollout steps (not 0 in the first step), then the schedule."""
     if step <= settings.warmup_steps:
         return settings.lr * step / settings.warmup_steps
     if settings.lr_schedule == "constant":

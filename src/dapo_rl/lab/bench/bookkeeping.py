@@ -1,6 +1,6 @@
-"""What a step costs beside the model: samples through sampler, batch, update, rollout log and checkpoint.
+"""Measures the cost of a step without the model: sampler, batch, metrics, rollout log and checkpoint state.
 
-Engine and update are stand-ins that make arrays of the right size; everything between them is the run's own code.
+Engine and update are stand-ins that create arrays of the right size; everything else is the code of a real run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dapo_rl.types import Sample, SeenTokens, TrainSample, Update
 
 CHARACTERS_PER_TOKEN = 4
 AT_ONCE = 1024
-"""Sequences that the engine works on."""
+"""Sequences that the engine runs concurrently."""
 
 
 def measure_bookkeeping(
     prompts: int, group: int, tokens: int, seed: int = 0, tell: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
-    """One step of `prompts × group` samples. Seconds by stage, peak memory, and the Python objects that it holds."""
+    """Measures one step of `prompts × group` samples: seconds by stage, peak memory, and live Python objects."""
     config = Config.build(
         {
             "sampling.prompts_per_step": prompts,
@@ -101,12 +101,12 @@ def print_bookkeeping(result: dict[str, Any], console: Console | None = None) ->
     console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens", style="bold")
     for name, seconds in sorted(result["parts"].items(), key=lambda part: -part[1]):
         console.print(f"{name:<18} {seconds:8.2f} s")
-    console.print(f"{'in all':<18} {result['seconds']:8.2f} s, {result['peak_bytes'] / 2**30:.2f} GiB at most")
+    console.print(f"{'total':<18} {result['seconds']:8.2f} s, {result['peak_bytes'] / 2**30:.2f} GiB peak")
 
 
 @dataclass(slots=True)
 class _Engine:
-    """Finishes samples in the order of their requests; those at work are half written."""
+    """Finishes samples in the order of their requests; running samples have half their tokens."""
 
     random: np.random.Generator
     length: int

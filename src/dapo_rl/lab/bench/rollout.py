@@ -1,4 +1,4 @@
-"""Sampling: every engine through the Engine protocol, and transformers' own `generate` as users call it."""
+"""Measures sampling: each engine through the Engine protocol, and transformers' `generate` as users call it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dapo_rl.types import IntArray
 
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
-    # vLLM gets the GPU to itself: what it reads is written from the CPU.
+    # vLLM gets the whole GPU, so the model that it reads from disk is created on the CPU.
     model, tokenizer, prompts, facts = _open(work, "cpu" if work.engine == "vllm" else work.device)
     engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
     if work.engine == "vllm":
@@ -52,7 +52,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
 
 
 def measure_generate(work: Work, variant: str = "") -> Measurement:
-    """Sampled tokens alone: `generate` gives no log-probabilities unless it keeps all logits."""
+    """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits."""
     model, tokenizer, prompts, facts = _open(work, work.device)
     device = pick_device(work.device)
     settings = dict(
@@ -100,7 +100,7 @@ def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
     dtype = getattr(torch, work.dtype)
     if not torch.cuda.is_available():
         raise UserError("--engine: vllm needs a GPU here")
-    # Seeds of its own for each request cost vLLM time; alone in its process it may have nearly all memory.
+    # Per-request seeds slow vLLM down. It is alone on the GPU, so it may use nearly all memory.
     return VLLMEngine(
         model,
         tokenizer,

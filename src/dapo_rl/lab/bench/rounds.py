@@ -1,6 +1,6 @@
-"""Dynamic sampling in rounds, as others do it: a whole batch of prompts at a time, and the next one when all is done.
+"""Dynamic sampling in rounds, as in other libraries: whole batches of prompts, each started when the last is done.
 
-The interface is the sampler's own, so that both run on the same engine, prompts and verifier.
+The interface is that of our sampler, so both run on the same engine, prompts and verifier.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dapo_rl.types import Group, Sample, Verifier
 
 @dataclass(slots=True)
 class Rounds:
-    """`fill` samples rounds of `round_size × n` prompts until n groups pass; what is beyond them is dropped.
+    """`fill` samples rounds of `round_size × n` prompts until n groups pass, and drops the surplus.
 
-    verl's recipe has rounds of three batches and stops the run after `most` of them. ms-swift has rounds of one batch
-    and, where `most` of them do not suffice, trains on its first round unfiltered: `gives_up`.
+    verl's recipe uses rounds of three batches and stops the run after `most` rounds. ms-swift uses rounds of one batch
+    and, if `most` rounds are not enough, trains on the first round unfiltered (`gives_up`).
     """
 
     prompts: Prompts
@@ -75,7 +75,7 @@ class Rounds:
 
 
 def _fate(group: Group) -> Fate:
-    import torch  # the command line is there before it
+    import torch  # not needed to start the command line
 
     correct = [verdict.correct for verdict in group.verdicts]
     if dynamic_sampling_filter(torch.tensor([correct])).item():

@@ -1,7 +1,7 @@
-"""What dynamic sampling costs: our sampler and the rounds of others, on one simulated engine.
+"""The cost of dynamic sampling: our sampler and sampling in rounds, as in other libraries, on a simulated engine.
 
-Nothing is computed here but who samples what, when: lengths are drawn from a long-tailed distribution, and whether a
-group passes the filter from an acceptance rate; both depend on the prompt alone, so that all policies meet the same.
+Only the schedule is simulated. Response lengths are drawn from a long-tailed distribution, and groups pass the filter
+at a given acceptance rate. Both depend on the prompt alone, so all strategies see the same lengths and outcomes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ LONGEST = 4096
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """How long responses are and which groups pass, by prompt."""
+    """The response lengths of each prompt, and whether its group passes."""
 
     acceptance: float
     group: int
     seed: int = 0
     median: float = 250.0
     spread: float = 1.0
-    """Of the logarithm: at 1 the mean is 1.65 medians, and a hundredth of all is above 10."""
+    """The standard deviation of the log length: at 1 the mean is 1.65 medians, and 1% of lengths exceed 10 medians."""
 
     def lengths(self, prompt: str) -> tuple[int, ...]:
         return _lengths(self, prompt)
@@ -50,7 +50,7 @@ class World:
         return _chance(self.seed, prompt) < self.acceptance
 
     def least_tokens(self, groups: int) -> int:
-        """Of somebody who draws prompts until so many groups pass, and not one more."""
+        """The tokens of an oracle that stops drawing at the last group it needs."""
         tokens = found = number = 0
         while found < groups:
             name = f"p{number}"
@@ -101,14 +101,14 @@ class _Row:
     left: int
 
     def written(self, version: int) -> Begun:
-        """What it has so far; the tokens since it took its slot are of this version."""
+        """Its state so far; tokens generated since it got its slot have this version."""
         new = self.length - self.left - len(self.begun.token_ids)
         return self.begun.then(np.zeros(new, np.int32), np.zeros(new, np.float32), version)
 
 
 @dataclass(slots=True)
 class SimulatedEngine:
-    """Continuous batching in `slots` slots: a step is one more token for every sample that has one."""
+    """Continuous batching with `slots` slots: each step adds one token to every sample that has a slot."""
 
     world: World
     slots: int
@@ -182,7 +182,7 @@ class Strategy(Protocol):
 
 
 def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callable[[], Strategy]]:
-    """Each on an engine that nobody else has used."""
+    """Functions that build each strategy by name; use a new engine for each."""
     params = SamplingParams(max_new_tokens=LONGEST)
 
     def streaming(surplus: str) -> Strategy:
@@ -205,20 +205,20 @@ def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callabl
 
 
 def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: int, steps: int, seed: int) -> dict:  # type: ignore[type-arg]
-    """One policy at one acceptance rate, over a run's steps."""
+    """Simulates one strategy at one acceptance rate, over the steps of a run."""
     world = World(acceptance, group, seed)
     engine = SimulatedEngine(world, slots)
-    policy = strategies(engine, group, prompts)[name]()
+    strategy = strategies(engine, group, prompts)[name]()
     trained = stale = 0
     for step in range(steps):
-        fill = policy.fill(prompts)
+        fill = strategy.fill(prompts)
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
         stale += sum(step - int(g.samples[0].versions[0]) for g in useful)
         engine.receive(step + 1, _NoWeights())
     return {
         "acceptance": acceptance,
-        "policy": name,
+        "strategy": name,
         "trained_groups": trained,
         "tokens_per_group": engine.tokens / trained if trained else math.nan,
         "engine_steps_per_group": engine.steps / trained if trained else math.nan,
@@ -229,11 +229,11 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
 
 def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
     console = console or Console()
-    console.print(Text("per trained group: tokens generated, engine steps, weight versions it is old", style="bold"))
+    console.print(Text("per trained group: generated tokens, engine steps, age in weight versions", style="bold"))
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     shown.add_column("accepted", justify="right")
-    shown.add_column("policy", no_wrap=True)
-    for head in ("tokens", "of oracle's", "steps", "staleness"):
+    shown.add_column("strategy", no_wrap=True)
+    for head in ("tokens", "vs. oracle", "steps", "staleness"):
         shown.add_column(head, justify="right")
     before = None
     for row in rows:
@@ -241,7 +241,7 @@ def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = N
         before = row["acceptance"]
         shown.add_row(
             lead,
-            Text(row["policy"]),
+            Text(row["strategy"]),
             f"{row['tokens_per_group']:,.0f}",
             f"{row['to_oracle']:.2f}×",
             f"{row['engine_steps_per_group']:,.0f}",

@@ -1,4 +1,4 @@
-"""A whole step of `DAPOTrainer`: sampling, verifying, the update, and the new weights to the engine."""
+"""Measures a whole step of `DAPOTrainer`: sampling, verification, update, and weight transfer to the engine."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def measure_step(work: Work) -> Measurement:
 
 
 def alternating_rewards(completions: list[Any], **_: Any) -> list[float]:
-    """Every group is half right: its advantages are never all zero."""
+    """Half of each group is correct, so its advantages are never all zero."""
     return [float(i % 2) for i in range(len(completions))]
 
 
 class _EnoughError(Exception):
-    """Ends the run where its measurement ends: a run that finishes writes a checkpoint and a model."""
+    """Ends the run after the measurement: a run that finishes would write a checkpoint and a model."""
 
 
 class _Watch:
-    """A display that shows nothing: it knows when a step is over."""
+    """A display that shows nothing and records the end of each step."""
 
     def __init__(self, work: Work, memory: PeakMemory) -> None:
         self._work, self.memory = work, memory
         self._ends: list[float] = []
 
     def wall(self) -> dict[str, float]:
-        """From the end of one step to the end of the next, with all that lies between."""
+        """The median time from the end of one step to the end of the next."""
         ends = self._ends[max(self._work.warmup - 1, 0) :]
         gaps = [after - before for before, after in pairwise(ends)]
         return {"wall": median(gaps)} if gaps else {}

@@ -1,4 +1,4 @@
-"""The update alone: one optimizer step on samples of random tokens."""
+"""Measures the update alone: one optimizer step on samples of random tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dapo_rl.models.load import pick_device
 from dapo_rl.types import TrainSample
 
 NOISE = 0.01
-"""Old log-probabilities are this far from the policy's: as after a mini-batch or two."""
+"""The standard deviation of the noise on old log-probabilities, similar to their change over one or two updates."""
 
 
 def measure_update(work: Work) -> Measurement:

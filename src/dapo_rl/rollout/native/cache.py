@@ -1,6 +1,6 @@
-"""Keys and values of the sequences that are being sampled: a slot for each, of one capacity.
+"""The KV cache: one slot per sequence, all of the same capacity.
 
-Shapes: L layers, S slots, K key-value heads, C tokens of capacity, D the width of a head.
+Shapes: L layers, S slots, K key-value heads, C tokens of capacity, D head dimension.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class KVCache:
         }
 
     def put(self, layer: int, slots_E: Tensor, positions_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
-        """Writes E tokens, each to its slot and position."""
+        """Writes the keys and values of E tokens, each to its slot and position."""
         self.keys[layer][slots_E, :, positions_E] = keys_EKD.to(self.dtype)
         self.values[layer][slots_E, :, positions_E] = values_EKD.to(self.dtype)
 
     def move(self, source: int, target: int, length: int) -> None:
-        """A sequence goes to another slot."""
+        """Copies a sequence to another slot."""
         for tensors in (self.keys, self.values):
             for tensor in tensors.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
 
 
 def kept_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type of keys and values for a model in `dtype`.
+    """The dtype of the cache for a model in `dtype`.
 
-    On a CPU attention is in float32: in bfloat16 torch rearranges all keys and values at every call, which takes
-    several times as long as the attention.
+    On a CPU attention runs in float32: in bfloat16 torch reorders all keys and values at every call, which takes
+    several times as long as the attention itself.
     """
     return torch.float32 if device.type == "cpu" else dtype
 
@@ -63,9 +63,9 @@ def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype, device
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Places beyond a sequence are multiplied before they are masked, so they must be finite.
+    """Positions beyond a sequence are multiplied before they are masked, so they must be finite.
 
-    On a CPU the zeros are calloc's: memory that is never written to is never taken, and a long capacity costs nothing.
+    On a CPU calloc provides the zeros: pages that are never written take no memory, so unused capacity is free.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

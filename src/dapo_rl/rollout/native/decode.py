@@ -1,4 +1,4 @@
-"""One token for every row, on a CPU. Rows are the first n slots, so that the cache is read where it lies."""
+"""The decode step on a CPU: one token for every row. Rows are the first n slots, so the cache is read in place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dapo_rl.rollout.native.state import SlotState
 
 
 def next_logits(model: Any, ids_T: Tensor, positions_T: Tensor, attend: Attend, reach: int, keep: Any = 0) -> Tensor:
-    """Logits of a row of tokens (of those that `keep` indexes), with the attention given."""
+    """The logits of packed tokens, or of those that `keep` indexes, computed with the attention `attend`."""
     with attending(model, attend, reach):
         output = model(
             input_ids=ids_T[None], position_ids=positions_T[None].long(), use_cache=False, logits_to_keep=keep
@@ -34,7 +34,7 @@ def eager_step(model: Any, cache: KVCache, state: SlotState, rows: int, truncate
 
 
 class CachedAttention:
-    """Each row's new token looks at what its slot holds and at itself; the rows are the first slots, in order."""
+    """Each row's new token attends to its slot's cache and to itself. Row i is slot i."""
 
     def __init__(self, cache: KVCache, slots_B: Tensor, positions_B: Tensor) -> None:
         self._cache, self._rows_B, self._positions_B = cache, slots_B, positions_B
@@ -47,7 +47,7 @@ class CachedAttention:
         rows, heads, width = q_THD.shape
         keys = self._cache.keys[layer][:rows, :, : self.reach]
         values = self._cache.values[layer][:rows, :, : self.reach]
-        # The query heads that share a key-value head are queries of one sequence: nothing is repeated.
+        # Query heads that share a key-value head become queries of one sequence, so keys need not be repeated.
         q_BKRD = q_THD.reshape(rows, keys.shape[1], -1, width).to(keys.dtype)
         out_BKRD = F.scaled_dot_product_attention(q_BKRD, keys, values, attn_mask=self._mask_B11L, scale=scale)
         return out_BKRD.reshape(rows, heads, -1).to(q_THD.dtype)

@@ -1,10 +1,11 @@
 """The `native` engine: continuous batching on the Hugging Face module itself.
 
-Each sequence has a slot of the cache. A prompt is computed once for its group and its keys and values are copied to
-the slots of its samples; whenever slots are free, the next samples in the queue take them.
+Each sequence has a slot of the KV cache. A prompt is prefilled once for its group, and its keys and values are copied
+to the slots of its samples. Free slots go to the next samples in the queue.
 
-New weights send all samples back to the head of the queue with the tokens that they have, and their keys and values
-are computed again. The queue is then the whole state: another engine that is given it computes the same from there.
+When new weights arrive, all running samples return to the head of the queue with their tokens, and their keys and
+values are recomputed. The queue is then the complete state: another engine that is given the queue continues with the
+same samples.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.types import FinishReason, IntArray
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
-"""Prompt tokens that are computed in one pass."""
+"""Prompt tokens per prefill pass."""
 STEPS_PER_LOOK = 8
-"""On a GPU, tokens between two looks at what has finished: a look waits for the device."""
+"""On a GPU, decode steps between checks for finished rows: each check synchronises with the device."""
 
 
 @dataclass(slots=True)
@@ -49,10 +50,10 @@ class _Row:
 
     request: Request
     begun: Begun
-    """What it had when it took its slot."""
+    """Its state when it was given its slot."""
     slot: int
     searched: int = 0
-    """Tokens in which no stop string was found."""
+    """The number of tokens already searched for stop strings."""
 
     @property
     def index(self) -> int:
@@ -61,11 +62,11 @@ class _Row:
 
 @dataclass(slots=True)
 class _Started:
-    """A request whose prompt is computed, and of which some samples still wait for slots."""
+    """A prefilled request, some of whose samples still wait for slots."""
 
     request: Request
     done: int
-    """How many of its new samples have slots."""
+    """The number of its new samples that have been given slots."""
     keys: dict[int, Tensor]
     values: dict[int, Tensor]
     logits_V: Tensor
@@ -82,8 +83,8 @@ class NativeEngine:
         kv_memory_bytes: int | None = None,
         longest: int = 0,
     ) -> None:
-        """`longest` is the longest context to come, where it is known: the cache has room for it from the start, and a
-        model that cannot have it is refused now."""
+        """`longest` is the longest context of the run, if known: the cache has room for it from the start, and a model
+        that does not support it is rejected now."""
         self.version = 0
         self._tokenizer = tokenizer
         self._stop_ids = stop_token_ids(model, tokenizer)
@@ -92,7 +93,7 @@ class NativeEngine:
         self._model, self._dtype = _own(model, dtype), dtype
         self._largest_product = largest_product(self._model)
         self._layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
-        # In float32 a CPU's engine samples from the trained module itself: its weights stay where they are.
+        # In float32 on a CPU the engine samples from the trained module itself, whose weights must not move.
         prepack = dtype == torch.bfloat16 and can_prepack(self._model.get_output_embeddings().weight)
         self._fused = fuse(self._model, prepack=prepack) if self._on_gpu or prepack else Fused()
         self._is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
@@ -148,7 +149,7 @@ class NativeEngine:
         return lost
 
     def receive(self, version: int, source: WeightSource) -> None:
-        """Takes over weights; where the engine samples from the trained module itself there is nothing to copy."""
+        """Loads new weights; there is nothing to copy if the engine samples from the trained module itself."""
         self._back_to_the_queue()
         take_over(self._model, source)
         self._fused.refresh()
@@ -160,7 +161,7 @@ class NativeEngine:
         return unfinished
 
     def _back_to_the_queue(self) -> None:
-        """Samples that have begun, in the order of their requests."""
+        """Returns running samples to the head of the queue, in the order of their requests."""
         if self._started is None and not self._rows:
             return
         requests = {row.request.id: row.request for row in self._rows}
@@ -177,7 +178,7 @@ class NativeEngine:
         self._started = None
         behind = {request.id: request for request in self._queue}
         for name in requests:
-            if name in behind:  # of a request with begun samples not all had found a slot
+            if name in behind:  # some of the request's samples were still waiting for slots
                 begun[name] += behind[name].begun
                 new[name] = behind[name].starting
         front = [
@@ -192,7 +193,7 @@ class NativeEngine:
         self._queue = deque([*front, *rest])
 
     def _written(self, rows: Sequence[tuple[_Row, int]]) -> list[tuple[_Row, Begun]]:
-        """Rows that have so many tokens, with these tokens."""
+        """Rows with their tokens, given the number of tokens of each row."""
         if not rows:
             return []
         width = max(count for _, count in rows)
@@ -233,7 +234,7 @@ class NativeEngine:
             self._draw_first(rows, torch.stack(logits))
 
     def _resume_begun(self) -> None:
-        """Samples that have begun take slots first, and their keys and values are computed again."""
+        """Gives slots to partial samples first, and recomputes their keys and values."""
         while any(request.begun for request in self._queue):
             batch: list[_Row] = []
             tokens = 0
@@ -277,7 +278,7 @@ class NativeEngine:
             self._state.resume(row.slot, row.begun.token_ids, row.begun.logps)
 
     def _next_batch(self) -> list[tuple[Request, list[_Row]]]:
-        """The oldest requests that find slots, up to the prompt tokens of one pass."""
+        """The oldest requests that get slots, up to the prompt tokens of one prefill pass."""
         batch: list[tuple[Request, list[_Row]]] = []
         tokens = 0
         while self._queue and tokens < PREFILL_TOKENS[self._device.type]:
@@ -294,7 +295,7 @@ class NativeEngine:
         return batch
 
     def _take_slots(self, request: Request, start: int) -> list[_Row]:
-        """As many of the request's new samples as there are slots, from the `start`-th on."""
+        """Gives free slots to the request's new samples, from the `start`-th on."""
         new = request.starting[start:]
         rows = [_Row(request, Begun.nothing(i), slot) for i, slot in zip(new, self._free_slots(len(new)), strict=False)]
         self._rows += rows
@@ -305,7 +306,7 @@ class NativeEngine:
         return [slot for slot in range(self._slots) if slot not in taken][:count]
 
     def _prefill(self, batch: Sequence[tuple[Request, list[_Row]]]) -> Tensor:
-        """Computes prompts, fills the slots of their samples, and returns each prompt's next-token logits."""
+        """Prefills prompts, writes the slots of their samples, and returns the next-token logits of each prompt."""
         prompts = [request.prompt_ids for request, _ in batch]
         packed, _ = pack([(prompt, ()) for prompt in prompts], self._device, share_prompts=False)
         starts = [0]
@@ -338,7 +339,7 @@ class NativeEngine:
         return logits
 
     def _place(self, started: _Started, rows: Sequence[_Row]) -> None:
-        """A computed prompt goes to the slots of more of its samples."""
+        """Copies a prefilled prompt to the slots of more of its samples."""
         length = len(started.request.prompt_ids)
         slots_E = torch.tensor([row.slot for row in rows], device=self._device).repeat_interleave(length)
         positions_E = torch.arange(length, device=self._device).repeat(len(rows))
@@ -348,7 +349,7 @@ class NativeEngine:
             )
 
     def _start(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-        """The rows' slots and keys of random numbers, after the slots know how they are to be sampled."""
+        """Sets the rows' sampling parameters; returns their slots and random-number keys."""
         slots = torch.tensor([row.slot for row in rows], device=self._device)
         keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self._device)
         params = [row.request.params for row in rows]
@@ -375,7 +376,7 @@ class NativeEngine:
                 self._graphs.run([row.slot for row in self._rows], STEPS_PER_LOOK, truncates)
 
     def _close_gaps(self) -> None:
-        """The last rows move into slots that are free, so that the rows are the first slots."""
+        """Moves the last rows into free slots, so that the rows occupy the first slots."""
         taken = {row.slot for row in self._rows}
         gaps = [slot for slot in range(len(self._rows)) if slot not in taken]
         behind = [row for row in self._rows if row.slot >= len(self._rows)]
@@ -392,7 +393,7 @@ class NativeEngine:
         slots = torch.tensor([row.slot for row in self._rows], device=self._device)
         done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
         rows = list(zip(self._rows, map(bool, done), generated, strict=True))
-        # A row that is not done may still have reached a stop string.
+        # The device does not know stop strings: a row that is not done may have reached one.
         looked_at = [(row, count) for row, is_done, count in rows if is_done or row.request.params.stop]
         ended = {row.slot for row, is_done, _ in rows if is_done}
         completions: list[Completion] = []
@@ -409,7 +410,7 @@ class NativeEngine:
         return completions
 
     def _end(self, row: _Row, tokens: IntArray, done: bool) -> tuple[int, FinishReason] | None:
-        """How many tokens a row's response has and why it ended; none where it continues."""
+        """The length of a finished response and its finish reason, or None if the row continues."""
         params = row.request.params
         if params.stop:
             end = stop_string_end(self._tokenizer, tokens, params.stop, row.searched)
@@ -430,7 +431,7 @@ class NativeEngine:
     # Memory.
 
     def _room_for(self, request: Request) -> bool:
-        """Whether the cache has the capacity that a request needs; it gets it once nothing is in the way."""
+        """Whether a request fits into a slot. The cache is enlarged if needed, once no rows are running."""
         needs = self._budget.capacity(max(request.longest, self._longest))
         if needs > self._cache.capacity:
             if self._rows:
@@ -439,7 +440,7 @@ class NativeEngine:
         return True
 
     def _make_room(self, capacity: int) -> None:
-        """For sequences of this length, in an engine without any. What there was is freed first."""
+        """Allocates slots of this capacity, after freeing the old cache; no rows may be running."""
         self._slots = self._budget.slots(capacity)
         self._graphs = None
         del self._cache, self._state
@@ -451,7 +452,7 @@ class NativeEngine:
 
 
 def _own(model: Any, dtype: torch.dtype) -> Any:
-    """The model itself where it can sample as it is, else a copy. Buffers (rotary frequencies) keep their type."""
+    """The model itself if it can sample as it is, otherwise a copy. Buffers (rotary frequencies) keep their dtype."""
     parameter = next(model.parameters())
     if parameter.dtype == dtype and not parameter.is_cuda:
         return model

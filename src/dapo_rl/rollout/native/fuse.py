@@ -1,11 +1,11 @@
-"""The same Hugging Face module in fewer kernels, for inference.
+"""Fuses the operations of a Hugging Face module into fewer kernels, for inference.
 
-Projections of one input become one product, whose weight the module's own parameters are views of; norms, gated
-activations, the rotary embedding and residual sums go through `ops`. Each replacement is first compared with what it
-replaces, and left out where the two differ by more than rounding.
+Projections of the same input become one product with a joint weight, and the module's parameters become views of it.
+Norms, gated activations, the rotary embedding and residual sums go through `ops`. Each replacement is first compared
+with the original, and skipped if the two differ by more than rounding.
 
-`fuse(model)` prepares; inside `with fused:` the module runs fused, outside it is as it was loaded, but for where its
-weights lie. New weights must be copied into the parameters in place. Shapes: T tokens, N wide hidden states.
+`fuse(model)` prepares the module. It runs fused inside `with fused:`, and as it was loaded outside, except for where
+its weights are stored. New weights must be copied into the parameters in place. Shapes: T tokens, N hidden size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MISSING = object()
 
 
 class Ops(Protocol):
-    """What `kernels` offers; tests have their own."""
+    """The operations that `kernels` provides; tests pass their own."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor: ...
 
@@ -41,14 +41,15 @@ class Ops(Protocol):
 
 
 def fuse(model: Any, ops: Ops | None = None, prepack: bool = False) -> Fused:
-    """With no `ops`, the kernels on a CUDA device and projections alone elsewhere; `prepack` is for a CPU."""
+    """By default `ops` are the kernels on a CUDA device; elsewhere only projections are fused. `prepack` is for
+    CPUs."""
     some = next(model.parameters())
     if ops is None and some.device.type == "cuda":
         from dapo_rl.rollout.native import kernels
 
         ops = kernels
     fused = Fused()
-    # A joint weight is a tensor of inference mode only where the parameters are: others may have to learn.
+    # A joint weight is an inference tensor only if the parameters are: other parameters may be trained.
     with torch.inference_mode(some.is_inference()), torch.no_grad():
         for module in list(model.modules()):
             if {"gate_proj", "up_proj", "down_proj"} <= module._modules.keys():
@@ -78,7 +79,7 @@ class Patch:
 
 @dataclass(slots=True)
 class Fused:
-    """A context manager: the replacements hold inside."""
+    """A context manager that applies the replacements."""
 
     patches: list[Patch] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
@@ -88,7 +89,8 @@ class Fused:
     _before: list[tuple[Patch, Any]] = field(default_factory=list)
 
     def offer(self, what: str, patches: list[Patch] | None) -> None:
-        """Takes what agrees with the module, counts what does not (None); an empty list has nothing to replace."""
+        """Adds patches that agree with the module, and counts those that do not (None). An empty list means that
+        there is nothing to replace."""
         if patches is None:
             self.left[what] += 1
         elif patches:
@@ -96,7 +98,7 @@ class Fused:
             self.patches += patches
 
     def refresh(self) -> None:
-        """After new weights."""
+        """Must be called after the weights change."""
         for product in self.prepacked:
             product.refresh()
 
@@ -104,15 +106,15 @@ class Fused:
         def listed(counts: Counter[str]) -> str:
             return ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items()) or "nothing"
 
-        return f"fused {listed(self.counts)}" + (f"; left as they were {listed(self.left)}" if self.left else "")
+        return f"fused {listed(self.counts)}" + (f"; not fused: {listed(self.left)}" if self.left else "")
 
     def intact(self) -> bool:
-        """Whether the parameters still are views of the joint weights: not after one was assigned anew or moved."""
+        """Whether the parameters are still views of the joint weights; false after one was reassigned or moved."""
         return all(join.intact() for join in self.joins)
 
     def __enter__(self) -> Fused:
         if self._before:
-            raise RuntimeError("already inside")
+            raise RuntimeError("the module is already fused")
         for patch in self.patches:
             self._before.append((patch, vars(patch.owner).get(patch.name, _MISSING)))
             setattr(patch.owner, patch.name, patch.replacement)
@@ -130,7 +132,7 @@ class Fused:
 
 
 class Handed:
-    """A result that one module computes for the next, for one input and one use."""
+    """A result that one module computes for another: for one input, to be used once."""
 
     def __init__(self) -> None:
         self._input: Tensor | None = None
@@ -150,7 +152,7 @@ class Handed:
 
 
 class Join:
-    """Linear layers of one input whose weights (and biases) lie one after the other in one tensor."""
+    """Linear layers with the same input, whose weights (and biases) are stored in one tensor."""
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.sizes = [linear.out_features for linear in linears]
@@ -187,7 +189,7 @@ class Join:
 
 
 def _already_joint(parameters: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that an earlier join of the same parameters left."""
+    """The joint tensor, if the same parameters were joined before."""
     first, place = parameters[0].data, parameters[0].data_ptr()
     for parameter in parameters:
         same = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
@@ -199,7 +201,7 @@ def _already_joint(parameters: Sequence[Tensor]) -> Tensor | None:
 
 
 def _projections(attention: Any, joins: list[Join]) -> list[Patch] | None:
-    """The query's projection computes all three, and hands the other two over."""
+    """The query projection computes all three, and stores keys and values for the other two."""
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
     if not Join.possible(linears):
         return None
@@ -262,12 +264,12 @@ def _joint_mlp(mlp: Any, ops: Ops) -> list[Patch] | None:
 
 
 def _gated(act: Callable[[Tensor], Tensor], ops: Ops | None) -> Callable[[Tensor], Tensor]:
-    """`act(gate) * up` of a joint product."""
+    """A function that computes `act(gate) * up` from the joint product."""
     x = torch.linspace(-8, 8, 257)
     kinds: dict[Literal["silu", "gelu_tanh"], Tensor] = {"silu": F.silu(x), "gelu_tanh": F.gelu(x, approximate="tanh")}
     try:
         y = act(x)
-    except RuntimeError:  # An activation with parameters, on another device.
+    except RuntimeError:  # An activation with parameters on another device.
         kinds = {}
     for kind, expected in kinds.items():
         if ops is not None and torch.allclose(y, expected, rtol=1e-5, atol=1e-5):
@@ -281,7 +283,7 @@ def _gated(act: Callable[[Tensor], Tensor], ops: Ops | None) -> Callable[[Tensor
 
 
 def _prepack(model: Any, fused: Fused) -> None:
-    """Joint projections, and every layer that is in none."""
+    """Prepacks the joint projections and all other linear layers."""
     joined = set[int]()
     for join in fused.joins:
         join.prepacked = Prepacked(join.weight, join.bias)
@@ -316,7 +318,7 @@ def _norms(model: Any, ops: Ops, fused: Fused) -> dict[nn.Module, Norm]:
 
 
 def _recognised(module: Any, ops: Ops) -> Norm | None:
-    """Llama's norm or Gemma's: told apart by what they do with a random weight."""
+    """Recognises Llama's and Gemma's norm by their output for a random weight."""
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float) or module.weight.dim() != 1:
         return None
@@ -341,7 +343,7 @@ def _norm_forward(module: Any, norm: Norm, ops: Ops) -> Callable[[Tensor], Tenso
 
 
 def _chain(model: Any) -> Iterator[tuple[Any, Any]]:
-    """Decoder layers of the pre-norm form, each with the norm that reads its output."""
+    """Pre-norm decoder layers, each with the norm that reads its output."""
     for stack in model.modules():
         layers, last = getattr(stack, "layers", None), getattr(stack, "norm", None)
         if isinstance(layers, nn.ModuleList) and isinstance(last, nn.Module):
@@ -350,7 +352,7 @@ def _chain(model: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _layer(layer: Any, norms: dict[nn.Module, Norm], following: nn.Module | None, ops: Ops) -> list[Patch] | None:
-    """The layer's two residual sums with the norm that reads each; the second norm is handed to the next layer."""
+    """Fuses the layer's two residual sums with the norms that read them; the second result goes to the next layer."""
     if not {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"} <= layer._modules.keys():
         return None
     inner = norms.get(layer.post_attention_layernorm)
@@ -375,7 +377,7 @@ def _layer(layer: Any, norms: dict[nn.Module, Norm], following: nn.Module | None
     with Fused([Patch(layer.self_attn, "forward", stand_in)]):
         try:
             expected, got = plain(x), forward(x)
-        except (TypeError, AttributeError):  # A layer that asks for more, or an MLP that gives more than a tensor.
+        except (TypeError, AttributeError):  # The layer needs more arguments, or its MLP returns more than a tensor.
             return None
         ahead = outer.ahead.take(got)
         agree = _agree(got, expected) and ahead is not None and _agree(ahead, following(expected))
@@ -383,7 +385,7 @@ def _layer(layer: Any, norms: dict[nn.Module, Norm], following: nn.Module | None
 
 
 def _head(model: Any) -> list[Patch] | None:
-    """Logits as the product's sums are, in float32: rounded to bfloat16, they would move probabilities by a percent."""
+    """Keeps the logits in float32: rounding them to bfloat16 would change probabilities by about a percent."""
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear or head.bias is not None:
         return None
@@ -398,7 +400,7 @@ def _head(model: Any) -> list[Patch] | None:
 
 
 def _rotary(attention: Any, ops: Ops) -> list[Patch] | None:
-    """The modeling file's function, which its attention looks up among the file's globals."""
+    """Replaces `apply_rotary_pos_emb` in the modeling file, whose attention looks it up as a global."""
     file = sys.modules[type(attention).__module__]
     plain = getattr(file, "apply_rotary_pos_emb", None)
     if plain is None:
@@ -431,7 +433,7 @@ def _rotary(attention: Any, ops: Ops) -> list[Patch] | None:
 
 
 def _agree(a: Tensor, b: Any) -> bool:
-    """Equal but for a few roundings of the type, each as large as the tensor is on average."""
+    """Whether two tensors are equal up to a few rounding errors at the scale of the tensor's RMS value."""
     if not isinstance(b, Tensor) or a.shape != b.shape or a.dtype != b.dtype:
         return False
     step = 4 * max(torch.finfo(b.dtype).eps, 1e-5)
@@ -440,6 +442,6 @@ def _agree(a: Tensor, b: Any) -> bool:
 
 
 def _random(shape: Sequence[int], like: Tensor, seed: int = 0) -> Tensor:
-    """Normal numbers of their own generator: the process's is not touched."""
+    """Normal random numbers from a separate generator, so that the global one is not advanced."""
     x = torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
     return x.to(like.device, like.dtype)

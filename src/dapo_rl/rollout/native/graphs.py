@@ -1,8 +1,8 @@
-"""Decoding on a GPU: one CUDA graph for a batch size holds the model, the draw and the bookkeeping of a token.
+"""Decoding on a GPU: one CUDA graph per batch size runs the model, draws a token and updates the slot state.
 
-A graph is captured when its batch size first comes up. Between two looks the host only replays: what a row has
-written, and whether it is done, stays on the device. Lengths need no graphs of their own, because the attention
-kernel reads each row's length itself.
+A graph is captured when its batch size first occurs. Between checks for finished rows the host only replays graphs:
+generated tokens and done flags stay on the device. Sequence lengths need no separate graphs, because the attention
+kernel reads each row's length from the device.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dapo_rl.rollout.native.state import SlotState
 
 
 def batch_bucket(rows: int) -> int:
-    """The batch size whose graph runs so many rows: a power of two, or one and a half of one."""
+    """The batch size of the graph for this many rows: a power of two, or 1.5 times a power of two."""
     power = 1 << max(rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 32 and rows <= power * 3 // 4 else power
 
 
 class KernelAttention:
-    """Each row's new token looks at what its slot holds and at itself."""
+    """Each row's new token attends to its slot's cache and to itself."""
 
     def __init__(self, cache: KVCache, slots_B: Tensor, positions_B: Tensor) -> None:
         from dapo_rl.rollout.native import kernels
@@ -44,7 +44,7 @@ class KernelAttention:
 
 
 class GraphedSteps:
-    """Steps over one cache and state; both are gone into the graphs, so new ones need new graphs."""
+    """Decode steps over one cache and one state; graphs hold their addresses, so a new cache needs new graphs."""
 
     def __init__(self, model: Any, cache: KVCache, state: SlotState, is_stop_V: Tensor, spare_slot: int) -> None:
         self._model, self._cache, self._state, self._is_stop_V = model, cache, state, is_stop_V
@@ -57,7 +57,7 @@ class GraphedSteps:
         self._stream = torch.cuda.Stream()
 
     def run(self, slots: Sequence[int], steps: int, truncates: bool) -> None:
-        """So many tokens for every slot; one that is done stays as it is."""
+        """Runs `steps` decode steps for the slots; a finished slot does not change."""
         bucket = batch_bucket(len(slots))
         graph = self._graphs.get((bucket, truncates)) or self._capture(bucket, truncates)
         padded = [*slots, *[self._spare_slot] * (bucket - len(slots))]
@@ -68,7 +68,7 @@ class GraphedSteps:
             graph.replay()
 
     def _capture(self, bucket: int, truncates: bool) -> torch.cuda.CUDAGraph:
-        # Warming up runs for real: on the spare slot, which is always done.
+        # Warm-up executes the step, so it runs on the spare slot, which is always done.
         self._slots.fill_(self._spare_slot)
         self._rows = []
         self._stream.wait_stream(torch.cuda.current_stream())

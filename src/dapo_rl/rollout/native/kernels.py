@@ -1,9 +1,9 @@
-"""Triton kernels of a decode step on a GPU: attention over the cache, drawing a token, and the small pieces between
-matrix products.
+"""Triton kernels for a decode step on a GPU: attention over the KV cache, token sampling, and the element-wise
+operations between matrix products.
 
-Each is launched on the current stream with fixed block sizes and reads no device value on the host, so that a CUDA
-graph can hold it. Shapes: B rows of a step, S slots of the cache with capacity C; H query heads of width D, of which
-R share one of K key-value heads (H = R·K); V tokens of the vocabulary; T tokens; N wide hidden states.
+Each kernel runs on the current stream with fixed block sizes and reads no device values on the host, so a CUDA graph
+can capture it. Shapes: B rows of a step, S slots of the cache with capacity C; H query heads of dimension D, R of which
+share one of K key-value heads (H = R·K); V vocabulary size; T tokens; N hidden size.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from triton import cdiv, next_power_of_2
 from dapo_rl.rollout.native.state import SlotState
 
 CHUNK = 1024
-"""Logits whose mass is one number; the inverse CDF reads one chunk again. In bf16, 16 bytes for each of 128 threads."""
+"""Logits whose mass is summed into one number; the inverse CDF then rereads one chunk. In bf16 this is 16 bytes for
+each of 128 threads."""
 CHUNKS_AT_ONCE = 4
-"""Chunks that one program sums: so many independent loads are on their way."""
+"""Chunks that one program sums, which gives it as many independent loads in flight."""
 
 
 # --- Attention ---------------------------------------------------------------------------------------------------
 
 
 def splits_for(rows: int, kv_heads: int, multiprocessors: int) -> int:
-    """Parts to cut each row's keys into: several programs for each multiprocessor, and no merge where rows suffice."""
+    """How many parts to split each row's keys into: several programs per multiprocessor, and no split (so no merge) if
+    there are enough rows."""
     programs = rows * kv_heads
     if programs >= 2 * multiprocessors:
         return 1
@@ -37,10 +39,10 @@ def splits_for(rows: int, kv_heads: int, multiprocessors: int) -> int:
 
 
 def attention_config(width: int, itemsize: int) -> dict[str, int]:
-    """Small tiles, two of them on the way while one is used: 36 KiB of shared memory for D = 64 in bf16, 70 for 128.
+    """Small tiles, with two loads in flight while one is used: 36 KiB of shared memory for D = 64 in bf16, 70 for 128.
 
-    Several programs then share a multiprocessor, and together keep some 100 KiB of reads in flight, four times what
-    the memory's latency asks for.
+    Several programs then share a multiprocessor and together keep about 100 KiB of reads in flight, four times what
+    is needed to hide the memory latency.
     """
     row_bytes = next_power_of_2(width) * itemsize
     return {"BLOCK_N": 64 if row_bytes <= 256 else 32 if row_bytes <= 1024 else 16, "num_warps": 4, "num_stages": 3}
@@ -57,9 +59,10 @@ def decode_attention(
     scale: float,
     splits: int,
 ) -> Tensor:
-    """Row b attends to the first `positions_B[b]` keys of its slot and to its new one, and caches the new one there.
+    """Row b attends to the first `positions_B[b]` keys of its slot and to its new key, and writes the new key and value
+    to the cache.
 
-    The caches are `[S, K, C, D]` with D contiguous. A row at a position beyond the capacity caches nothing.
+    The caches are `[S, K, C, D]` with D contiguous. A row whose position is beyond the capacity writes nothing.
     """
     B, H, D = q_BHD.shape
     K, C = k_cache.shape[1:3]
@@ -99,9 +102,9 @@ def _attention_kernel(
     k_s, k_h, k_n, v_s, v_h, v_n,
     R: tl.constexpr, D: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One row, one key-value head, one part of its keys; scores are in units of log 2.
+    """One row, one key-value head, one part of its keys; scores are base-2 logarithms.
 
-    The R query heads fill 16 rows of a tensor-core product: the padding is free where the memory is the limit.
+    The R query heads are padded to the 16 rows of a tensor-core product; the padding is free, as memory is the limit.
     """
     b = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -118,7 +121,7 @@ def _attention_kernel(
     real = (r < R)[:, None] & inside[None, :]
     q_RD = tl.load(q + b * q_b + (head * R + r)[:, None] * q_h + d[None, :], mask=real, other=0.0)
 
-    # The last part has the new key too, from registers: what it stores is never read back here.
+    # The last part also handles the new key, from registers: the value stored here is not read back.
     last = split == SPLITS - 1
     k_D = tl.load(k_new + b * k_new_b + head * k_new_h + d, mask=inside & last, other=0.0)
     v_D = tl.load(v_new + b * v_new_b + head * v_new_h + d, mask=inside & last, other=0.0)
@@ -163,7 +166,7 @@ def _attention_kernel(
 def _merge_kernel(
     parts, stats, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr
 ):  # fmt: skip
-    """One head of one row; a part without keys has the top −inf and weighs nothing, and the last is never without."""
+    """One head of one row. A part without keys has maximum −inf and weight 0; the last part always has a key."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SP)
     d = tl.arange(0, DP)
@@ -177,7 +180,7 @@ def _merge_kernel(
     tl.store(out + row * D + d, out_D.to(out.dtype.element_ty), mask=d < D)
 
 
-# --- Drawing a token -----------------------------------------------------------------------------------------------
+# --- Token sampling ------------------------------------------------------------------------------------------------
 
 
 def draw(
@@ -193,7 +196,7 @@ def draw(
 def draw_and_advance(
     logits_BV: Tensor, slots_B: Tensor, state: SlotState, is_stop_V: Tensor, cached: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """`draw` with what the state knows of each row's slot, then `advance`, in the same two launches."""
+    """`draw` with the state of each row's slot, followed by `advance`, in the same two launches."""
     tokens_B = torch.empty(len(logits_BV), dtype=torch.int64, device=logits_BV.device)
     logps_B = torch.empty(len(logits_BV), dtype=torch.float32, device=logits_BV.device)
     further = (slots_B, *_state_pointers(state, is_stop_V))
@@ -204,10 +207,10 @@ def draw_and_advance(
 def advance(
     tokens_B: Tensor, logps_B: Tensor, slots_B: Tensor, state: SlotState, is_stop_V: Tensor, cached: int = 1
 ) -> None:
-    """Writes the drawn tokens down; a slot that is done changes no more, and only such a one may be named twice.
+    """Appends the drawn tokens to their slots. A finished slot does not change; only a finished slot may occur twice.
 
-    `cached` is how many keys of each row the forward before it has put into the cache: 0 after a prompt's, whose
-    length the position is already.
+    `cached` is the number of keys per row that the preceding forward pass wrote to the cache: 0 after a prefill, when
+    the position is already the length of the prompt.
     """
     rows = len(slots_B)
     _advance_kernel[(cdiv(rows, 128),)](
@@ -251,7 +254,7 @@ def _mass_kernel(
     logits, temperature, slots, mass, row_stride, V, chunks,
     BY_SLOT: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each chunk, and its sum of exponentials over that one's."""
+    """The largest logit of each chunk, and the chunk's sum of exponentials relative to it."""
     b = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
     v_CV = c[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
@@ -269,9 +272,9 @@ def _draw_kernel(
     stops, columns, out_stride,
     BY_SLOT: tl.constexpr, CACHED: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """One row: the chunk that the inverse CDF falls into, then the token in it.
+    """One row: finds the chunk that the inverse CDF falls into, then the token in it.
 
-    What has no mass is left out by name, because a parallel sum of floating-point numbers need not be monotone.
+    Entries without mass are excluded explicitly, because a parallel floating-point prefix sum need not be monotone.
     """
     b = tl.program_id(0).to(tl.int64)
     owner = _owner(slots, b, BY_SLOT)
@@ -355,27 +358,27 @@ def _owner(slots, b, BY_SLOT: tl.constexpr):
 
 @triton.jit
 def _sharpness(temperature, slots, b, BY_SLOT: tl.constexpr):
-    """1 / temperature; 1 for a greedy row, whose log-probability is the one at temperature 1."""
+    """1 / temperature; 1 for a greedy row, whose log-probability is taken at temperature 1."""
     t = tl.load(temperature + _owner(slots, b, BY_SLOT))
     return 1.0 / tl.where(t > 0.0, t, 1.0)
 
 
 @triton.jit
 def _weights(x, top, sharpness):
-    """exp of logits over the largest; 0 throughout where all of them are −inf."""
+    """exp of logits minus the largest; all 0 if all logits are −inf."""
     return tl.exp((x - tl.where(top == float("-inf"), 0.0, top)) * sharpness)
 
 
 @triton.jit
 def _first_above(cdf, mass, target, index, size):
-    """The first index with mass whose cumulative mass exceeds the target, or the last index with mass."""
+    """The first index with mass whose cumulative mass exceeds the target, otherwise the last index with mass."""
     first = tl.min(tl.where((mass > 0.0) & (cdf > target), index, size), axis=0)
     return tl.minimum(first, tl.max(tl.where(mass > 0.0, index, 0), axis=0))
 
 
 @triton.jit
 def _uniform(key, count):
-    """`draw.uniforms`, bit for bit: splitmix64, of which the upper 53 bits are a fraction."""
+    """`draw.uniforms`, bit for bit: the upper 53 bits of splitmix64 as a fraction."""
     z = key.to(tl.uint64) + (count.to(tl.int64) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -387,12 +390,13 @@ def _uniform(key, count):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
-    """Over the last dimension, rounded where Llama's module rounds; `plus_one` for Gemma's, whose weight is over 1."""
+    """RMS norm over the last dimension, rounded where Llama's module rounds; `plus_one` is for Gemma's norm, which
+    multiplies by 1 + weight."""
     return _rms_norm(x, None, weight, eps, plus_one)[0]
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor, Tensor]:
-    """The norm of `residual + x`, and that sum."""
+    """The norm of `residual + x`, and the sum itself."""
     return _rms_norm(x, residual.contiguous(), weight, eps, plus_one)
 
 
@@ -419,7 +423,8 @@ def _rms_norm(
 
 
 def _rows_in_two_strides(x: Tensor) -> Tensor:
-    """`[outer, inner, N]`: rows as heads of tokens, which a slice of a joint projection keeps apart."""
+    """`x` as `[outer, inner, N]`, usually tokens × heads; the rows of a slice of a joint projection are not
+    contiguous."""
     if x.dim() == 3 and x.stride(-1) == 1:
         return x
     rows = x.shape[-2] if x.dim() > 1 else 1
@@ -476,7 +481,7 @@ def _gated_kernel(gate_up, out, stride, inner, SILU: tl.constexpr, BLOCK: tl.con
     inside = i < inner
     g = tl.load(gate_up + t * stride + i, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + t * stride + inner + i, mask=inside, other=0.0).to(tl.float32)
-    # The tanh form of gelu too is a product with a logistic function: 0.5·(1 + tanh y) = 1 / (1 + exp(−2y)).
+    # The tanh form of GELU is also a product with a logistic function: 0.5·(1 + tanh y) = 1 / (1 + exp(−2y)).
     slope = g if SILU else 1.5957691216057308 * (g + 0.044715 * g * g * g)
     act = g / (1.0 + tl.exp(-slope))
     dtype = out.dtype.element_ty
@@ -484,9 +489,9 @@ def _gated_kernel(gate_up, out, stride, inner, SILU: tl.constexpr, BLOCK: tl.con
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """`apply_rotary_pos_emb` in one launch: `[1, H, T, D]` and `[1, K, T, D]`, which lie in memory as `[T, H, D]`.
+    """`apply_rotary_pos_emb` in one launch, for `[1, H, T, D]` and `[1, K, T, D]`, stored as `[T, H, D]`.
 
-    cos and sin are `[1, T, W]`; what is beyond the width W passes unturned.
+    cos and sin are `[1, T, W]`; dimensions beyond W are copied unchanged.
     """
     _, H, T, D = q.shape
     K, W = k.shape[1], cos.shape[-1]
@@ -520,7 +525,7 @@ def _turn(
     x, out, cos, sin, stride, H: tl.constexpr, HP: tl.constexpr,
     D: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token; each product is rounded before the sum, as in the module."""
+    """Rotates all heads of one token; each product is rounded before the sum, as in the module."""
     dtype = out.dtype.element_ty
     h = tl.arange(0, HP)
     i = tl.arange(0, HALF_P)

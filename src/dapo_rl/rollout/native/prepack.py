@@ -1,7 +1,7 @@
-"""Weights in the order in which the processor multiplies them, kept between steps.
+"""Weights prepacked in the CPU's matrix layout, kept between steps.
 
-A matrix unit (AMX) wants a weight in tiles. Left to itself torch puts the same weight in order again at every product,
-which for few rows takes longer than the product.
+A matrix unit (AMX) reads weights in tiles. By default torch reorders the weight at every product, which for few rows
+takes longer than the product itself.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 _ROWS = 128
-"""Rows of a product that the order is made for; any number works."""
+"""The number of rows that the layout is optimised for; any number works."""
 
 
 def can_prepack(weight: Tensor) -> bool:
-    """Whether torch has such an order for this weight here, and gives the same products with it."""
+    """Whether torch can prepack this weight here, with the same products."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=torch.float32).view(2, -1).to(weight.dtype)
@@ -30,7 +30,7 @@ def can_prepack(weight: Tensor) -> bool:
 
 
 class Prepacked:
-    """`F.linear` with a weight that was put in order; `refresh` after it changed."""
+    """`F.linear` with a prepacked weight; call `refresh` after the weight changes."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias

@@ -1,7 +1,7 @@
-"""Whether the engine computes what the model itself computes: found out on a few tokens, before the first request.
+"""Compares the engine with the model on a few tokens, before the first request.
 
-An architecture that keeps a state of its own, looks further than plain causal attention, or never asks for attention
-by name gives other numbers here, and is refused.
+An architecture is rejected if it keeps its own state, uses attention other than plain causal attention, or does not
+look up its attention function by name: the engine would compute different logits.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dapo_rl.rollout.native.cache import KVCache, LayerShape
 from dapo_rl.rollout.native.decode import next_logits
 
 DecodeAttention = Callable[[KVCache, Tensor, Tensor], Attend]
-"""Attention of one new token a row, from the cache, the rows' slots and their positions."""
+"""Builds the attention of a decode step from the cache, the rows' slots and their positions."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
-"""The mean difference of log-probabilities that rounding explains; another computation is off by more than 1."""
+"""The mean difference of log-probabilities that rounding explains; a different computation differs by more than 1."""
 
 
 def probe(model: Any, longest: int, decode: DecodeAttention) -> tuple[dict[int, LayerShape], int]:
-    """The layers that keep keys and values, and the vocabulary's size; or a line that says what does not work."""
+    """The layers with keys and values, and the vocabulary size; raises a UserError if the model is not supported."""
     name = type(model).__name__
     try:
         if reason := depends_on_neighbours(model, longest):
             raise UnsupportedAttentionError(reason)
         difference, layers, vocabulary = _compare(model, longest, decode)
     except UnsupportedAttentionError as error:
-        raise UserError(f"engine=native: {name} has {error}, which it does not do; use engine=hf") from None
-    except Exception as error:  # an architecture may fail in any way that its code can
+        raise UserError(f"engine=native: {name} has {error}, which is not supported; use engine=hf") from None
+    except Exception as error:  # the model's code can raise anything
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-        raise UserError(f"engine=native: {name} does not run on it ({reason}); use engine=hf") from error
+        raise UserError(f"engine=native: {name} is not supported ({reason}); use engine=hf") from error
     if not difference < _TOLERANCE[next(model.parameters()).dtype]:
         raise UserError(
-            f"engine=native: {name} gives other probabilities with its keys and values in our cache (log-probabilities "
-            f"differ by {difference:.2g}), as a model with a state or a window of its own does; use engine=hf"
+            f"engine=native: {name} gives different probabilities with this engine's KV cache (log-probabilities "
+            f"differ by {difference:.2g}); it may keep other state or use a sliding window; use engine=hf"
         )
     return layers, vocabulary
 

@@ -1,6 +1,6 @@
-"""What the device knows of each slot: its last token, how far it is, how it is drawn, and what it has written.
+"""The state of each slot on the device: its last token, position, sampling parameters and generated tokens.
 
-All tensors are indexed by slot. One slot more than the cache's sequences need takes the rows that only fill up a batch.
+All tensors are indexed by slot. On a GPU there is one extra slot for padding rows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dapo_rl.types import FloatArray, IntArray
 class SlotState:
     last_token: Tensor
     position: Tensor
-    """Tokens whose keys and values are in the cache; the last token's are not yet."""
+    """The number of tokens whose keys and values are in the cache: all but the last token."""
     generated: Tensor
     limit: Tensor
     done: Tensor
     heeds_stop: Tensor
     key: Tensor
-    """Of the random numbers."""
+    """The key of the random numbers."""
     temperature: Tensor
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
     tokens: Tensor
-    """`[S, M]`: what each slot has written."""
+    """`[S, M]`: the generated tokens of each slot."""
     logps: Tensor
 
     @classmethod
@@ -58,7 +58,7 @@ class SlotState:
         )
 
     def start(self, slots: Tensor, keys: Tensor, lengths: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        """Slots that begin a response, after prompts of these lengths."""
+        """Starts responses in these slots, after prompts of these lengths."""
         device = self.done.device
         how = DrawParams.of(params, device)
         values = {
@@ -77,7 +77,7 @@ class SlotState:
             getattr(self, name)[slots] = value.to(device)
 
     def resume(self, slot: int, tokens: IntArray, logps: FloatArray) -> None:
-        """A slot that `start` has begun has written these tokens already; all but the last are in the cache."""
+        """Sets the tokens that a started slot already has; all but the last are in the cache."""
         count = len(tokens)
         self.position[slot] += count - 1
         self.generated[slot] = count
@@ -89,7 +89,7 @@ class SlotState:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
 
     def advance(self, slots: Tensor, tokens_B: Tensor, logps_B: Tensor, is_stop_V: Tensor, cached: int) -> None:
-        """Writes the drawn tokens down; `cached` more are in the cache. A slot that is done changes no more."""
+        """Appends the drawn tokens; the cache has grown by `cached` tokens. A finished slot does not change."""
         active = ~self.done[slots]
         slots, tokens_B, logps_B = slots[active], tokens_B[active], logps_B[active]
         written = self.generated[slots].long()

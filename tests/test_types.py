@@ -1,0 +1,49 @@
+"""Records over arrays: what they are made of, and when they are equal."""
+
+import numpy as np
+import pytest
+
+from dapo_rl.types import Sample, TrainSample
+
+
+def test_sequences_and_single_values_become_arrays_of_one_length():
+    sample = Sample([5, 6, 7], (-0.5, -0.25, -0.125), "text", "stop", versions=3)
+    assert [a.dtype for a in (sample.token_ids, sample.logps, sample.versions, sample.mask)] == [
+        np.int32, np.float32, np.int32, np.bool_,
+    ]  # fmt: skip
+    assert sample.versions.tolist() == [3, 3, 3]
+    assert sample.mask.tolist() == [True] * 3
+    trained = TrainSample([1], sample.token_ids, sample.logps, 0.5, 0, returns=[1, 2, 3])
+    assert trained.advantages.tolist() == [0.5] * 3
+    assert trained.returns.dtype == np.float32
+    assert trained.response_ids is sample.token_ids, "an array of the right type is not copied"
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"logps": [-1.0]}, r"Sample.logps has the shape \[1\], not \[2\]"),
+        ({"versions": [1, 2, 3]}, r"Sample.versions has the shape \[3\], not \[2\]"),
+        ({"mask": [[True, True]]}, r"Sample.mask has the shape \[1, 2\], not \[2\]"),
+        ({"token_ids": 5}, r"Sample.token_ids has the shape \[\], not \[None\]"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(arrays, said):
+    with pytest.raises(ValueError, match=said):
+        Sample(**{"token_ids": [5, 6], "logps": [0, 0], "text": "", "finish_reason": "stop"} | arrays)
+
+
+def test_records_are_equal_where_all_their_arrays_are():
+    def sample(**changes):
+        return Sample(**{"token_ids": [5, 6], "logps": [0, -1], "text": "t", "finish_reason": "stop"} | changes)
+
+    assert sample() == sample()
+    for change in ({"token_ids": [5, 7]}, {"logps": [0, -2]}, {"text": "u"}, {"versions": 1}, {"mask": [True, False]}):
+        assert sample(**change) != sample()
+    assert sample() != "a sample"
+
+
+def test_tokens_that_count_in_the_loss():
+    masked = TrainSample([1], [5, 6, 7], 0.0, 1.0, 0, mask=[True, False, True])
+    assert masked.trained_tokens == 2
+    assert TrainSample([1], [5, 6, 7], 0.0, 1.0, 0, in_loss=False).trained_tokens == 0
