@@ -1,4 +1,4 @@
-"""Counts what became of generated tokens; each token is counted in exactly one column."""
+"""Counts generated tokens by fate; each token is counted in exactly one column."""
 
 from __future__ import annotations
 
