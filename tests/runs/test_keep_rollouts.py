@@ -75,7 +75,7 @@ def test_the_old_files_stay_until_the_new_one_is_written(run, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pq, "write_table", full)
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
     with pytest.raises(UserError, match=r"step-000003\.parquet: cannot be written: No space left on device"):
         write(run, [3], keep=2)
     assert names(run) == ["step-000001.parquet", "step-000002.parquet"]
