@@ -34,7 +34,8 @@ from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build import build_engine, check_engine, close_engine, is_engine
+from dapo_rl.rollout.build import build_engine, close_engine, is_engine
+from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
@@ -231,7 +232,7 @@ def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: tor
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):
-        engine = check_engine(given.engine, config.engine)
+        engine = CustomEngine(given.engine, config.engine)
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine

@@ -6,13 +6,15 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL, small_model, tokenizer
+from support import SMALL, make_sample, small_model, tokenizer, weights_of
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import SamplingSettings
 from dapo_rl.models.load import load_model
 from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.custom import CustomEngine
+from dapo_rl.rollout.engine import Completion, Request, SamplingParams
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
 
@@ -48,7 +50,7 @@ def trained(path, *overrides, **arguments):
     """The weights after a step, and the settings that were written down."""
     config = Config.load(DEFAULT_RECIPE, [*QUICK, "sampling.max_batch=64", *overrides])
     with DAPOTrainer(config=config, run_dir=path, **arguments) as trainer:
-        engine = trainer._run.engine
+        engine = getattr(trainer._run.engine, "engine", None)  # ours has none inside
         trainer.train()
     written = Config.load(path / "config.yaml")
     return load_file(path / "model" / "model.safetensors"), written, engine
@@ -119,11 +121,58 @@ def test_what_is_given_and_is_no_engine_is_one_line(tmp_path, mine):
 
     config = Config.load(DEFAULT_RECIPE, QUICK)
     for given, said in (
-        (3, r"^engine: \?:int: a int has no method submit; an engine has submit, poll, cancel, "),
-        (closed, r"^engine: .*closed: a Closed has no method submit; "),
+        (3, r"^engine: \?:int: int has no method submit; an engine has submit, poll, cancel, "),
+        (closed, r"^engine: .*closed: Closed has no method submit; "),
         (lambda: None, r"^engine: .*<lambda> raised TypeError: .*got an unexpected keyword argument 'dtype'"),
     ):
         with pytest.raises(UserError, match=said) as caught:
             DAPOTrainer(config=config, run_dir=tmp_path / "run", engine=given)
         assert "\n" not in str(caught.value)
     assert Closed.count == 1
+
+
+def request(name="a", count=2):
+    return Request(name, (5, 6, 7), count, SamplingParams(max_new_tokens=4, ignore_eos=True), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "does", "said"),
+    [
+        ("poll", lambda *_: 1 / 0, "poll raised ZeroDivisionError: division by zero"),
+        ("poll", lambda *_: sys.exit(0), "poll raised SystemExit: 0"),
+        ("poll", lambda *_: None, "poll returned NoneType, not a list of Completion"),
+        ("poll", lambda *_: ["text"], "poll returned str in its list, not a list of Completion"),
+        ("poll", lambda *_: [], "poll returned nothing while 1 requests are unfinished"),
+        ("poll", lambda *_: [Completion("b", 0, make_sample())], "poll returned sample 0 of b unasked"),
+        ("poll", lambda *_: [Completion("a", 0, make_sample())] * 2, "poll returned sample 0 of a unasked"),
+        ("take_unfinished", lambda *_: [], "take_unfinished gave back other samples of a than are unfinished"),
+        ("take_unfinished", lambda *_: [request("b")], "take_unfinished gave back other samples of a than are"),
+        ("cancel", lambda *_: None, "cancel returned NoneType, not the number of tokens lost"),
+        ("receive", lambda *_: None, "receive left version at 0; set self.version = version"),
+    ],
+)
+def test_what_an_engine_does_wrong_is_one_line_that_names_the_method(method, does, said):
+    class Wrong(HFEngine):
+        pass
+
+    setattr(Wrong, method, lambda self, *arguments: does(*arguments))
+    engine = CustomEngine(Wrong(small_model(), tokenizer(), 8), "mine.py:Wrong")
+    engine.submit(request())
+    arguments = {"poll": (), "take_unfinished": (), "cancel": (["a"],), "receive": (3, weights_of(small_model()))}[
+        method
+    ]
+    with pytest.raises(UserError) as caught:
+        getattr(engine, method)(*arguments)
+    assert str(caught.value).startswith(f"engine: mine.py:Wrong.{said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_without_a_version_is_one_line():
+    class Bare(HFEngine):
+        version = None
+
+        def __init__(self):
+            pass
+
+    with pytest.raises(UserError, match=r"^engine: x: Bare has no version; set self.version = 0$"):
+        CustomEngine(Bare(), "x")

@@ -14,12 +14,11 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ENGINES, is_function
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
+from dapo_rl.rollout.custom import ENGINE_METHODS, CustomEngine
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
 
-ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
-"""The methods that a custom engine must have."""
 MAX_BATCH = 1024
 """Concurrent sequences: the cost per sequence falls up to about this number."""
 MAX_BATCH_OF_GENERATE = 256
@@ -63,7 +62,7 @@ def build_engine(
     except BaseException as error:
         raise UserError(f"engine: {name} raised {describe(error)}", describe_traceback(error)) from error
     try:
-        return check_engine(engine, name)
+        return CustomEngine(engine, name)
     except UserError:
         close_engine(engine)
         raise
@@ -72,15 +71,6 @@ def build_engine(
 def is_engine(given: Any) -> bool:
     """Whether `given` is an engine, rather than a class or function that makes one."""
     return not isinstance(given, type) and (not callable(given) or all(hasattr(given, m) for m in ENGINE_METHODS))
-
-
-def check_engine(engine: Any, name: str) -> Engine:
-    """Returns a custom engine, or raises if it lacks a method."""
-    for method in ENGINE_METHODS:
-        if not callable(getattr(engine, method, None)):
-            needs = ", ".join(ENGINE_METHODS)
-            raise UserError(f"engine: {name}: a {type(engine).__name__} has no method {method}; an engine has {needs}")
-    return engine  # type: ignore[no-any-return]
 
 
 def _load(spec: str) -> Callable[..., Any]:

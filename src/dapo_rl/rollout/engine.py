@@ -149,8 +149,10 @@ class Completion:
 class Engine(Protocol):
     """Generates samples. They depend on requests and weights alone, not on how requests are batched."""
 
-    version: int
-    """The version of the current weights."""
+    @property
+    def version(self) -> int:
+        """The version of the weights in use."""
+        ...
 
     def submit(self, request: Request) -> None: ...
 
