@@ -483,6 +483,18 @@ def test_an_engine_that_loses_a_request_is_found_out():
         sampler.fill(6)
 
 
+def test_an_engine_that_stops_half_way_is_found_out():
+    class Idle(ScriptedEngine):
+        def poll(self, timeout_s=None):
+            return []
+
+    params = SamplingParams(max_new_tokens=100)
+    engine = Idle(by_number([MIXED]))
+    sampler = Sampler(Prompts(), engine, TextVerifier(), params, SamplingSettings(group_size=4), cap=9, seed=0)
+    with pytest.raises(RuntimeError, match="the engine returned nothing with 3 unfinished requests"):
+        sampler.fill(2)
+
+
 def test_a_fill_knows_the_weights_it_sampled_with():
     sampler, engine = sampler_for(by_number([MIXED]))
     assert sampler.fill(2).version == 0

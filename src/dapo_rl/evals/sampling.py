@@ -42,7 +42,10 @@ def answer(
         engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))
     try:
         while finished:
-            for completion in engine.poll():
+            completions = engine.poll()
+            if not completions:
+                raise RuntimeError(f"the engine returned nothing with {len(finished)} unfinished problems")
+            for completion in completions:
                 i = int(completion.request_id.removeprefix("eval-"))
                 finished[i][completion.index] = completion.sample
                 if len(finished[i]) == samples:

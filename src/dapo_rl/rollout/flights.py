@@ -75,7 +75,10 @@ class Flights:
         the finished samples."""
         whole: list[Flight] = []
         tokens = 0
-        for completion in self._engine.poll(timeout_s):
+        completions = self._engine.poll(timeout_s)
+        if not completions and timeout_s is None and self._flights:
+            raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
+        for completion in completions:
             flight = self._arrive(completion)
             tokens += len(completion.sample.token_ids)
             if flight.is_whole:
