@@ -441,8 +441,9 @@ def render() -> str:
         "# Answers",
         "",
         "Verdicts of `reward.verifier: math`, by kind of ground truth. If the truth is a number, an unevaluated "
-        "expression is wrong. Two answers are wrong. An answer that cannot be parsed completely is never judged by a "
-        "part of it. The tests judge each answer in all of these response formats:",
+        "expression is wrong. Two alternatives for a single value (`14 or 15`) are wrong. An answer that cannot be "
+        "parsed completely is never judged by a part of it. The tests judge each answer in all of these response "
+        "formats:",
         "",
         *(f"- {name}: {_code(form.format('…').replace(chr(10), '⏎'))}" for name, form in FORMS.items()),
         "",

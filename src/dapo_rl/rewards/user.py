@@ -16,8 +16,9 @@ from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
-    "f(prompts, completions, **columns) -> list[float] (TRL) or "
-    "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float or dict (verl)"
+    "f(prompts, completions, **columns) -> list[float] (TRL), "
+    "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float or dict (verl), "
+    "or f(prompt, samples) -> list[Verdict]"
 )
 
 
