@@ -26,6 +26,7 @@ def test_sequences_and_single_values_become_arrays_of_one_length():
         ({"versions": [1, 2, 3]}, r"Sample.versions has the shape \[3\], not \[2\]"),
         ({"mask": [[True, True]]}, r"Sample.mask has the shape \[1, 2\], not \[2\]"),
         ({"token_ids": 5}, r"Sample.token_ids has the shape \[\], not \[None\]"),
+        ({"token_ids": [5.5, 6]}, r"Sample.token_ids has numbers that are not whole"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, said):

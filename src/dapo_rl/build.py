@@ -34,7 +34,7 @@ from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build import build_engine, close_engine, is_engine
+from dapo_rl.rollout.build import build_engine, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
@@ -112,8 +112,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         engine = _engine(config, given, model, tokenizer, dtype, longest)
         built.callback(close_engine, engine)
         stream = PromptStream(train_prompts.prompts, config.seed)
-        vocabulary = model.get_input_embeddings().weight.shape[0]
-        sampler = _sampler(config, stream, engine, verifier, display, vocabulary)
+        sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         policy = build_policy(model, tokenizer, config, longest, losses)
         progress = Progress()
         run = Run(
@@ -232,7 +231,7 @@ def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: tor
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):
-        engine = CustomEngine(given.engine, config.engine)
+        engine = CustomEngine(given.engine, config.engine, vocabulary_of(model))
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine

@@ -41,7 +41,10 @@ class Record:
         for all tokens."""
         length: int | None = None
         for name, dtype in dtypes.items():
-            array = np.asarray(getattr(self, name), dtype=dtype)
+            given = np.asarray(getattr(self, name))
+            if given.dtype.kind == "f" and given.size and np.issubdtype(dtype, np.integer):
+                raise ValueError(f"{type(self).__name__}.{name} has numbers that are not whole")
+            array = given.astype(dtype, copy=False)
             if array.ndim == 0 and length is not None:
                 array = np.full(length, array)
             if array.ndim != 1 or length not in (None, len(array)):

@@ -17,6 +17,7 @@ from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Completion, Request, SamplingParams
 from dapo_rl.rollout.hf import HFEngine
 from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.types import Sample
 
 SOURCE = '''
 from dapo_rl.rollout.native.engine import NativeEngine
@@ -176,3 +177,34 @@ def test_an_engine_without_a_version_is_one_line():
 
     with pytest.raises(UserError, match=r"^engine: x: Bare has no version; set self.version = 0$"):
         CustomEngine(Bare(), "x")
+
+
+def answered(**changes):
+    return Sample(**{"token_ids": [5, 6], "logps": [-1, -2], "text": "t", "finish_reason": "stop"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ("text", "a str instead of a Sample"),
+        (answered(token_ids=[], logps=[]), "0 tokens; it has 1 to 4 (max_new_tokens)"),
+        (answered(token_ids=range(5), logps=[-1] * 5), "5 tokens; it has 1 to 4 (max_new_tokens)"),
+        (answered(token_ids=[5, 999]), "token ids outside 0 to 99"),
+        (answered(token_ids=[-1, 5]), "token ids outside 0 to 99"),
+        (answered(logps=[float("nan"), -1]), "log-probabilities that are not finite and at most 0"),
+        (answered(logps=[0.5, -1]), "log-probabilities that are not finite and at most 0"),
+        (answered(versions=1), "versions outside 0 to 0, the engine's own"),
+        (answered(finish_reason="eos"), "text str and finish_reason 'eos'; they are str, and stop or length"),
+        (answered(text=b"t"), "text bytes and finish_reason 'stop'; they are str, and stop or length"),
+    ],
+)
+def test_a_sample_that_cannot_be_is_one_line_that_says_why(sample, said):
+    class Wrong(HFEngine):
+        def poll(self, timeout_s=None):
+            return [Completion("a", 1, sample)]
+
+    engine = CustomEngine(Wrong(small_model(), tokenizer(), 8), "mine.py:Wrong", vocabulary=100)
+    engine.submit(request())
+    with pytest.raises(UserError) as caught:
+        engine.poll()
+    assert str(caught.value) == f"engine: mine.py:Wrong.poll returned sample 1 of a with {said}"

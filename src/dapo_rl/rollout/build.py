@@ -62,10 +62,14 @@ def build_engine(
     except BaseException as error:
         raise UserError(f"engine: {name} raised {describe(error)}", describe_traceback(error)) from error
     try:
-        return CustomEngine(engine, name)
+        return CustomEngine(engine, name, vocabulary_of(model))
     except UserError:
         close_engine(engine)
         raise
+
+
+def vocabulary_of(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def is_engine(given: Any) -> bool:

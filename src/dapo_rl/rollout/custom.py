@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import torch
 
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.types import FinishReason, Sample
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
+
+
+ROUNDING = 1e-3
+"""Log-probabilities above 0 by less are rounded."""
 
 
 class CustomEngine:
     """Calls the engine, and turns what it raises, or what it returns instead of a result, into a `UserError`."""
 
-    def __init__(self, engine: Any, name: str) -> None:
-        self.engine, self._name = engine, name
-        self._open: dict[str, set[int]] = {}
-        """By request, the samples that it was asked for and has not returned."""
+    def __init__(self, engine: Any, name: str, vocabulary: int = 2**31 - 1) -> None:
+        self.engine, self._name, self._vocabulary = engine, name, vocabulary
+        self._open: dict[str, tuple[Request, set[int]]] = {}
+        """Requests, with the samples that the engine has not returned."""
         for method in ENGINE_METHODS:
             if not callable(getattr(engine, method, None)):
                 raise UserError(
@@ -36,7 +42,7 @@ class CustomEngine:
         return int(self.engine.version)
 
     def submit(self, request: Request) -> None:
-        self._open[request.id] = set(request.indices)
+        self._open[request.id] = (request, set(request.indices))
         self._call("submit", request)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
@@ -44,16 +50,41 @@ class CustomEngine:
         if not completions and timeout_s is None and self._open:
             raise self._wrong("poll", f"returned nothing while {len(self._open)} requests are unfinished")
         for completion in completions:
-            missing = self._open.get(completion.request_id, set())
-            if completion.index not in missing:
-                raise self._wrong("poll", f"returned sample {completion.index} of {completion.request_id} unasked")
-            missing.discard(completion.index)
-            if not missing:
-                del self._open[completion.request_id]
+            self._settle(completion)
         return completions
 
+    def _settle(self, completion: Completion) -> None:
+        name, index = completion.request_id, completion.index
+        request, missing = self._open.get(name, (None, set[int]()))
+        if request is None or index not in missing:
+            raise self._wrong("poll", f"returned sample {index} of {name} unasked")
+        if fault := self._fault(completion.sample, request):
+            raise self._wrong("poll", f"returned sample {index} of {name} with {fault}")
+        missing.discard(index)
+        if not missing:
+            del self._open[name]
+
+    def _fault(self, sample: Any, request: Request) -> str | None:
+        """What is wrong with a sample. `Sample` itself makes sure that its arrays have one length."""
+        if not isinstance(sample, Sample):
+            return f"a {type(sample).__name__} instead of a Sample"
+        length, limit = len(sample.token_ids), request.params.max_new_tokens
+        if not 0 < length <= limit:
+            return f"{length} tokens; it has 1 to {limit} (max_new_tokens)"
+        if sample.token_ids.min() < 0 or sample.token_ids.max() >= self._vocabulary:
+            return f"token ids outside 0 to {self._vocabulary - 1}"
+        if not np.isfinite(sample.logps).all() or sample.logps.max() > ROUNDING:
+            return "log-probabilities that are not finite and at most 0"
+        if sample.versions.min() < 0 or sample.versions.max() > self.version:
+            return f"versions outside 0 to {self.version}, the engine's own"
+        reasons = get_args(FinishReason)
+        if not isinstance(sample.text, str) or sample.finish_reason not in reasons:
+            found = f"text {type(sample.text).__name__} and finish_reason {sample.finish_reason!r}"
+            return f"{found}; they are str, and {' or '.join(reasons)}"
+        return None
+
     def cancel(self, ids: Collection[str]) -> int:
-        self._open = {name: indices for name, indices in self._open.items() if name not in ids}
+        self._open = {name: entry for name, entry in self._open.items() if name not in ids}
         lost = self._call("cancel", ids)
         if not isinstance(lost, int):
             raise self._wrong("cancel", f"returned {type(lost).__name__}, not the number of tokens lost")
@@ -66,8 +97,9 @@ class CustomEngine:
 
     def take_unfinished(self) -> list[Request]:
         requests: list[Request] = self._items("take_unfinished", Request)
+        expected = {name: missing for name, (_, missing) in self._open.items()}
         returned = {request.id: set(request.indices) for request in requests}
-        wrong = [name for name in {**self._open, **returned} if self._open.get(name) != returned.get(name)]
+        wrong = [name for name in {**expected, **returned} if expected.get(name) != returned.get(name)]
         if wrong:
             raise self._wrong("take_unfinished", f"gave back other samples of {wrong[0]} than are unfinished")
         self._open = {}
