@@ -63,4 +63,3 @@ def test_the_page_on_engines_has_the_protocols_methods():
 
     page = (REPOSITORY / "docs" / "engines.md").read_text()
     assert tuple(re.findall(r"^\| `(\w+)\(", page, flags=re.M)) == ENGINE_METHODS
-    assert f"in {round(len((EXAMPLES / 'own_engine.py').read_text().splitlines()), -1)} lines" in page
