@@ -138,6 +138,31 @@ def check(
         print_conformance(report)
 
 
+@app.command()
+def verify(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Prompts to sample, the first that the run would draw.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, with all texts in full.")] = False,
+) -> None:
+    """Sample and judge a few prompts of a recipe, and report what is wrong with it."""
+    recipe, overrides = _split(arguments)
+    config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    _stop_at_once()
+    _quiet_transformers()
+    from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
+    from dapo_rl.lab.verify_show import print_dry_run
+
+    result = dry_run(config, rows, samples)
+    if as_json:
+        print(dry_run_json(result))
+    else:
+        print_dry_run(result)
+    check_trainable(result)
+
+
 app.command("eval", help=EVAL_HELP)(eval_command)
 
 
