@@ -3,9 +3,12 @@
 import io
 import json
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+from forked import DAPO, Popen
 from rich.console import Console
 from support import dapo
 
@@ -278,3 +281,15 @@ def test_the_command_fails_where_a_run_would(tmp_path):
     missing = dapo("verify", "data.train=none.jsonl", cwd=tmp_path)
     assert missing.returncode == 2
     assert missing.stderr.splitlines()[-1].startswith("dapo: data.train: ")
+
+
+def test_ctrl_c_stops_while_sampling(tmp_path):
+    words = ["verify", "sampling.max_new_tokens=400", "sampling.ignore_eos=true", "--rows", "100", "--samples", "16"]
+    process = Popen([DAPO, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("sampling"):
+            break
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "dapo: stopped"
