@@ -133,8 +133,9 @@ def test_a_reward_that_crashes_would_stop_the_run():
     assert line.startswith("the verifier failed on 9 of 9 responses; the first: score raised ZeroDivision")
     assert "3 of 3 groups, more than reward.max_error_share 0.5 allows" in line
     assert [row.fate for row in result.rows] == ["verifier_error"] * 3
-    with pytest.raises(UserError, match="dapo train would stop: the verifier failed on 9 of 9"):
+    with pytest.raises(UserError, match="dapo train would stop: the verifier failed on 9 of 9") as stopped:
         check_trainable(result)
+    assert "line 2, in <listcomp>" in stopped.value.more or "line 2, in score" in stopped.value.more
 
 
 def test_a_reward_that_sometimes_crashes_does_not():
@@ -277,7 +278,8 @@ def test_the_command_fails_where_a_run_would(tmp_path):
     done = dapo("verify", "--rows", "2", "--samples", "2", f"reward.verifier={verifier}", cwd=tmp_path)
     assert done.returncode == 2
     assert "error: the verifier failed on 4 of 4 responses" in " ".join(done.stdout.split())
-    assert done.stderr.splitlines()[-1].startswith("dapo: verify: dapo train would stop: the verifier failed on 4 of 4")
+    assert "\ndapo: verify: dapo train would stop: the verifier failed on 4 of 4" in done.stderr
+    assert done.stderr.rstrip().endswith("KeyError: 'gone'")
     missing = dapo("verify", "data.train=none.jsonl", cwd=tmp_path)
     assert missing.returncode == 2
     assert missing.stderr.splitlines()[-1].startswith("dapo: data.train: ")

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from dapo_rl.base.load import load_function
-from dapo_rl.base.quote import one_line
+from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
 from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config
 from dapo_rl.data import PromptStream
@@ -116,9 +116,11 @@ def dry_run_json(result: DryRun) -> str:
 
 
 def check_trainable(result: DryRun) -> None:
-    """Raises a UserError if `dapo train` would stop."""
+    """Raises a UserError if `dapo train` would stop, with the traceback of the verifier if it has one."""
     if stop := result.stops_training:
-        raise UserError(f"verify: dapo train would stop: {one_line(stop.what)}")
+        tracebacks = (answer.detail.partition("\n")[2] for answer in result.answers)
+        more = next((text for text in tracebacks if text), "")
+        raise UserError(f"verify: dapo train would stop: {one_line(stop.what)}", shorten(more, TRACEBACK_LIMIT))
 
 
 def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun:

@@ -89,7 +89,8 @@ def _summary(result: DryRun) -> str:
     mean = sum(answer.reward for answer in answers) / len(answers)
     tokens = sum(answer.tokens for answer in answers)
     return (
-        f"{result.model} on {result.data}, {result.prompts:,} prompts: {len(answers)} responses, {right} right, "
+        f"{result.model} on {result.data}, {result.prompts:,} prompt{'s' if result.prompts > 1 else ''}: "
+        f"{len(answers)} response{'s' if len(answers) > 1 else ''}, {right} right, "
         f"mean reward {mean:.2f}, {tokens / len(answers):,.0f} tokens each, {duration(result.seconds)}"
     )
 
