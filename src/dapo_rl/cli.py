@@ -125,17 +125,58 @@ def check(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
     ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="A GPU to fit the run into: h100-80g, or 24 for 24 GiB; by default this machine.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Compare a recipe with the paper, component by component, and print its batch sizes."""
-    from dapo_rl.lab.check import conformance, conformance_json, print_conformance
+    """Compare a recipe with the paper, and its memory with a GPU.
 
+    The report lists each component of the paper, the batch sizes, and the memory of a run: an estimate from the
+    model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
+    """
     recipe, overrides = _split(arguments)
-    report = conformance(Config.load(recipe or DEFAULT_RECIPE, overrides))
+    config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    _quiet_transformers()
+    from dapo_rl.lab.check import conformance, conformance_json, print_conformance
+    from dapo_rl.lab.check_memory import find_memory, memory_report
+
+    report = conformance(config, memory_report(config, find_memory(config, gpu)))
     if as_json:
         print(conformance_json(report))
     else:
         print_conformance(report)
+
+
+@app.command()
+def verify(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Prompts to sample, the first that the run would draw.")] = 8,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 4,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, with all texts in full.")] = False,
+) -> None:
+    """Sample and judge a few prompts of a recipe before a run.
+
+    It samples with the model, engine and settings of the run, shows each prompt as the model sees it and each response
+    with its verdict and reward, and lists what it finds. Nothing is trained or written. Exits with 2 if `dapo train`
+    would stop with an error.
+    """
+    recipe, overrides = _split(arguments)
+    config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    _stop_at_once()
+    _quiet_transformers()
+    from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
+    from dapo_rl.lab.verify_show import print_dry_run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # closes the verifier's processes and the progress bar
+    result = dry_run(config, rows, samples)
+    if as_json:
+        print(dry_run_json(result))
+    else:
+        print_dry_run(result)
+    check_trainable(result)
 
 
 app.command("eval", help=EVAL_HELP)(eval_command)

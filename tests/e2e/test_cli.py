@@ -112,7 +112,9 @@ def test_help_is_worth_reading(tmp_path):
 def test_check_reports_and_speaks_json(tmp_path):
     result = dapo("check", REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().endswith("conformant: every row matches the paper")
+    conformant, _, memory = result.stdout.partition("conformant: every row matches the paper\n")
+    assert conformant
+    assert memory.startswith("does not fit on ")
     report = json.loads(dapo("check", "preset=grpo", "--json", cwd=tmp_path).stdout)
     assert report["verdict"].startswith("not DAPO: ")
     assert report["arithmetic"]["samples_per_step"] == 128

@@ -246,7 +246,7 @@ def test_the_report_prints_to_an_ascii_stream():
 
 def test_json_holds_every_row_and_number():
     document = json.loads(conformance_json(check(algo__clip_high=0.2)))
-    assert set(document) == {"verdict", "rows", "arithmetic"}
+    assert set(document) == {"verdict", "rows", "arithmetic", "memory"}
     (row,) = (row for row in document["rows"] if row["component"] == "Clip-Higher")
     assert (row["reference"], row["kind"], row["same"]) == ("Eq. 10", "algorithm", False)
     assert row["keys"] == ["algo.clip_low", "algo.clip_high"]

@@ -61,7 +61,7 @@ class PromptReader:
         is_text = isinstance(prompt, str)
         messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
         messages = self._with_system(messages)
-        if self._takes_template(is_text):
+        if self.takes_template(is_text):
             text = self._apply_template(messages)
             token_ids = self._encode(text, add_special_tokens=False)  # the template adds its own
         else:
@@ -71,7 +71,8 @@ class PromptReader:
             raise BadRowError("the prompt has no tokens")
         return Reading(text, tuple(token_ids), None if is_text else messages)
 
-    def _takes_template(self, is_text: bool) -> bool:
+    def takes_template(self, is_text: bool) -> bool:
+        """Whether a prompt, given as text or as messages, goes through the chat template."""
         if self._mode == "never":
             return False
         if self._mode == "auto" and is_text:

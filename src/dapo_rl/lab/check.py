@@ -1,9 +1,9 @@
-"""`dapo check`: compares a recipe with the paper (arXiv 2503.14476), and prints its batch arithmetic."""
+"""`dapo check`: compares a recipe with the paper (arXiv 2503.14476), and prints its batch arithmetic and memory."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rich import box
 from rich.console import Console
@@ -11,8 +11,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from dapo_rl.lab.check_memory import MemoryReport, gib, memory_json
 from dapo_rl.lab.paper import COMPONENTS, Comparison
 
 
@@ -21,16 +23,19 @@ class Report:
     verdict: str
     rows: tuple[Comparison, ...]
     arithmetic: BatchArithmetic
+    memory: MemoryReport | None = None
+    """Whether the recipe fits on a machine, if that was asked."""
 
 
-def conformance(config: Config) -> Report:
+def conformance(config: Config, memory: MemoryReport | None = None) -> Report:
     """Compares every component, except those that the recipe's other settings make meaningless."""
     rows = tuple(row for compare in COMPONENTS if (row := compare(config)) is not None)
-    return Report(_verdict(rows), rows, batch_arithmetic(config))
+    return Report(_verdict(rows), rows, batch_arithmetic(config), memory)
 
 
 def conformance_json(report: Report) -> str:
-    return json.dumps(asdict(report), indent=2)
+    memory = None if report.memory is None else memory_json(report.memory)
+    return json.dumps(asdict(replace(report, memory=None)) | {"memory": memory}, indent=2)
 
 
 def print_conformance(report: Report, console: Console | None = None) -> None:
@@ -59,7 +64,16 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
     console.print()
     console.print(_arithmetic_table(report.arithmetic))
     console.print()
+    if report.memory is not None and report.memory.parts:
+        machine = report.memory.machine
+        console.print(Text(printable(f"Memory on {machine.name} ({gib(machine.bytes)}), estimated"), style="bold"))
+        console.print(_memory_table(report.memory))
+        console.print()
     console.print(Text(report.verdict, style="bold"))
+    if report.memory is not None:
+        console.print(
+            Text(printable(report.memory.verdict), style="bold red" if report.memory.fits is False else "bold")
+        )
 
 
 def _arithmetic_table(numbers: BatchArithmetic) -> Table:
@@ -78,6 +92,19 @@ def _arithmetic_table(numbers: BatchArithmetic) -> Table:
         ("total updates", numbers.total_updates),
     ):
         grid.add_row(label, f"{value:,}")
+    return grid
+
+
+def _memory_table(memory: MemoryReport) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(style="dim")
+    for part in memory.parts:
+        share = part.bytes / memory.machine.bytes
+        grid.add_row(f"  {part.name}", gib(part.bytes), f"{share:.0%}", Text(part.about))
+    grid.add_row("  total", gib(memory.total), f"{memory.share:.0%}", "")
     return grid
 
 

@@ -29,7 +29,7 @@ CPU_FEATURES = Path("/proc/cpuinfo")
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, in float32 on its device, and the tokenizer."""
     name = settings.name
-    path: str | Path = TINY if name == "tiny" else _find(name)
+    path = find_model(name)
     device = pick_device(settings.device)
     if isinstance(path, Path):
         _check_directory(path, name)
@@ -63,8 +63,10 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
         ) from None
 
 
-def _find(name: str) -> str | Path:
-    """The directory of a model from `dapo model get`, an existing directory, or else a name on the hub."""
+def find_model(name: str) -> str | Path:
+    """The directory of the embedded model, of one from `dapo model get` or of another, or else a name on the hub."""
+    if name == "tiny":
+        return TINY
     if name in PRETRAINED:
         return find_pretrained(name)
     path = Path(name).expanduser()

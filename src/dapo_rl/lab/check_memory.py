@@ -1,0 +1,316 @@
+"""Estimates the memory of a run, and whether it fits into a GPU or the RAM of this machine.
+
+Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters):
+
+- weights 4 P, gradients 4 T, AdamW's moments 8 T (adamw_8bit: 2 T);
+- the engine's copy 2 P in bfloat16, or 4 P in float32 on a GPU; on a CPU in float32 the engine samples from the trained
+  module. vLLM takes 40 % of the GPU, its KV cache included;
+- the reference model of a KL penalty 4 P, unless it is the base of the adapters;
+- the KV cache: 2 · layers · key width · 2 (float32: 4) per token. The native engine allocates as many sequences of
+  the longest length as `sampling.max_batch` and `sampling.kv_memory_gib` allow, by default a third of a GPU or a
+  quarter of the RAM;
+- activations per token of a micro-batch (`train.token_budget`), for width H, inner width I, queries A and keys K:
+  26 H + 4 A + 4 K + 8 I per layer in bfloat16 under autocast (the residual stream and the output of each norm in
+  float32, a bfloat16 copy of it for each of the five products that read it, queries, keys, values, the attention's
+  output, and four tensors of the feed-forward layer), 24 H + 8 A + 8 K + 16 I in float32. With
+  `train.gradient_checkpointing`, 4 H per layer, and all of the above for one layer at a time. The last norm and the
+  head keep 12 H;
+- the update's working memory: bfloat16 copies of the weights, 2 P, and the logits of one chunk.
+
+The activations are an estimate from the operations of a Llama: other architectures differ. On an H200 it is within
+10 % of the measured peak for Qwen2.5-0.5B and one sample of 20,480 tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from dapo_rl.base.memory import host_memory
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.model_size import ModelSize, size_of
+from dapo_rl.models.load import compute_dtype
+from dapo_rl.models.logprobs import CHUNK_ELEMENTS
+from dapo_rl.rollout.build import MAX_BATCH
+from dapo_rl.rollout.native.budget import KVBudget
+
+GIB = 2**30
+RUNTIME = 1 * GIB
+"""The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
+VLLM_SHARE = 0.4
+USABLE = 0.95
+"""The share of the memory that a run can use; the rest is lost to fragmentation."""
+GPUS = {
+    **{"t4": 15.0, "l4": 22.5, "a10": 22.5, "a10g": 22.5, "rtx3090": 24.0, "rtx4090": 24.0, "rtx5090": 32.0},
+    **{"v100": 32.0, "a40": 45.0, "l40s": 45.0, "a6000": 48.0, "a100": 80.0, "h100": 80.0, "gh200": 96.0},
+    **{"h200": 140.0, "b200": 180.0},
+}
+"""GiB of common GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    name: str
+    kind: Literal["cuda", "cpu"]
+    bytes: int
+    here: bool = True
+    """False for a GPU that the user named."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
+    name: str
+    bytes: int
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    machine: Memory
+    parts: tuple[MemoryPart, ...]
+    """Empty if the model's size is unknown."""
+    least: int
+    """With micro-batches of one sample, and a KV cache for one sequence."""
+    verdict: str
+    """One line."""
+    fits: bool | None
+    """None if unknown."""
+
+    @property
+    def total(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def share(self) -> float:
+        return self.total / self.machine.bytes
+
+
+def find_memory(config: Config, gpu: str | None = None) -> Memory:
+    """The GPU that `--gpu` names, or the device that a run would use here."""
+    if gpu is not None:
+        return Memory(_gpu_name(gpu), "cuda", int(_gibibytes(gpu) * GIB), here=False)
+    if config.model.device != "cpu" and torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return Memory(properties.name, "cuda", int(properties.total_memory))
+    return Memory("CPU", "cpu", host_memory())
+
+
+def _gpu_name(gpu: str) -> str:
+    return gpu if re.search("[a-z][a-z]|[a-z][0-9]", gpu.lower()) else "a GPU"
+
+
+def _gibibytes(gpu: str) -> float:
+    name = gpu.strip().lower()
+    if (listed := GPUS.get(name)) is not None:
+        return listed
+    number = re.fullmatch(r"(?:[a-z0-9]+[- ])*(\d{1,5}(?:\.\d{1,5})?) ?(?:g|gb|gib)?", name)
+    if number and float(number[1]) > 0:
+        return float(number[1])
+    raise UserError(f"--gpu: {gpu}: give its memory in GiB (24, h100-80g) or one of {', '.join(GPUS)}")
+
+
+def memory_report(config: Config, machine: Memory) -> MemoryReport:
+    """What a run of this recipe needs on a machine."""
+    if machine.kind == "cpu" and config.model.device == "cuda":
+        line = "cannot run here: model.device is cuda, and there is no CUDA GPU; --gpu names another machine's"
+        return MemoryReport(machine, (), 0, line, False)
+    try:
+        size = size_of(config.model.name)
+    except UserError as error:
+        line = str(error).removeprefix("model.name: ")
+        return MemoryReport(machine, (), 0, f"memory not estimated: {line}", None)
+    need = Need(config, size, machine)
+    fits = need.least() <= USABLE * machine.bytes and need.cache_fits
+    report = MemoryReport(machine, need.parts(), need.least(), "", fits)
+    return replace(report, verdict=_verdict(report, need))
+
+
+def memory_json(report: MemoryReport) -> dict[str, Any]:
+    """The report in GiB."""
+    return {
+        "machine": report.machine.name,
+        "gib": round(report.machine.bytes / GIB, 2),
+        "parts": {part.name: round(part.bytes / GIB, 3) for part in report.parts},
+        "total": round(report.total / GIB, 2),
+        "least": round(report.least / GIB, 2),
+        "share": round(report.share, 3),
+        "fits": report.fits,
+        "verdict": report.verdict,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The memory of a recipe with a model of this size."""
+
+    config: Config
+    size: ModelSize
+    machine: Memory
+
+    @property
+    def in_bfloat16(self) -> bool:
+        dtype = self.config.model.dtype
+        if dtype == "auto" and self.machine.here:
+            return compute_dtype(self.config.model, torch.device(self.machine.kind)) == torch.bfloat16
+        return dtype != "float32"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.machine.kind == "cuda"
+
+    @property
+    def trained(self) -> int:
+        lora = self.config.model.lora
+        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest possible sample."""
+        return self.config.longest_sample
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the largest micro-batch: the budget, or all samples of an update if they are fewer."""
+        sampling = self.config.sampling
+        groups = sampling.prompts_per_step // self.config.train.mini_batches
+        samples = groups * (self.config.data.max_prompt_tokens + sampling.group_size * sampling.max_new_tokens)
+        return min(self.config.token_budget, samples)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Activations of one layer per token."""
+        size = self.size
+        if self.in_bfloat16:
+            return 26 * size.hidden + 4 * size.queries + 4 * size.keys + 8 * size.inner
+        return 24 * size.hidden + 8 * size.queries + 8 * size.keys + 16 * size.inner
+
+    @property
+    def token_bytes(self) -> int:
+        """Activations per token of a micro-batch that are kept until the backward pass."""
+        kept = 4 * self.size.hidden if self.config.train.gradient_checkpointing else self.layer_bytes
+        # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
+        logits = 0 if self.config.train.packed else 14 * self.size.vocabulary
+        return self.size.layers * kept + 12 * self.size.hidden + logits
+
+    @property
+    def budget(self) -> KVBudget:
+        """The KV cache of the native engine; on a CPU it is always float32."""
+        sampling, width = self.config.sampling, 2 if self.in_bfloat16 and self.on_gpu else 4
+        if sampling.kv_memory_gib is not None:
+            allowed = int(sampling.kv_memory_gib * GIB)
+        elif self.on_gpu:
+            allowed = max(self.machine.bytes - RUNTIME - 4 * self.size.parameters - self._engine().bytes, 0) // 3
+        else:
+            allowed = self.machine.bytes // 4
+        most = sampling.max_batch or MAX_BATCH
+        if not self.on_gpu:  # only what is written takes memory
+            most = min(most, sampling.prompts_per_step * sampling.group_size)
+        token_bytes = 2 * self.size.layers * self.size.keys * width
+        return KVBudget(allowed, token_bytes, most, torch.device(self.machine.kind))
+
+    @property
+    def cache_fits(self) -> bool:
+        """Whether the cache holds one sequence of the longest length; otherwise the native engine refuses to start."""
+        return self.config.engine != "native" or self.budget.slots(self.budget.capacity(self.longest)) >= 1
+
+    def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
+        """The parts with micro-batches of so many tokens, and so many sequences in the KV cache."""
+        parameters, tokens = self.size.parameters, tokens or self.tokens
+        optimizer = self.config.train.optimizer
+        has_reference = self.config.algo.kl_coef > 0 and self.config.model.lora is None
+        parts = (
+            MemoryPart("weights", 4 * parameters, f"{parameters / 1e6:,.1f} M parameters, float32"),
+            MemoryPart("gradients", 4 * self.trained, "float32"),
+            MemoryPart("optimizer", (2 if optimizer == "adamw_8bit" else 8) * self.trained, optimizer),
+            self._engine(),
+            MemoryPart("reference model", 4 * parameters * has_reference, "float32, for algo.kl_coef"),
+            self._activations(tokens),
+            self._working_memory(tokens),
+            self._cache(sequences),
+            MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
+        )
+        return tuple(part for part in parts if part.bytes)
+
+    def least(self) -> int:
+        """With micro-batches of one sample, and a KV cache for one sequence."""
+        return sum(part.bytes for part in self.parts(min(self.tokens, self.longest), 1))
+
+    def _engine(self) -> MemoryPart:
+        engine, parameters, name = self.config.engine, self.size.parameters, "engine's weights"
+        if engine == "vllm":
+            return MemoryPart(name, int(VLLM_SHARE * self.machine.bytes), "vLLM, with its KV cache")
+        if engine == "native" and self.in_bfloat16:
+            return MemoryPart(name, 2 * parameters, "bfloat16")
+        if engine == "native" and self.on_gpu:
+            return MemoryPart(name, 4 * parameters, "float32")
+        has_own = self.config.model.lora is not None
+        return MemoryPart(name, 4 * parameters * has_own, "float32, with merged adapters")
+
+    def _activations(self, tokens: int) -> MemoryPart:
+        about = f"{tokens:,} tokens of {gib(self.token_bytes)}"
+        return MemoryPart("activations", tokens * self.token_bytes, about)
+
+    def _working_memory(self, tokens: int) -> MemoryPart:
+        """At the end of the forward pass a chunk of logits; in the backward pass a layer, if it is recomputed."""
+        logits = min(CHUNK_ELEMENTS[self.machine.kind], tokens * self.size.vocabulary)
+        # In float32 on a CPU, softmax works on small slices of a chunk.
+        most = logits * (10 if self.in_bfloat16 else 12 if self.on_gpu else 4)
+        if self.config.train.gradient_checkpointing:
+            most = max(most, tokens * self.layer_bytes)
+        if self.in_bfloat16:
+            return MemoryPart("update", 2 * self.size.parameters + most, "bfloat16 weights, a chunk of logits")
+        return MemoryPart("update", most, "a chunk of logits")
+
+    def _cache(self, sequences: int | None) -> MemoryPart:
+        if self.config.engine == "vllm":
+            return MemoryPart("KV cache", 0)
+        capacity = self.budget.capacity(self.longest)
+        count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
+        about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
+        return MemoryPart("KV cache", (count + self.on_gpu) * capacity * self.budget.token_bytes, about)
+
+    def changed(self, **settings: object) -> Need:
+        """The need with other settings of `train`."""
+        train = self.config.train.model_copy(update=settings)
+        return replace(self, config=self.config.model_copy(update={"train": train}))
+
+
+def _verdict(report: MemoryReport, need: Need) -> str:
+    machine, usable = report.machine, int(USABLE * report.machine.bytes)
+    where = f"{machine.name} ({gib(machine.bytes)})"
+    if report.least <= usable and not need.cache_fits:
+        needed = sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
+        allowed = f"{gib(need.budget.bytes)} for the KV cache, less than one sequence needs"
+        return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={1.01 * needed / GIB:.2g} or more"
+    if report.total <= usable:
+        return f"fits on {where}: about {gib(report.total)}, {report.share:.0%} of it"
+    if report.least <= usable:
+        return f"fits on {where} with less than the recipe's {gib(report.total)}: {_less(need, usable)}"
+    line = f"does not fit on {where}: it needs at least {gib(report.least)}"
+    recompute, small = {"gradient_checkpointing": True}, {"optimizer": "adamw_8bit"}
+    for changes in (recompute, small, recompute | small):
+        if need.changed(**changes).least() <= usable:
+            words = " and ".join(f"train.{key}={str(value).lower()}" for key, value in changes.items())
+            return f"{line}; with {words} it fits"
+    larger = "larger GPU" if need.on_gpu else "machine with more memory"
+    return f"{line}; use a {larger}, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+
+
+def _less(need: Need, usable: int) -> str:
+    """Settings with which a recipe fits whose default micro-batches and KV cache do not."""
+    of_tokens = {part.name: part.bytes for part in need.parts(need.longest)}
+    left = usable - sum(of_tokens.values()) + of_tokens["activations"]
+    if left >= of_tokens["activations"]:
+        return f"set train.token_budget={left // need.token_bytes}"
+    left = usable - need.least() + sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
+    return f"set train.token_budget={need.longest} and sampling.kv_memory_gib={left / GIB:.2g}"
+
+
+def gib(number: float) -> str:
+    if number >= 0.05 * GIB:
+        return f"{number / GIB:,.1f} GiB"
+    return f"{number / 2**20:,.1f} MiB" if number >= 0.05 * 2**20 else f"{number / 2**10:,.1f} KiB"

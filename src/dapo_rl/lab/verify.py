@@ -1,0 +1,215 @@
+"""`dapo verify`: a dry run that samples and judges a few prompts, to find mistakes before a run starts.
+
+Everything comes from the code of a run: `build_run` loads the model, the data and the verifier, its engine samples with
+the recipe's settings, and rewards are shaped as for a batch. Nothing is trained and no file is written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+from dapo_rl.base.load import load_function
+from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
+from dapo_rl.build import Given, Run, build_run
+from dapo_rl.config import Config
+from dapo_rl.data import PromptStream
+from dapo_rl.data.chat import PromptReader
+from dapo_rl.errors import UserError
+from dapo_rl.evals.progress import EvalProgress
+from dapo_rl.evals.sampling import answer
+from dapo_rl.fates import Fate
+from dapo_rl.lab.verify_findings import Advice, Facts, find_all
+from dapo_rl.rollout.ending import stop_token_ids
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.judging import fate_of
+from dapo_rl.runs.display import PlainDisplay
+from dapo_rl.train.batch import shaped_rewards
+from dapo_rl.types import FinishReason, Group, Prompt, VerdictStatus
+
+
+@dataclass(frozen=True, slots=True)
+class DryAnswer:
+    """One response with its verdict and the parts of its reward."""
+
+    text: str
+    status: VerdictStatus
+    answer: str | None
+    """The answer that the verifier extracted."""
+    score: float
+    length_penalty: float
+    reward: float
+    """The score plus the length penalty, which is 0 or negative."""
+    finish_reason: FinishReason
+    tokens: int
+    detail: str
+    """Why the verifier failed, if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRow:
+    """A prompt of the training data with its responses."""
+
+    row: str
+    """The number of its row in the data."""
+    prompt: str
+    """What the model sees: the prompt's tokens as text, with special tokens."""
+    prompt_tokens: int
+    ground_truth: str | None
+    fate: Fate
+    """What dynamic sampling does with the group."""
+    answers: tuple[DryAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    model: str
+    data: str
+    prompts: int
+    """Prompts in the training data, without those that were dropped."""
+    samples: int
+    """Responses per prompt."""
+    seconds: float
+    """Time to sample and judge."""
+    special_tokens: tuple[str, ...]
+    rows: tuple[DryRow, ...]
+    findings: tuple[Advice, ...]
+
+    @property
+    def answers(self) -> tuple[DryAnswer, ...]:
+        return tuple(answer for row in self.rows for answer in row.answers)
+
+    @property
+    def stops_training(self) -> Advice | None:
+        """The finding with which `dapo train` would stop, if any."""
+        return next((finding for finding in self.findings if finding.level == "error"), None)
+
+
+def dry_run(
+    config: Config, rows: int = 8, samples: int = 4, given: Given | None = None, progress: EvalProgress | None = None
+) -> DryRun:
+    """Samples `samples` responses to each of the first `rows` prompts that a run would draw.
+
+    Raises the same errors as a run that cannot start.
+    """
+    logging.disable_progress_bar()
+    progress = progress or EvalProgress()
+    progress.note(f"loading {config.model.name} and the training data")
+    run = build_run(config, given or Given(), PlainDisplay(sys.stderr))
+    try:
+        return _sample(run, rows, samples, progress)
+    finally:
+        run.close()
+
+
+def dry_run_json(result: DryRun) -> str:
+    return json.dumps(asdict(result), indent=2)
+
+
+def check_trainable(result: DryRun) -> None:
+    """Raises a UserError if `dapo train` would stop, with the traceback of the verifier if it has one."""
+    if stop := result.stops_training:
+        tracebacks = (answer.detail.partition("\n")[2] for answer in result.answers)
+        more = next((text for text in tracebacks if text), "")
+        raise UserError(f"verify: dapo train would stop: {one_line(stop.what)}", shorten(more, TRACEBACK_LIMIT))
+
+
+def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun:
+    config, available = run.config, run.train_prompts.prompts
+    prompts = list(islice(PromptStream(available, config.seed), min(rows, len(available))))
+    progress.note(f"sampling {samples} responses to each of {len(prompts)} prompts")
+    started = time.monotonic()
+    groups: dict[int, Group] = {}
+    params = SamplingParams.of(config.sampling)
+    with progress.of("sampling", len(prompts)):
+        for each in answer(run.engine, run.verifier, prompts, params, samples, config.seed):
+            progress.advance(sum(len(sample.token_ids) for sample in each.samples))
+            groups[each.index] = Group(each.index, prompts[each.index], each.samples, tuple(each.verdicts.result()))
+    judged = [groups[i] for i in range(len(prompts))]
+    seconds = time.monotonic() - started
+    dry = _dry_rows(judged, run)
+    source = config.data.train
+    return DryRun(
+        model=f"{config.model.name} ({run.description})",
+        data=source if isinstance(source, str) else source.source,
+        prompts=len(available),
+        samples=samples,
+        seconds=seconds,
+        special_tokens=_special_tokens(run.tokenizer),
+        rows=dry,
+        findings=find_all(_facts(run, judged, dry)),
+    )
+
+
+def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
+    rewards = shaped_rewards(groups, run.config)
+    own = run.config.sampling.filter
+    keep = None if own is None else load_function(own)
+    return tuple(
+        DryRow(
+            row=group.prompt.id,
+            prompt=seen_by_the_model(run.tokenizer, group.prompt),
+            prompt_tokens=len(group.prompt.token_ids),
+            ground_truth=group.prompt.answer,
+            fate=fate_of(group, run.config.sampling, keep),
+            answers=_dry_answers(group, rewards[group.draw]),
+        )
+        for group in groups
+    )
+
+
+def _dry_answers(group: Group, rewards: Tensor) -> tuple[DryAnswer, ...]:
+    penalties = rewards - torch.tensor([verdict.score for verdict in group.verdicts])
+    return tuple(
+        DryAnswer(
+            text=sample.text,
+            status=verdict.status,
+            answer=verdict.answer,
+            score=verdict.score,
+            length_penalty=penalty,
+            reward=reward,
+            finish_reason=sample.finish_reason,
+            tokens=len(sample.token_ids),
+            detail=verdict.detail,
+        )
+        for sample, verdict, penalty, reward in zip(
+            group.samples, group.verdicts, penalties.tolist(), rewards.tolist(), strict=True
+        )
+    )
+
+
+def seen_by_the_model(tokenizer: Any, prompt: Prompt) -> str:
+    """The text of a prompt's tokens, including special tokens that the tokenizer or the template added."""
+    return str(tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False))
+
+
+def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    return tuple(sorted({str(token) for token in added.values() if getattr(token, "special", False)}))
+
+
+def _facts(run: Run, groups: Sequence[Group], rows: Sequence[DryRow]) -> Facts:
+    stop_ids = stop_token_ids(run.model, run.tokenizer)
+    samples = [sample for group in groups for sample in group.samples]
+    reader = PromptReader(run.tokenizer, run.config.data)
+    return Facts(
+        config=run.config,
+        prompts=run.train_prompts,
+        groups=tuple(groups),
+        fates=tuple(row.fate for row in rows),
+        rewards=tuple(answer.reward for row in rows for answer in row.answers),
+        ended=sum(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in samples),
+        eos=str(run.tokenizer.eos_token),
+        has_template=bool(getattr(run.tokenizer, "chat_template", None)),
+        templated=sum(reader.takes_template(group.prompt.messages is None) for group in groups),
+        of_messages=sum(group.prompt.messages is not None for group in groups),
+    )

@@ -1,0 +1,210 @@
+"""What a dry run tells about a recipe: each finding is one line with what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dapo_rl.base.quote import one_line
+from dapo_rl.config import Config
+from dapo_rl.data import PromptSet
+from dapo_rl.fates import Fate
+from dapo_rl.models.get import PRETRAINED
+from dapo_rl.types import Group, Sample, Verdict
+
+Level = Literal["error", "warning", "note"]
+"""`dapo train` would stop; it would waste its time; it may be as intended."""
+
+MANY = 0.25
+"""From this share of the responses on, a finding is a warning."""
+INSTRUCT = re.compile(r"(?<![a-z])(instruct|chat|it|sft|rlhf|dpo)(?![a-z])", re.IGNORECASE)
+"""Names of models that are trained on a chat template: Qwen2.5-7B-Instruct, gemma-2-9b-it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    level: Level
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the findings are about."""
+
+    config: Config
+    prompts: PromptSet
+    """All prompts of the training data."""
+    groups: tuple[Group, ...]
+    fates: tuple[Fate, ...]
+    """Of the groups."""
+    rewards: tuple[float, ...]
+    """Of all responses, after the length penalty."""
+    ended: int
+    """Responses whose last token is an end-of-sequence token."""
+    eos: str
+    has_template: bool
+    templated: int
+    """Prompts that went through the chat template."""
+    of_messages: int
+    """Prompts that are chat messages in the data."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for group in self.groups for sample in group.samples]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [verdict for group in self.groups for verdict in group.verdicts]
+
+
+def find_all(facts: Facts) -> tuple[Advice, ...]:
+    """All findings, the most serious first."""
+    found = [advice for find in FINDERS for advice in find(facts)]
+    order = ("error", "warning", "note")
+    return tuple(sorted(found, key=lambda advice: order.index(advice.level)))
+
+
+def _verifier(facts: Facts) -> Iterator[Advice]:
+    failed = [verdict for verdict in facts.verdicts if verdict.failed]
+    if not failed:
+        return
+    first = one_line(failed[0].detail.partition("\n")[0]) or failed[0].status
+    limit = facts.config.reward.max_error_share
+    stops = facts.fates.count("verifier_error") > limit * len(facts.groups)
+    what = f"the verifier failed on {len(failed)} of {len(facts.verdicts)} responses; the first: {first}"
+    if stops:
+        groups = f"{facts.fates.count('verifier_error')} of {len(facts.groups)} groups"
+        what += f" ({groups}, more than reward.max_error_share {limit:g} allows)"
+    if all(verdict.status == "timeout" for verdict in failed):
+        yield Advice("error" if stops else "warning", what, "raise reward.timeout_s, or make the verifier faster")
+    else:
+        yield Advice("error" if stops else "warning", what, "fix reward.verifier; failed groups are dropped")
+
+
+def _constant(facts: Facts) -> Iterator[Advice]:
+    """Failed verdicts have a score of their own, so they are left out."""
+    judged = [verdict for verdict in facts.verdicts if not verdict.failed]
+    right = sum(verdict.correct for verdict in judged)
+    if len(judged) < 2 or 0 < right < len(judged):
+        return
+    how = "right" if right else "wrong"
+    if len({verdict.score for verdict in judged}) > 1:
+        what = f"all {len(judged)} responses are {how}, with different scores"
+        yield Advice("note", what, "set sampling.metric=score to learn from the scores, or change reward.threshold")
+        return
+    what = f"all {len(judged)} responses are {how}, with the score {judged[0].score:g}: there is nothing to learn"
+    if len(set(facts.rewards)) > 1 and not facts.config.sampling.dynamic:
+        what += " but to avoid the length penalty"
+    remedy = "use harder problems" if right else "use easier problems, or a better model"
+    yield Advice("warning", what, f"{remedy}; check that reward.verifier tells right from wrong")
+
+
+def _groups(facts: Facts) -> Iterator[Advice]:
+    """Prompts that carry no signal. `_constant` reports it if this is true of all responses together."""
+    total, sampling = len(facts.groups), facts.config.sampling
+    judged = [group.verdicts for group in facts.groups if not any(verdict.failed for verdict in group.verdicts)]
+    by_score = sampling.metric == "score"
+    same = [verdicts for verdicts in judged if len({v.score if by_score else v.correct for v in verdicts}) == 1]
+    right = sum(all(verdict.correct for verdict in verdicts) for verdicts in same)
+    wrong = sum(not any(verdict.correct for verdict in verdicts) for verdicts in same)
+    size = len(facts.groups[0].verdicts)
+    everything = {(verdict.correct, verdict.score) for verdicts in judged for verdict in verdicts}
+    if size == 1 or not same or len(everything) == 1:
+        return
+    what = f"{right} of {total} prompts are all right and {wrong} all wrong in {size} samples: they carry no signal"
+    more = "expect fewer in the run, whose groups are larger" if sampling.group_size > size else ""
+    if len(same) < len(judged):
+        yield Advice("note", what, more or "expect to sample more groups than are trained on")
+    else:
+        yield Advice("warning", what, f"use problems of medium difficulty{f'; {more}' if more else ''}")
+
+
+def _unparseable(facts: Facts) -> Iterator[Advice]:
+    """A response that was cut off is expected to have no answer, so it counts only if none has ended."""
+    pairs = list(zip(facts.samples, facts.verdicts, strict=True))
+    ended = [verdict for sample, verdict in pairs if not sample.truncated] or facts.verdicts
+    count, total, reward = sum(verdict.status == "unparseable" for verdict in ended), len(ended), facts.config.reward
+    if not count:
+        return
+    share = f"all {total}" if count == total else f"{count} of {total}"
+    what = f"{share} responses have no answer that reward.verifier={reward.verifier} can parse"
+    remedy = "ask for the answer's format in data.system_prompt or the prompts"
+    if reward.verifier == "math":
+        remedy = "ask for a last line 'Answer: ...' in data.system_prompt or the prompts"
+        remedy += "" if reward.boxed else ", or set reward.boxed=true"
+    yield Advice("warning" if count >= MANY * total else "note", what, remedy)
+
+
+def _cut_off(facts: Facts) -> Iterator[Advice]:
+    count, total = sum(sample.truncated for sample in facts.samples), len(facts.samples)
+    if not count or facts.config.sampling.ignore_eos:
+        return
+    limit = facts.config.sampling.max_new_tokens
+    what = f"{count} of {total} responses ({count / total:.0%}) were cut off at sampling.max_new_tokens {limit}"
+    remedy = "raise it, or shorten the responses with the prompt"
+    yield Advice("warning" if count >= MANY * total else "note", what, remedy)
+
+
+def _no_end(facts: Facts) -> Iterator[Advice]:
+    if facts.config.sampling.ignore_eos:
+        what = "sampling.ignore_eos is on: no response ends before sampling.max_new_tokens"
+        yield Advice("warning", what, "it is for benchmarks; set it to false")
+    elif not facts.ended and any(sample.truncated for sample in facts.samples):
+        what = f"no response ended with an end-of-sequence token ({facts.eos})"
+        yield Advice(
+            "warning", what, "raise sampling.max_new_tokens, set sampling.stop, or use the model's chat template"
+        )
+
+
+def _chat_template(facts: Facts) -> Iterator[Advice]:
+    name, total = facts.config.model.name, len(facts.groups)
+    published = PRETRAINED[name].about if name in PRETRAINED else Path(name).name
+    instruct = bool(INSTRUCT.search(published))
+    if instruct and not facts.has_template:
+        what = f"{name} looks like a chat model, but its tokenizer has no chat template"
+        yield Advice("warning", what, "save the tokenizer with its chat_template beside the weights")
+    elif instruct and facts.templated < total:
+        what = f"{name} looks like a chat model, but {total - facts.templated} of {total} prompts are plain text"
+        yield Advice("warning", what, "set data.chat_template=always")
+    elif facts.of_messages and not facts.templated:
+        what = "the prompts are chat messages, joined as plain text without roles (data.chat_template=never)"
+        yield Advice("note", what, "right for a base model; for a chat model, set data.chat_template=auto")
+
+
+def _data(facts: Facts) -> Iterator[Advice]:
+    prompts = facts.prompts
+    if prompts.too_long:
+        share = prompts.too_long / prompts.rows
+        what = f"{prompts.too_long} of {prompts.rows} prompts are over data.max_prompt_tokens "
+        what += f"{prompts.max_prompt_tokens} and were dropped"
+        yield Advice("warning" if share >= MANY else "note", what, "raise data.max_prompt_tokens to keep them")
+    untold = [row for row in prompts.bad if row.why.startswith("no ground truth")]
+    if untold:
+        what = (
+            f"{len(untold)} of {prompts.rows} rows have no ground truth and were skipped; the first: {untold[0].where}"
+        )
+        yield Advice("warning", what, "data.answer_key names the column")
+    if others := [row for row in prompts.bad if row not in untold]:
+        first = one_line(str(others[0]))
+        what = f"{len(others)} of {prompts.rows} rows cannot be used and were skipped; the first: {first}"
+        yield Advice("warning", what, "correct the rows")
+    missing = sum(prompt.answer is None for prompt in prompts.prompts)
+    if missing:
+        what = f"{missing} of {len(prompts.prompts)} prompts have no ground truth"
+        yield Advice("note", what, "data.answer_key names the column, if reward.verifier needs one")
+
+
+FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
+    _verifier,
+    _constant,
+    _groups,
+    _unparseable,
+    _cut_off,
+    _no_end,
+    _chat_template,
+    _data,
+)

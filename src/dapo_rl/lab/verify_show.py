@@ -1,0 +1,105 @@
+"""Prints a dry run in 80 columns or more. Prompts and responses are data: control characters are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.base.format import duration, percent
+from dapo_rl.base.quote import cut, printable, shorten
+from dapo_rl.fates import FATES
+from dapo_rl.lab.verify import DryAnswer, DryRow, DryRun
+from dapo_rl.lab.verify_findings import Advice, Level
+
+LONGEST_TEXT = 600
+"""Characters of a prompt or response that are shown."""
+LONGEST_ANSWER = 80
+STATUS_STYLES = {"correct": "green", "wrong": "yellow", "unparseable": "magenta", "timeout": "red", "error": "red"}
+LEVEL_STYLES: dict[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+
+
+def print_dry_run(result: DryRun, console: Console | None = None) -> None:
+    console = console or Console()
+    write = _Writer(console)
+    for row in result.rows:
+        _print_row(row, result.special_tokens, write)
+    console.print(write.text(_summary(result), "bold"))
+    console.print(_findings(result.findings, write) if result.findings else Text("no findings"))
+
+
+class _Writer:
+    """Makes text that the console's stream can encode."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def text(self, text: str, style: str = "") -> Text:
+        encoding = self.console.encoding
+        safe = printable(text).encode(encoding, "backslashreplace").decode(encoding)
+        return Text(safe, style=style, overflow="fold")
+
+    def block(self, text: str, special: Sequence[str] = ()) -> Padding:
+        """An indented text in which line breaks and special tokens are visible."""
+        shown = self.text(shorten(text, LONGEST_TEXT).replace("\n", "\\n\n").removesuffix("\n"))
+        shown.highlight_words(["\\n"], "dim")
+        shown.highlight_words([printable(token) for token in special], "cyan")
+        return Padding(shown, (0, 0, 0, 2), expand=False)
+
+
+def _print_row(row: DryRow, special: Sequence[str], write: _Writer) -> None:
+    console = write.console
+    truth = "no ground truth" if row.ground_truth is None else f"ground truth {cut(row.ground_truth, LONGEST_ANSWER)}"
+    head = f"row {row.row}, {row.prompt_tokens} tokens, {truth}, {FATES[row.fate].label}"
+    console.print(write.text(" ".join(head.split()), "bold"))
+    console.print(write.block(row.prompt, special))
+    console.print(Text("first response", style="dim"))
+    console.print(write.block(row.answers[0].text, special))
+    console.print(_answers(row.answers, write))
+    console.print()
+
+
+def _answers(answers: Sequence[DryAnswer], write: _Writer) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("answer", min_width=8, max_width=30, overflow="fold")
+    for name in ("score", "penalty", "reward", "finish", "tokens"):
+        table.add_column(name, justify="left" if name == "finish" else "right", no_wrap=True)
+    for each in answers:
+        answer = "-" if each.answer is None else cut(" ".join(each.answer.split()), LONGEST_ANSWER)
+        table.add_row(
+            Text(each.status, style=STATUS_STYLES[each.status]),
+            write.text(answer),
+            f"{each.score:.4g}",
+            f"{each.length_penalty:.4g}",
+            f"{each.reward:.4g}",
+            each.finish_reason,
+            f"{each.tokens:,}",
+        )
+    return table
+
+
+def _summary(result: DryRun) -> str:
+    answers = result.answers
+    right = percent(sum(answer.status == "correct" for answer in answers) / len(answers))
+    mean = sum(answer.reward for answer in answers) / len(answers)
+    tokens = sum(answer.tokens for answer in answers)
+    return (
+        f"{result.model} on {result.data}, {result.prompts:,} prompt{'s' if result.prompts > 1 else ''}: "
+        f"{len(answers)} response{'s' if len(answers) > 1 else ''}, {right} right, "
+        f"mean reward {mean:.2f}, {tokens / len(answers):,.0f} tokens each, {duration(result.seconds)}"
+    )
+
+
+def _findings(findings: Sequence[Advice], write: _Writer) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for advice in findings:
+        line = write.text(f"{advice.what}; {advice.remedy}")
+        grid.add_row(Text(f"{advice.level}:", style=LEVEL_STYLES[advice.level]), line)
+    return grid
