@@ -21,13 +21,12 @@ from rich.console import Console
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
+from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
+from dapo_rl.demo import chosen_settings, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.version import __version__
-
-DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
-"""What `dapo train` runs without a recipe: the embedded model on arithmetic, without a network or a GPU."""
 
 CLOSED_PIPE = 141
 """The exit code that shells report for SIGPIPE."""
@@ -58,13 +57,14 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
-TRAIN_HELP = f"""Train a model. Without a recipe, train the embedded model on arithmetic.
+TRAIN_HELP = f"""Train a model. Without arguments, run the demo: train the embedded model on arithmetic.
 
 \b
-  dapo train                                     the embedded default, a few minutes on a laptop
+  dapo train                                     the demo, a few minutes on a laptop
+  dapo train model.name=DIR data.train=FILE      your own model and data, with the defaults below
   dapo train recipe.yaml                         a recipe
   dapo train recipe.yaml train.lr=5e-7 seed=1    a recipe, with some settings overridden
-  dapo train preset=grpo                         the embedded default with plain GRPO
+  dapo train preset=grpo                         the demo with plain GRPO
   dapo train --run runs/a --resume               resume a run that was stopped
   dapo train --run runs/a --resume train.steps=300
 
@@ -75,7 +75,7 @@ The run directory contains config.yaml, metrics.jsonl, rollouts/, checkpoints/, 
 report.png. Ctrl-C finishes the step, saves, and exits with 130; a second Ctrl-C stops immediately.
 
 \b
-Settings and their defaults (the embedded default changes some of them):
+Settings and their defaults (the demo has its own values for some of them):
 {_settings_help()}
 """
 
@@ -92,11 +92,15 @@ def train(
 ) -> None:
     recipe, overrides = _split(arguments)
     notes: list[str] = []
+    name = recipe.stem if recipe else "tiny"
     if resume:
         run = run or _newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
     else:
-        config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+        start = start_from(recipe, overrides)
+        config = start.load()
+        if start.own:
+            name, notes = "dapo", [chosen_settings(config)]
         if run is not None:
             from dapo_rl.runs.directory import RunDirectory
 
@@ -106,7 +110,6 @@ def train(
     from dapo_rl.runs.directory import new_run_directory
     from dapo_rl.trainer import DAPOTrainer
 
-    name = recipe.stem if recipe else "tiny"
     with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:
         trainer.stop_requested, stopped_by = _stop_on_signals(trainer.display)
         for note in notes:
@@ -131,7 +134,7 @@ def check(
     from dapo_rl.lab.check import conformance, conformance_json, print_conformance
 
     recipe, overrides = _split(arguments)
-    report = conformance(Config.load(recipe or DEFAULT_RECIPE, overrides))
+    report = conformance(start_from(recipe, overrides).load())
     if as_json:
         print(conformance_json(report))
     else:
@@ -171,9 +174,7 @@ def ablate(
     from dapo_rl.lab.ablate.command import run_ablation
 
     recipe, overrides = _split(arguments)
-    code = run_ablation(
-        recipe, overrides, default=DEFAULT_RECIPE, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs
-    )
+    code = run_ablation(recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs)
     if code:
         raise typer.Exit(code)
 

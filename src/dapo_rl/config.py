@@ -17,7 +17,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe
+from dapo_rl.recipe import explain, nested, override, read_recipe
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
 
@@ -453,11 +453,7 @@ class Config(Section):
     @classmethod
     def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:
         """Nested settings, with `key=value` overrides."""
-        for override in overrides:
-            key, equals, value = override.partition("=")
-            if not equals or not key:
-                raise UserError(f"{shown(override)}: an override is written key=value, for example train.lr=1e-6")
-            put(settings, key.strip(), parse_value(key, value))
+        override(settings, overrides)
         return cls.build(settings)
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +204,15 @@ def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
     """Sets a dotted key, replacing any earlier value; mappings are merged."""
     _put(settings, key, value, None)
+
+
+def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Sets each `key=value`; a later one wins."""
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{shown(word)}: an override is written key=value, for example train.lr=1e-6")
+        put(settings, key.strip(), parse_value(key, value))
 
 
 @dataclass(frozen=True, slots=True)

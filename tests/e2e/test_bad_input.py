@@ -36,6 +36,8 @@ QUICK = [
     "data.eval=null",
     "eval.every=null",
 ]
+LIKE_THE_DEMO = ["sampling.max_new_tokens=56", "train.lr=2e-4"]
+"""For runs of another model or other data, which do not have the demo's settings."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def contents(directory):
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("finished")
     place = Place(directory, None, None)
-    words = [*QUICK, place.model(), f"data.train={place.lines(*problems(50))}"]
+    words = [*QUICK, *LIKE_THE_DEMO, place.model(), f"data.train={place.lines(*problems(50))}"]
     before = Path.cwd()
     os.chdir(directory)
     try:
@@ -441,7 +443,7 @@ def _(here):
 @case("a data file with one line that is not JSON")
 def _(here):
     here.write("data.jsonl", '{"prompt": "1+1=?\\n", "answer": "2"}\n{oops\n')
-    return ["train", *QUICK, "data.train=data.jsonl", "sampling.dynamic=false"]
+    return ["train", *QUICK, *LIKE_THE_DEMO, "data.train=data.jsonl", "sampling.dynamic=false"]
 
 
 @case("a data file without any JSON")
@@ -474,12 +476,13 @@ def _(here):
     given = [row | {"answer": row["answer"].encode()} for row in problems(20)]
     given[1]["answer"] = b"\x89PNG"
     pq.write_table(pa.Table.from_pylist(given), here.path / "data.parquet")
-    return ["train", *QUICK, "data.train=data.parquet", "--run", "run"]
+    return ["train", *QUICK, *LIKE_THE_DEMO, "data.train=data.parquet", "--run", "run"]
 
 
 @case("prompts that are all too long")
 def _(here):
-    return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]
+    data = here.lines({"prompt": "1+" * 50 + "1=?", "answer": "51"})
+    return ["train", f"data.train={data}", "data.max_prompt_tokens=32"]
 
 
 @case("a damaged parquet file")
@@ -597,7 +600,7 @@ def _(here):
 
 @case("a model context that is too short")
 def _(here):
-    return ["train", here.model(max_position_embeddings=32)]
+    return ["train", here.model(max_position_embeddings=32), "sampling.max_new_tokens=56"]
 
 
 @case("a hub model without a network")

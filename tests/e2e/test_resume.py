@@ -127,7 +127,7 @@ def test_a_trainer_compares_its_settings_as_the_command_does(copy):
 def test_another_model_or_other_data_is_one_line(tmp_path):
     rows = [{"prompt": f"{a}+{b}=?\n", "answer": str(a + b)} for a in range(1, 9) for b in range(1, 9)]
     data = tmp_path / "rows.jsonl"
-    words = ["data.train=rows.jsonl", "data.eval=null", "eval.every=null", "--run", "run"]
+    words = ["data.train=rows.jsonl", "sampling.max_new_tokens=56", "--run", "run"]
 
     def write(rows):
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
