@@ -151,8 +151,9 @@ class SamplingSettings(Section):
     """For benchmarks: continue past the end-of-sequence token, up to max_new_tokens."""
     dynamic: bool = True
     """Dynamic Sampling: drop groups that are all right or all wrong, and keep sampling until the batch is full."""
-    metric: Literal["correct", "score"] = "correct"
-    """What the filter compares within a group: correctness, or scores (for rewards that are not binary)."""
+    metric: Literal["auto", "correct", "score"] = "auto"
+    """What the filter compares within a group: correctness, or scores. `auto`: correctness, until the verifier gives
+    different scores to samples that are all right or all wrong."""
     filter: str | None = None
     """Your own additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
     cap: int | None = Field(None, ge=1)

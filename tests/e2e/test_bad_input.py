@@ -777,6 +777,19 @@ def _(here):
     return [*words, "sampling.cap=4"]
 
 
+GRADED = "def score(prompts, completions, **columns):\n    return [-len(text) / 100 for text in completions]\n"
+
+
+@case("graded scores", begins=True)
+def _(here):
+    return here.reward(GRADED)
+
+
+@case("graded scores, compared by correctness", begins=True)
+def _(here):
+    return [*here.reward(GRADED), "sampling.cap=4", "sampling.metric=correct"]
+
+
 # Runs and checkpoints
 
 

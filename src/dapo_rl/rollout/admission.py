@@ -11,6 +11,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.rollout.fill import Filling
+from dapo_rl.rollout.grading import has_spread
 from dapo_rl.types import Group, Prompt
 
 
@@ -74,6 +75,9 @@ def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int]
     if settings.dynamic_batch and filling.kept:
         return nothing, None
     found = f"{filling.drawn} groups drawn, {len(filling.kept)} of {filling.n} kept ({filling.reasons()})"
+    same = [group for group, fate in filling.dropped if fate in ("all_correct", "all_wrong")]
+    if different := sum(has_spread(group.verdicts) for group in same):
+        found += f"; sampling.metric=score keeps {different} of these, whose scores differ"
     if settings.on_cap == "fill":
         spare = [group for group, fate in filling.dropped if not FATES[fate].signal]
         chosen = spare[: filling.missing]
