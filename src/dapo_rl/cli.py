@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_args
 
@@ -395,6 +396,7 @@ def _quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    getLogger("huggingface_hub").setLevel(ERROR)  # it warns at every retry
 
 
 if __name__ == "__main__":
