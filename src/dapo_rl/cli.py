@@ -27,8 +27,11 @@ from dapo_rl.demo import chosen_settings, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.recipe import setting_named
 from dapo_rl.version import __version__
 
+TAKE_SETTINGS = ("train", "check", "ablate", "eval")
+"""Commands with KEY=VALUE arguments."""
 CLOSED_PIPE = 141
 """The exit code that shells report for SIGPIPE."""
 
@@ -273,7 +276,26 @@ def _invoke(words: list[str]) -> int:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
+    except Exception as error:
+        _explain_option(words, getattr(error, "option_name", None))
+        raise
     return 0
+
+
+def _explain_option(words: list[str], option: str | None) -> None:
+    """Raises UserError for an unknown option that is the name of a setting: `--seed 3` or `--train.lr=1e-6`."""
+    if option is None or words[0] not in TAKE_SETTINGS:
+        return
+    name = option.lstrip("-").replace("-", "_")
+    key = name if name in known_keys() else setting_named(name, known_keys())
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == option), None)
+    if key is None or place is None:
+        return
+    _, equals, value = words[place].partition("=")
+    following = words[place + 1] if place + 1 < len(words) else ""
+    if not equals:
+        value = following if following and not following.startswith("--") and "=" not in following else "VALUE"
+    raise UserError(f"{option}: settings are written key=value, without dashes: {key}={value}")
 
 
 def _raise_again(_console: Console) -> None:

@@ -302,11 +302,21 @@ def _example(section: str, value: Any, keys: Collection[str]) -> str:
     return f"; for example {first_key}={value}" if isinstance(value, str | int | float) else ""
 
 
+def setting_named(name: str, keys: Collection[str]) -> str | None:
+    """The key with this name as its last part, or with this name in another library."""
+    return NAMES_ELSEWHERE.get(name) or _by_last(keys).get(name)
+
+
+def _by_last(keys: Collection[str]) -> dict[str, str]:
+    """Keys by their last part: the first of several with the same."""
+    return {key.split(".")[-1]: key for key in reversed(list(keys))}
+
+
 def suggestion(key: str, keys: Collection[str]) -> str:
     """A hint at the valid key nearest to an unknown one."""
     last = key.split(".")[-1]
     if last in NAMES_ELSEWHERE:
         return f"; here it is {NAMES_ELSEWHERE[last]}"
-    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # the first of several keys with the same last part
+    by_last = _by_last(keys)
     close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
     return did_you_mean(close, "`dapo train --help` lists them all")

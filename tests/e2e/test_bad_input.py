@@ -310,6 +310,11 @@ def _(_here):
     return ["train", "=3"]
 
 
+@case("an option with the name of a setting")
+def _(_here):
+    return ["train", "--seed", "3"]
+
+
 @case("a key with a part missing")
 def _(_here):
     return ["train", ".lr=3"]

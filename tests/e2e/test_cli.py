@@ -92,6 +92,21 @@ def test_an_unknown_option_is_explained(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "--seed=3"], "seed=3"),
+        (["train", "--train.lr", "1e-6"], "train.lr=1e-6"),
+        (["train", "preset=grpo", "--learning-rate", "1e-6"], "train.lr=1e-6"),
+        (["train", "--max_new_tokens", "--resume"], "sampling.max_new_tokens=VALUE"),
+        (["check", "--group-size", "8"], "sampling.group_size=8"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_explained(words, hint, tmp_path):
+    line = mistake(*words, cwd=tmp_path)
+    assert line.endswith(f": settings are written key=value, without dashes: {hint}")
+
+
 def test_divergence_exits_with_3(tmp_path):
     result = dapo(
         "train", *SMALL, "train.steps=3", "train.lr=1e30", "train.warmup_steps=0", "--run", "run", cwd=tmp_path
