@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, Aggregation, KLKind, Normalize, is_function
@@ -394,7 +395,8 @@ class Config(Section):
         if self.sampling_cap < sampling.prompts_per_step:
             yield (
                 "sampling.cap",
-                f"{sampling.cap} groups cannot fill sampling.prompts_per_step {sampling.prompts_per_step}",
+                f"{counted(self.sampling_cap, 'group')} cannot fill sampling.prompts_per_step "
+                f"{sampling.prompts_per_step}",
                 f"use {sampling.prompts_per_step} or more",
             )
         if overlong.shape != "off" and self.overlong_max_length > sampling.max_new_tokens:

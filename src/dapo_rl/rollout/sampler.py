@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
@@ -226,7 +227,8 @@ class Sampler:
             first = next(verdict.detail for group in errors for verdict in group.verdicts if verdict.failed)
             line, _, traceback = first.partition("\n")
             raise UserError(
-                f"reward.verifier: failed on {len(errors)} of {judged} groups, more than reward.max_error_share "
-                f"{self._max_error_share:g} allows; the first failure: {shorten(line) or 'no detail'}",
+                f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
+                f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "
+                f"{shorten(line) or 'no detail'}",
                 more=shorten(traceback, TRACEBACK_LIMIT),
             )

@@ -12,6 +12,7 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request
@@ -86,7 +87,7 @@ class SamplerState:
         with restoring(directory / TOKENS):
             tokens = _TokenFile(directory / TOKENS, longest, vocabulary)
             if tokens.count != state.samples:
-                raise ValueError(f"it has {tokens.count} samples instead of {state.samples}")
+                raise ValueError(f"it has {counted(tokens.count, 'sample')} instead of {state.samples}")
         with restoring(directory / FILE):
             carried = tuple(
                 Group(

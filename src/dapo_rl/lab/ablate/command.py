@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.base.format import short_path
+from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.lock import acquire
 from dapo_rl.demo import DEFAULT_RECIPE, start_from
 from dapo_rl.errors import UserError
@@ -68,7 +68,7 @@ def _run(plan: AblationPlan, out: Path, jobs: int) -> int:
     plan.save(out / "plan.json")
     console = Console()
     left = sum(run.state != "done" for run in runs)
-    size = f"{len(plan.arms)} arm{'s' if len(plan.arms) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(runs), 'run')}"
     again = f"; {len(runs) - left} already done" if left < len(runs) else ""
     console.print(f"{size} in {short_path(out)}{again}", markup=False, highlight=False, soft_wrap=True)
     with ablation_display(plan, runs) as display:
