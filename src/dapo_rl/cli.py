@@ -397,6 +397,8 @@ def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int
 
     Returns functions that tell whether a stop was requested, and by which signal.
     """
+    from dapo_rl.runs.interrupts import STOPPING
+
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
@@ -405,7 +407,7 @@ def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int
         received.append(number)
         # The signal may interrupt a write to the same stream, which is not reentrant.
         with contextlib.suppress(RuntimeError):
-            display.note("stopping after this step; press Ctrl-C again to stop immediately")
+            display.note(STOPPING)
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
