@@ -20,7 +20,7 @@ TINY_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartingPoint:
     """Where the settings of a run come from."""
 
     recipe: Path | None
@@ -33,19 +33,19 @@ class Start:
         return Config.load(self.recipe, self.overrides)
 
 
-def start_from(recipe: Path | None, overrides: Sequence[str]) -> Start:
+def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
     """The recipe; without one, the demo, or the defaults if the overrides change the demo's model or data."""
     if recipe is not None:
-        return Start(recipe, tuple(overrides))
+        return StartingPoint(recipe, tuple(overrides))
     demo = read_recipe(DEFAULT_RECIPE)
     model, data = _model(demo), _source(demo)
     override(demo, overrides)
     if (_model(demo), _source(demo)) == (model, data):
-        return Start(DEFAULT_RECIPE, tuple(overrides))
+        return StartingPoint(DEFAULT_RECIPE, tuple(overrides))
     if _model(demo) == model:
-        return Start(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), own=True)
+        return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), own=True)
     same_data = (f"data.train={data}",) if _source(demo) == data else ()  # an override may set its parameters
-    return Start(None, (*same_data, *overrides), own=True)
+    return StartingPoint(None, (*same_data, *overrides), own=True)
 
 
 def chosen_settings(config: Config) -> str:
