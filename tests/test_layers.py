@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"version", "types", "choices", "palette", "fates", "recipe", "config"},
+    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo"},
     {"algo", "data", "rewards", "envs", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -25,11 +25,13 @@ SIDEWAYS = {
     ("fates", "palette"),
     ("config", "choices"),
     ("config", "recipe"),
+    ("demo", "config"),
+    ("demo", "recipe"),
     ("models", "algo"),
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
-    *("errors", "base", "version", "types", "choices", "palette", "fates", "recipe", "config"),
+    *("errors", "base", "version", "types", "choices", "palette", "fates", "recipe", "config", "demo"),
     *("data", "rewards", "envs", "runs", "board"),
 }
 

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Annotated, Any, TextIO, get_args
 
@@ -21,14 +22,16 @@ from rich.console import Console
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
+from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
+from dapo_rl.demo import chosen_settings, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.recipe import setting_named
 from dapo_rl.version import __version__
 
-DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
-"""What `dapo train` runs without a recipe: the embedded model on arithmetic, without a network or a GPU."""
-
+TAKE_SETTINGS = ("train", "check", "ablate", "eval")
+"""Commands with KEY=VALUE arguments."""
 CLOSED_PIPE = 141
 """The exit code that shells report for SIGPIPE."""
 
@@ -58,13 +61,14 @@ def _settings_help() -> str:
     return "\n".join(lines)
 
 
-TRAIN_HELP = f"""Train a model. Without a recipe, train the embedded model on arithmetic.
+TRAIN_HELP = f"""Train a model. Without arguments, run the demo: train the embedded model on arithmetic.
 
 \b
-  dapo train                                     the embedded default, a few minutes on a laptop
+  dapo train                                     the demo, a few minutes on a laptop
+  dapo train model.name=DIR data.train=FILE      your own model and data, with the defaults below
   dapo train recipe.yaml                         a recipe
   dapo train recipe.yaml train.lr=5e-7 seed=1    a recipe, with some settings overridden
-  dapo train preset=grpo                         the embedded default with plain GRPO
+  dapo train preset=grpo                         the demo with plain GRPO
   dapo train --run runs/a --resume               resume a run that was stopped
   dapo train --run runs/a --resume train.steps=300
 
@@ -75,7 +79,7 @@ The run directory contains config.yaml, metrics.jsonl, rollouts/, checkpoints/, 
 report.png. Ctrl-C finishes the step, saves, and exits with 130; a second Ctrl-C stops immediately.
 
 \b
-Settings and their defaults (the embedded default changes some of them):
+Settings and their defaults (the demo has its own values for some of them):
 {_settings_help()}
 """
 
@@ -92,11 +96,15 @@ def train(
 ) -> None:
     recipe, overrides = _split(arguments)
     notes: list[str] = []
+    name = recipe.stem if recipe else "tiny"
     if resume:
         run = run or _newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
     else:
-        config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+        start = start_from(recipe, overrides)
+        config = start.load()
+        if start.own:
+            name, notes = "dapo", [chosen_settings(config)]
         if run is not None:
             from dapo_rl.runs.directory import RunDirectory
 
@@ -106,7 +114,6 @@ def train(
     from dapo_rl.runs.directory import new_run_directory
     from dapo_rl.trainer import DAPOTrainer
 
-    name = recipe.stem if recipe else "tiny"
     with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:
         trainer.stop_requested, stopped_by = _stop_on_signals(trainer.display)
         for note in notes:
@@ -136,7 +143,7 @@ def check(
     model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
     """
     recipe, overrides = _split(arguments)
-    config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    config = start_from(recipe, overrides).load()
     _quiet_transformers()
     from dapo_rl.lab.check import conformance, conformance_json, print_conformance
     from dapo_rl.lab.check_memory import find_memory, memory_report
@@ -164,7 +171,7 @@ def verify(
     would stop with an error.
     """
     recipe, overrides = _split(arguments)
-    config = Config.load(recipe or DEFAULT_RECIPE, overrides)
+    config = start_from(recipe, overrides).load()
     _stop_at_once()
     _quiet_transformers()
     from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
@@ -212,9 +219,7 @@ def ablate(
     from dapo_rl.lab.ablate.command import run_ablation
 
     recipe, overrides = _split(arguments)
-    code = run_ablation(
-        recipe, overrides, default=DEFAULT_RECIPE, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs
-    )
+    code = run_ablation(recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs)
     if code:
         raise typer.Exit(code)
 
@@ -312,7 +317,26 @@ def _invoke(words: list[str]) -> int:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
+    except Exception as error:
+        _explain_option(words, getattr(error, "option_name", None))
+        raise
     return 0
+
+
+def _explain_option(words: list[str], option: str | None) -> None:
+    """Raises UserError for an unknown option that is the name of a setting: `--seed 3` or `--train.lr=1e-6`."""
+    if option is None or words[0] not in TAKE_SETTINGS:
+        return
+    name = option.lstrip("-").replace("-", "_")
+    key = name if name in known_keys() else setting_named(name, known_keys())
+    place = next((i for i, word in enumerate(words) if word.partition("=")[0] == option), None)
+    if key is None or place is None:
+        return
+    _, equals, value = words[place].partition("=")
+    following = words[place + 1] if place + 1 < len(words) else ""
+    if not equals:
+        value = following if following and not following.startswith("--") and "=" not in following else "VALUE"
+    raise UserError(f"{option}: settings are written key=value, without dashes: {key}={value}")
 
 
 def _raise_again(_console: Console) -> None:
@@ -414,6 +438,8 @@ def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int
 
     Returns functions that tell whether a stop was requested, and by which signal.
     """
+    from dapo_rl.runs.interrupts import STOPPING
+
     received: list[int] = []
 
     def handle(number: int, _frame: Any) -> None:
@@ -422,7 +448,7 @@ def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int
         received.append(number)
         # The signal may interrupt a write to the same stream, which is not reentrant.
         with contextlib.suppress(RuntimeError):
-            display.note("stopping after this step; press Ctrl-C again to stop immediately")
+            display.note(STOPPING)
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
@@ -435,6 +461,7 @@ def _quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    getLogger("huggingface_hub").setLevel(ERROR)  # it warns at every retry
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import explain, nested, parse_value, put, read_recipe
+from dapo_rl.recipe import explain, nested, override, read_recipe
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
 
@@ -151,8 +152,9 @@ class SamplingSettings(Section):
     """For benchmarks: continue past the end-of-sequence token, up to max_new_tokens."""
     dynamic: bool = True
     """Dynamic Sampling: drop groups that are all right or all wrong, and keep sampling until the batch is full."""
-    metric: Literal["correct", "score"] = "correct"
-    """What the filter compares within a group: correctness, or scores (for rewards that are not binary)."""
+    metric: Literal["auto", "correct", "score"] = "auto"
+    """What the filter compares within a group: correctness, or scores. `auto`: correctness, until the verifier gives
+    different scores to samples that are all right or all wrong."""
     filter: str | None = None
     """Your own additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
     cap: int | None = Field(None, ge=1)
@@ -393,7 +395,8 @@ class Config(Section):
         if self.sampling_cap < sampling.prompts_per_step:
             yield (
                 "sampling.cap",
-                f"{sampling.cap} groups cannot fill sampling.prompts_per_step {sampling.prompts_per_step}",
+                f"{counted(self.sampling_cap, 'group')} cannot fill sampling.prompts_per_step "
+                f"{sampling.prompts_per_step}",
                 f"use {sampling.prompts_per_step} or more",
             )
         if overlong.shape != "off" and self.overlong_max_length > sampling.max_new_tokens:
@@ -453,11 +456,7 @@ class Config(Section):
     @classmethod
     def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:
         """Nested settings, with `key=value` overrides."""
-        for override in overrides:
-            key, equals, value = override.partition("=")
-            if not equals or not key:
-                raise UserError(f"{shown(override)}: an override is written key=value, for example train.lr=1e-6")
-            put(settings, key.strip(), parse_value(key, value))
+        override(settings, overrides)
         return cls.build(settings)
 
     @classmethod

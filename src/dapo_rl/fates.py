@@ -47,7 +47,7 @@ FATES: dict[str, FateChoice] = {
         "#2a9d6f",
         "good",
         BLUE,
-        "The group has right and wrong samples: it was trained on.",
+        "The verdicts on its samples differ: it was trained on.",
         tokens="trained on",
     ),
     "trained": FateChoice("trained on", "tokens", "#2a9d6f", "good"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,15 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     _put(settings, key, value, None)
 
 
+def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Sets each `key=value`; a later one wins."""
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"{shown(word)}: an override is written key=value, for example train.lr=1e-6")
+        put(settings, key.strip(), parse_value(key, value))
+
+
 @dataclass(frozen=True, slots=True)
 class _Once:
     """Rejects a key that is already set."""
@@ -293,11 +302,21 @@ def _example(section: str, value: Any, keys: Collection[str]) -> str:
     return f"; for example {first_key}={value}" if isinstance(value, str | int | float) else ""
 
 
+def setting_named(name: str, keys: Collection[str]) -> str | None:
+    """The key with this name as its last part, or with this name in another library."""
+    return NAMES_ELSEWHERE.get(name) or _by_last(keys).get(name)
+
+
+def _by_last(keys: Collection[str]) -> dict[str, str]:
+    """Keys by their last part: the first of several with the same."""
+    return {key.split(".")[-1]: key for key in reversed(list(keys))}
+
+
 def suggestion(key: str, keys: Collection[str]) -> str:
     """A hint at the valid key nearest to an unknown one."""
     last = key.split(".")[-1]
     if last in NAMES_ELSEWHERE:
         return f"; here it is {NAMES_ELSEWHERE[last]}"
-    by_last = {k.split(".")[-1]: k for k in reversed(list(keys))}  # the first of several keys with the same last part
+    by_last = _by_last(keys)
     close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
     return did_you_mean(close, "`dapo train --help` lists them all")

@@ -21,6 +21,7 @@ from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
+from dapo_rl.runs.interrupts import Interrupts
 from dapo_rl.runs.live import make_display
 from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.settings import check_same_run
@@ -83,7 +84,11 @@ class DAPOTrainer:
 
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
-        contains."""
+        contains.
+
+        Ctrl-C finishes the step, saves, and raises KeyboardInterrupt; a second Ctrl-C raises it at once. In both cases
+        `train(resume=True)` continues the run.
+        """
         run = self._run
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep)
@@ -94,7 +99,11 @@ class DAPOTrainer:
                 _resume(run, directory, checkpoints, log, self.display)
             else:
                 directory.begin(run.config)
-            return self._train(run, directory, checkpoints, log)
+            with Interrupts(directory, self.display) as interrupts:
+                summary = self._train(run, directory, checkpoints, log, interrupts)
+                if interrupts.requested and not summary["finished"]:
+                    raise KeyboardInterrupt
+            return summary
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy and related metrics on the held-out prompts."""
@@ -137,7 +146,9 @@ class DAPOTrainer:
             raise RuntimeError("the trainer is closed; make a new one")
         return self._built
 
-    def _train(self, run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength) -> dict[str, Any]:
+    def _train(
+        self, run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength, interrupts: Interrupts
+    ) -> dict[str, Any]:
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> Checkpoint:
@@ -156,7 +167,7 @@ class DAPOTrainer:
             directory=directory,
             display=display,
             progress=progress,
-            stop_requested=lambda: self.stop_requested(),
+            stop_requested=lambda: interrupts.requested or self.stop_requested(),
             track=trackers.log,
         )
         with display:

@@ -205,7 +205,7 @@ class TestReport:
         with pytest.raises(UserError) as caught:
             build_prompts(load_rows(path), plain_tokenizer, DataSettings(max_prompt_tokens=4))
         assert str(caught.value) == (
-            f"data.train: {path}: none of 6 rows gives a prompt: 1 prompts are over data.max_prompt_tokens 4; "
+            f"data.train: {path}: none of 6 rows gives a prompt: 1 prompt is over data.max_prompt_tokens 4; "
             "5 rows are bad: f.jsonl:1: no 'prompt' column; it has x; f.jsonl:2: no 'prompt' column; it has x; "
             "f.jsonl:3: no 'prompt' column; it has x; …"
         )

@@ -218,6 +218,7 @@ def hub(monkeypatch):
         return [{"prompt": "a"}, {"prompt": "b"}]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr("dapo_rl.data.sources.hub_problem", lambda: None)
     return asked
 
 

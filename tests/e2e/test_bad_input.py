@@ -36,6 +36,8 @@ QUICK = [
     "data.eval=null",
     "eval.every=null",
 ]
+LIKE_THE_DEMO = ["sampling.max_new_tokens=56", "train.lr=2e-4"]
+"""For runs of another model or other data, which do not have the demo's settings."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def contents(directory):
 def finished(tmp_path_factory):
     directory = tmp_path_factory.mktemp("finished")
     place = Place(directory, None, None)
-    words = [*QUICK, place.model(), f"data.train={place.lines(*problems(50))}"]
+    words = [*QUICK, *LIKE_THE_DEMO, place.model(), f"data.train={place.lines(*problems(50))}"]
     before = Path.cwd()
     os.chdir(directory)
     try:
@@ -306,6 +308,11 @@ def _(_here):
 @case("an override without a key")
 def _(_here):
     return ["train", "=3"]
+
+
+@case("an option with the name of a setting")
+def _(_here):
+    return ["train", "--seed", "3"]
 
 
 @case("a key with a part missing")
@@ -441,7 +448,7 @@ def _(here):
 @case("a data file with one line that is not JSON")
 def _(here):
     here.write("data.jsonl", '{"prompt": "1+1=?\\n", "answer": "2"}\n{oops\n')
-    return ["train", *QUICK, "data.train=data.jsonl", "sampling.dynamic=false"]
+    return ["train", *QUICK, *LIKE_THE_DEMO, "data.train=data.jsonl", "sampling.dynamic=false"]
 
 
 @case("a data file without any JSON")
@@ -474,12 +481,13 @@ def _(here):
     given = [row | {"answer": row["answer"].encode()} for row in problems(20)]
     given[1]["answer"] = b"\x89PNG"
     pq.write_table(pa.Table.from_pylist(given), here.path / "data.parquet")
-    return ["train", *QUICK, "data.train=data.parquet", "--run", "run"]
+    return ["train", *QUICK, *LIKE_THE_DEMO, "data.train=data.parquet", "--run", "run"]
 
 
 @case("prompts that are all too long")
 def _(here):
-    return ["train", f"data.train={here.lines({'prompt': '1+' * 50 + '1=?', 'answer': '51'})}"]
+    data = here.lines({"prompt": "1+" * 50 + "1=?", "answer": "51"})
+    return ["train", f"data.train={data}", "data.max_prompt_tokens=32"]
 
 
 @case("a damaged parquet file")
@@ -506,9 +514,8 @@ def _(_here):
 
 @case("a hub data set without a network")
 def _(here):
-    datasets = pytest.importorskip("datasets")
-    here.monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    here.monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    pytest.importorskip("datasets")
+    here.monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     return ["train", "data.train=someone/sums"]
 
 
@@ -597,12 +604,12 @@ def _(here):
 
 @case("a model context that is too short")
 def _(here):
-    return ["train", here.model(max_position_embeddings=32)]
+    return ["train", here.model(max_position_embeddings=32), "sampling.max_new_tokens=56"]
 
 
 @case("a hub model without a network")
 def _(here):
-    here.monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    here.monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     return ["train", "model.name=someone/model"]
 
 
@@ -772,6 +779,19 @@ def _(here):
 def _(here):
     words = here.reward("def score(prompts, completions, **columns):\n    return [0.0 for _ in completions]\n")
     return [*words, "sampling.cap=4"]
+
+
+GRADED = "def score(prompts, completions, **columns):\n    return [-len(text) / 100 for text in completions]\n"
+
+
+@case("graded scores", begins=True)
+def _(here):
+    return here.reward(GRADED)
+
+
+@case("graded scores, compared by correctness", begins=True)
+def _(here):
+    return [*here.reward(GRADED), "sampling.cap=4", "sampling.metric=correct"]
 
 
 # Runs and checkpoints

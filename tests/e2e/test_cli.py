@@ -92,6 +92,21 @@ def test_an_unknown_option_is_explained(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["train", "--seed=3"], "seed=3"),
+        (["train", "--train.lr", "1e-6"], "train.lr=1e-6"),
+        (["train", "preset=grpo", "--learning-rate", "1e-6"], "train.lr=1e-6"),
+        (["train", "--max_new_tokens", "--resume"], "sampling.max_new_tokens=VALUE"),
+        (["check", "--group-size", "8"], "sampling.group_size=8"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_explained(words, hint, tmp_path):
+    line = mistake(*words, cwd=tmp_path)
+    assert line.endswith(f": settings are written key=value, without dashes: {hint}")
+
+
 def test_divergence_exits_with_3(tmp_path):
     result = dapo(
         "train", *SMALL, "train.steps=3", "train.lr=1e30", "train.warmup_steps=0", "--run", "run", cwd=tmp_path
@@ -175,6 +190,27 @@ def test_the_embedded_model_can_be_rebuilt(tmp_path):
     text = "12+3=?\nWait\nAnswer: -5 é😀\x00"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "built")
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    train = dapo("train", "model.name=built", *SMALL, "train.steps=1", "sampling.cap=4", cwd=tmp_path)
+    words = [*SMALL[:4], "train.steps=1", "sampling.cap=4", "sampling.max_new_tokens=56"]
+    train = dapo("train", "model.name=built", *words, cwd=tmp_path)
     assert train.returncode == 2, "an untrained model is never right, and the cap says so"
     assert "sampling.cap: 4 groups drawn, 0 of 4 kept (4 all wrong)" in train.stderr
+
+
+def test_a_run_of_ones_own_data_says_with_which_settings(tmp_path):
+    rows = [{"prompt": f"{a}+{b}-3=?\n", "answer": str(a + b - 3)} for a in range(1, 10) for b in range(1, 10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    small = ["sampling.prompts_per_step=2", "sampling.group_size=4", "train.steps=1"]
+    result = dapo("train", "data.train=rows.jsonl", *small, "--run", "run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    first, *others = result.stdout.splitlines()
+    assert first.startswith("tiny on rows.jsonl with the defaults of preset=dapo, not the demo's: data.eval=none ")
+    assert "sampling.max_new_tokens=256 train.lr=1e-06 train.steps=1; change any with key=value" in first
+    assert not any("eval " in line for line in others)
+    longer = dapo("train", "--resume", "--run", "run", "train.steps=2", cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert "not the demo's" not in longer.stdout
+    checked = dapo("check", "data.train=rows.jsonl", "--json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["arithmetic"]["samples_per_step"] == 256
+    demo = dapo("train", *SMALL, "train.steps=1", cwd=tmp_path)
+    assert "not the demo's" not in demo.stdout
+    assert demo.stdout.startswith("dapo: tiny ")

@@ -127,7 +127,7 @@ def test_a_trainer_compares_its_settings_as_the_command_does(copy):
 def test_another_model_or_other_data_is_one_line(tmp_path):
     rows = [{"prompt": f"{a}+{b}=?\n", "answer": str(a + b)} for a in range(1, 9) for b in range(1, 9)]
     data = tmp_path / "rows.jsonl"
-    words = ["data.train=rows.jsonl", "data.eval=null", "eval.every=null", "--run", "run"]
+    words = ["data.train=rows.jsonl", "sampling.max_new_tokens=56", "--run", "run"]
 
     def write(rows):
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -225,6 +225,60 @@ def test_stopping_at_once_in_the_middle_of_saving_loses_nothing(tmp_path, monkey
     whole = tmp_path / "whole"
     trainer_for(whole, *settings).train()
     assert chaos.differences(whole, path) == []
+
+
+def test_ctrl_c_in_python_finishes_the_step_saves_and_raises(tmp_path, capsys):
+    path, settings = tmp_path / "run", ("train.steps=3", "checkpoint.every=3", "eval.every=null")
+    trainer = trainer_for(path, *settings)
+    update = trainer._run.policy.update
+
+    def interrupt_once(*arguments):
+        trainer._run.policy.update = update
+        signal.raise_signal(signal.SIGINT)
+        return update(*arguments)
+
+    trainer._run.policy.update = interrupt_once
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    output = capsys.readouterr().out
+    assert "stopping after this step; press Ctrl-C again to stop immediately" in output
+    assert f"make the trainer again with run_dir='{path}' and call train(resume=True)" in output.splitlines()[-1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [p.name for p in (path / "checkpoints").iterdir()] == ["step-1"]
+    trainer_for(path, *settings).train(resume=True)
+    trainer_for(tmp_path / "whole", *settings).train()
+    assert (path / "model" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_second_ctrl_c_in_python_raises_at_once(tmp_path, capsys):
+    path, settings = tmp_path / "run", ("train.steps=1", "eval.every=null")
+    trainer = trainer_for(path, *settings)
+
+    def interrupt_twice(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    trainer._run.policy.update = interrupt_twice
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped; to continue from the last checkpoint")
+    assert not (path / "summary.json").exists()
+    assert trainer_for(path, *settings).train(resume=True)["finished"]
+
+
+def test_a_program_that_handles_ctrl_c_itself_keeps_its_handler(tmp_path):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        trainer = trainer_for(tmp_path / "run", "train.steps=1", "eval.every=null")
+        update = trainer._run.policy.update
+        trainer._run.policy.update = lambda *arguments: signal.raise_signal(signal.SIGINT) or update(*arguments)
+        assert trainer.train()["finished"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert set(seen) == {signal.SIGINT}
 
 
 @pytest.mark.parametrize("kilobytes", [1, 8], ids=["settings", "rollouts"])

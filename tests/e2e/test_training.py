@@ -222,6 +222,42 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
     assert {"level", "ground_truth", "completion_ids"} <= set(columns)
 
 
+def test_graded_rewards_are_recognised_and_trained_on(tmp_path, capsys):
+    """None of the scores is above the threshold, so every group is all wrong; the run in two parts is the whole run."""
+
+    def brevity(completions, **columns):
+        return [-len(text) / 100 for text in completions]
+
+    def trainer(name, *overrides):
+        words = ["eval.every=null", "data.eval=null", "checkpoint.every=1", *overrides]
+        config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], "train.steps=3", *words])
+        return DAPOTrainer(config=config, reward_funcs=brevity, run_dir=tmp_path / name)
+
+    whole = trainer("whole")
+    assert whole.train()["metrics"]["sampling/kept"] == 4
+    assert capsys.readouterr().out.count("the scores are graded") == 1
+
+    first = trainer("parts")
+    first.stop_requested = lambda: first._run.progress.step == 1
+    first.train()
+    assert capsys.readouterr().out.count("the scores are graded") == 1
+    second = trainer("parts")
+    second.train(resume=True)
+    assert "the scores are graded" not in capsys.readouterr().out, "it has been said"
+    assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
+
+    by_score = trainer("score", "sampling.metric=score")
+    by_score.train()
+    for other in (second, by_score):
+        for (name, a), (_, b) in zip(whole.model.named_parameters(), other.model.named_parameters(), strict=True):
+            assert torch.equal(a, b), name
+
+    with pytest.raises(UserError, match=r"4 all wrong\); sampling\.metric=score keeps \d of these"):
+        trainer("correct", "sampling.metric=correct", "sampling.cap=4").train()
+    # The advice can be followed without starting again.
+    assert trainer("correct", "sampling.metric=score", "sampling.cap=40").train(resume=True)["steps"] == 3
+
+
 def test_a_model_object_needs_its_tokenizer(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=1"])

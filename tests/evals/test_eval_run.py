@@ -157,7 +157,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
 
     again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=200)
     assert again.returncode == 0, again.stderr
-    assert f"resuming: {8 * len(parts)} of 32 problems are done" in again.stderr
+    assert f"resuming: {8 * len(parts)} of 32 problems done" in again.stderr
     whole = tmp_path / "whole"
     subprocess.run([DAPO, *words, "--out", whole], env=environment, check=True, capture_output=True)
     assert files(out) == files(whole)

@@ -142,7 +142,7 @@ def test_an_unsound_verdict_is_the_verifiers_error(workers):
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
-        ([GOOD], "returned 1 verdicts for 2 samples"),
+        ([GOOD], "returned 1 verdict for 2 samples"),
         ([GOOD] * 3, "returned 3 verdicts for 2 samples"),
         (None, "returned None, not a list of 2 verdicts"),
         ("ab", "returned a str, not a list of 2 verdicts"),
@@ -183,7 +183,7 @@ def test_of_several_verifiers_the_one_that_fails_is_named():
     ours = settings(workers=0)
     for broken, what in (
         (raising(KeyError("gone")), "raised KeyError: 'gone'"),
-        (returning([GOOD]), "returned 1 verdicts for 2 samples"),
+        (returning([GOOD]), "returned 1 verdict for 2 samples"),
         (returning([GOOD, Verdict(float("nan"), True, "correct")]), "nan is not finite"),
     ):
         with VerifierPool(CombinedVerifier([ExactVerifier(ours), Object(broken)]), ours) as pool:

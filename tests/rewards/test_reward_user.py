@@ -149,7 +149,7 @@ def test_a_bad_score_is_a_failure_of_its_sample_alone(value, what):
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [([1.0], "1 scores for 2"), ([1.0] * 3, "3 scores for 2"), (1.0, "float"), (None, "NoneType")]
+    ("value", "what"), [([1.0], "1 score for 2"), ([1.0] * 3, "3 scores for 2"), (1.0, "float"), (None, "NoneType")]
 )
 def test_a_bad_list_is_a_failure_of_the_group(value, what):
     for verdict in verdicts(lambda completions: value):

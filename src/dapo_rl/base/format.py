@@ -34,6 +34,11 @@ def count(value: float) -> str:
     return f"{value:.1f}T"
 
 
+def counted(number: int, name: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
 def duration(seconds: float) -> str:
     """The two largest units: 1.6s, 40s, 3m40s, 2h05m, 1d03h."""
     if not math.isfinite(seconds):

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dapo_rl.board.files import open_regular
 from dapo_rl.config import Config
+from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 
-DEFAULT_RECIPE = Path(__file__).parents[1] / "default.yaml"
 AT_ONCE = 2
 LOG = "lab.log"
 TAIL = 2000

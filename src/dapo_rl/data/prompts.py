@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
@@ -43,9 +44,11 @@ class PromptSet:
             return None
         parts = []
         if self.bad:
-            parts.append(f"{len(self.bad)} of {self.rows} rows skipped")
+            parts.append(f"{len(self.bad)} of {counted(self.rows, 'row')} skipped")
         if self.too_long:
-            parts.append(f"{self.too_long} prompts over data.max_prompt_tokens {self.max_prompt_tokens} dropped")
+            parts.append(
+                f"{counted(self.too_long, 'prompt')} over data.max_prompt_tokens {self.max_prompt_tokens} dropped"
+            )
         lines = [f"{self.key}: {', '.join(parts)}", *(f"  {bad}" for bad in self.bad[:LINES_OF_REPORT])]
         if len(self.bad) > LINES_OF_REPORT:
             lines.append(f"  and {len(self.bad) - LINES_OF_REPORT} more")
@@ -180,8 +183,12 @@ def _nothing_left(rows: Rows, total: int, bad: list[BadRow], too_long: int, limi
         return f"{what}: no rows"
     reasons = []
     if too_long:
-        reasons.append(f"{too_long} prompts are over data.max_prompt_tokens {limit}")
+        reasons.append(
+            f"{counted(too_long, 'prompt')} {'is' if too_long == 1 else 'are'} over data.max_prompt_tokens {limit}"
+        )
     if bad:
         first = "; ".join(str(row) for row in bad[:3])
-        reasons.append(f"{len(bad)} rows are bad: {first}{'; …' if len(bad) > 3 else ''}")
-    return f"{what}: none of {total} rows gives a prompt: {'; '.join(reasons)}"
+        reasons.append(
+            f"{counted(len(bad), 'row')} {'is' if len(bad) == 1 else 'are'} bad: {first}{'; …' if len(bad) > 3 else ''}"
+        )
+    return f"{what}: none of {counted(total, 'row')} gives a prompt: {'; '.join(reasons)}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import nearest
 from dapo_rl.config import SourceSettings
@@ -60,7 +62,7 @@ def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
     if _looks_like_a_file(name):
         raise UserError(f"{key}: {name}: unsupported format; use one of {', '.join(SUFFIXES)}")
     if not name or nearest(name, [arithmetic.NAME, GYM], cutoff=0.8):
-        # Without a network, asking the hub for a misspelt name takes half a minute.
+        # A misspelt name is not one to look for on the hub.
         raise UserError(f"{key}: no source {name!r}; did you mean arithmetic or reasoning_gym:NAME?")
     return _in_memory(_from_hub(name, parameters, key), f"{name}:", key)
 
@@ -76,10 +78,13 @@ def _from_hub(name: str, parameters: Mapping[str, Any], key: str) -> Any:
         import datasets
     except ImportError:
         raise UserError(f"{key}: {name}: hub data needs datasets: pip install 'dapo-rl[datasets]'") from None
+    problem = hub_problem()
     try:
-        dataset = datasets.load_dataset(name, **{"split": "train", **parameters})
+        with cache_only() if problem else nullcontext():
+            dataset = datasets.load_dataset(name, **{"split": "train", **parameters})
     except Exception as error:  # the network, the hub, a missing split: each raises another type
-        raise UserError(f"{key}: {name}: cannot be loaded from the hub: {one_line(error)}") from None
+        why = f"the hub cannot be reached ({problem})" if problem else one_line(error)
+        raise UserError(f"{key}: {name}: cannot be loaded from the hub: {why}") from None
     if isinstance(dataset, Mapping):
         raise UserError(f"{key}.split: {name} has {', '.join(dataset)}; name one of them")
     return dataset

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.errors import UserError
@@ -108,8 +109,8 @@ class PromptStream(Iterator[Prompt]):
     def _check_same(self, state: SavedStream) -> None:
         if state.prompts != len(self._prompts):
             raise UserError(
-                f"data.train has {len(self._prompts)} prompts, the checkpoint was written with {state.prompts}; "
-                "resume with the same data and data settings"
+                f"data.train has {counted(len(self._prompts), 'prompt')}, the checkpoint was written with "
+                f"{state.prompts}; resume with the same data and data settings"
             )
         if state.fingerprint != self._fingerprint:
             raise UserError(

@@ -13,6 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from dapo_rl.base.files import beside
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
 from dapo_rl.evals.table import Report, shown_metrics
 
@@ -44,7 +45,7 @@ def evaluation_figure(report: Report) -> Figure:
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     problems = max(model["problems"] for model in report["models"])
-    title = f"{_short(report['data'], 60)}: {problems} problems, {report['k']} samples each"
+    title = f"{_short(report['data'], 60)}: {counted(problems, 'problem')}, {counted(report['k'], 'sample')} each"
     picture.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
     marks = [picture.axes[0].plot([], [], marker="o", linewidth=0, color=color)[0] for color in _colors(names)]
     legend = picture.legend(marks, names, loc="outside lower left", ncols=min(len(names), 4), frameon=False)

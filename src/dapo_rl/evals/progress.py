@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.text import Text
 
-from dapo_rl.base.format import count, duration
+from dapo_rl.base.format import count, counted, duration
 from dapo_rl.base.quote import printable
 
 
@@ -56,4 +56,4 @@ class EvalProgress:
             self._bars.update(self._task, completed=self._done, speed=speed)
         elif 10 * self._done // self._total > 10 * before // self._total:
             left = duration(seconds / self._new * (self._total - self._done))
-            self.note(f"{self._done} of {self._total} problems, {speed}, {left} left")
+            self.note(f"{self._done} of {counted(self._total, 'problem')}, {speed}, {left} left")

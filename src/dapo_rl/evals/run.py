@@ -16,6 +16,7 @@ import torch
 from transformers.utils import logging
 
 from dapo_rl.base.files import atomic_write
+from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
@@ -81,7 +82,7 @@ def evaluate_models(
         for each in figures:
             if each.verifier_errors:
                 progress.note(
-                    f"{each.model}: the verifier failed on {each.verifier_errors} samples, which are left out; "
+                    f"{each.model}: the verifier failed on {counted(each.verifier_errors, 'sample')}, left out; "
                     f"the first: {each.first_error}"
                 )
         report = _report(plan, figures, settings, out)
@@ -128,9 +129,10 @@ def _evaluate(
     atomic_write(home / SETTINGS, json.dumps(settings, indent=2) + "\n")
     missing = responses.begin(len(work.prompts), work.k)
     there = len(work.prompts) - sum(map(len, missing))
-    progress.note(f"{name} ({work.description}): {len(work.prompts)} problems, {work.k} samples each")
+    problems = counted(len(work.prompts), "problem")
+    progress.note(f"{name} ({work.description}): {problems}, {counted(work.k, 'sample')} each")
     if there:
-        progress.note(f"resuming: {there} of {len(work.prompts)} problems are done")
+        progress.note(f"resuming: {there} of {problems} done")
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Answered]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
@@ -157,7 +159,7 @@ def _prepare(
     # Greedy samples are all the same.
     k = plan.k or (repeated if config.eval.temperature > 0 else 1)
     if repeated > 1:
-        progress.note(f"{plan.data} repeats each problem {repeated} times: used once, with {k} samples")
+        progress.note(f"{plan.data} repeats each problem {repeated} times: used once, with {counted(k, 'sample')}")
     verifier.check(prompts)
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest = max(len(prompt.token_ids) for prompt in prompts)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
 
 Report = Mapping[str, Any]
@@ -32,7 +33,8 @@ def print_evaluation(report: Report, console: Console | None = None) -> None:
 
 
 def _figures(report: Report, metrics: Mapping[str, str]) -> Table:
-    table = _table(f"{report['models'][0]['problems']} problems, {report['k']} samples each", "", "mean", "interval")
+    problems, samples = counted(report["models"][0]["problems"], "problem"), counted(report["k"], "sample")
+    table = _table(f"{problems}, {samples} each", "", "mean", "interval")
     for model in report["models"]:
         name = printable(model["model"])
         for metric, kind in metrics.items():

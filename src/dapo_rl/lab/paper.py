@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from dapo_rl.base.format import counted
 from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, is_function
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
@@ -150,7 +151,7 @@ def _batch_filling(config: Config) -> Finding | None:
     if not config.sampling.dynamic:
         return None
     if not config.sampling.dynamic_batch:
-        return f"sample until {n} groups are kept", True, ""
+        return f"sample until {counted(n, 'group')} {'is' if n == 1 else 'are'} kept", True, ""
     meaning = "the batch shrinks as prompts become too easy or too hard, and gradient noise changes with it"
     return f"draw {n}, train on those kept", False, meaning
 
@@ -407,7 +408,7 @@ def _surplus(config: Config) -> Finding | None:
     if config.sampling.surplus == "requeue":
         meaning = "prompts of surplus groups are sampled again next, so they come up slightly more often than others"
         return "requeue", False, meaning
-    age = f"{config.sampling.max_staleness} version{'s' if config.sampling.max_staleness != 1 else ''}"
+    age = counted(config.sampling.max_staleness, "version")
     meaning = f"surplus groups are trained on later instead of dropped, with weights up to {age} newer; their ratio "
     return f"carry, up to {age} old", False, meaning + "is still relative to the policy that sampled them"
 
@@ -437,7 +438,7 @@ def _held_out_prompts(config: Config) -> Finding:
         return name, False, "accuracies are not comparable with the paper's tables"
     if limit is None or limit >= 30:
         return name, True, ""
-    return f"{name}, {limit} prompts", False, f"{limit} of 30 problems: each is {1 / limit:.0%} of the score"
+    return f"{name}, {counted(limit, 'prompt')}", False, f"{limit} of 30 problems: each is {1 / limit:.0%} of the score"
 
 
 @_component("Held-out samples", "Sec. 4.1", "evaluation", "avg@32", "eval.samples")

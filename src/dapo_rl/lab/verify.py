@@ -31,6 +31,7 @@ from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
 from dapo_rl.rollout.ending import stop_token_ids
 from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.judging import fate_of
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
@@ -154,13 +155,16 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
     rewards = shaped_rewards(groups, run.config)
     own = run.config.sampling.filter
     keep = None if own is None else load_function(own)
+    grading = Grading()
+    for group in groups:  # as graded as all of them show
+        grading.observe(group)
     return tuple(
         DryRow(
             row=group.prompt.id,
             prompt=seen_by_the_model(run.tokenizer, group.prompt),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
-            fate=fate_of(group, run.config.sampling, keep),
+            fate=fate_of(group, run.config.sampling, keep, grading.graded),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups

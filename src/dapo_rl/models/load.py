@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
@@ -33,6 +36,14 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     device = pick_device(settings.device)
     if isinstance(path, Path):
         _check_directory(path, name)
+    elif problem := hub_problem():
+        _check_cached(name, problem)
+        with cache_only():
+            return _load(path, name, device)
+    return _load(path, name, device)
+
+
+def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a missing file, a damaged one, an unknown class: each raises another type
@@ -86,6 +97,19 @@ def _check_directory(path: Path, name: str) -> None:
         raise UserError(f"model.name: {name} has no config.json; a model is a directory in Hugging Face's format")
     if not any(next(path.glob(pattern), None) for pattern in TOKENIZER_FILES):
         raise UserError(f"model.name: {name} has no tokenizer (no tokenizer.json); save it beside the weights")
+
+
+def _check_cached(name: str, problem: str) -> None:
+    """Rejects a hub name that is not in the cache while the hub cannot be reached."""
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # transformers says what is wrong with the name
+        return
+    if not isinstance(found, str):
+        raise UserError(
+            f"model.name: {name} is not in the cache, and the hub cannot be reached ({problem}); check the network, or "
+            "give the directory of a model"
+        )
 
 
 def _check_weights(model: Any, loading: Mapping[str, Any], name: str) -> None:

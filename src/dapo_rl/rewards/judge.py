@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
@@ -28,9 +29,9 @@ def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: 
     try:
         returned = verifier(prompt, samples)
         if not isinstance(returned, list | tuple):
-            fault = f"returned {_kind(returned)}, not a list of {len(samples)} verdicts"
+            fault = f"returned {_kind(returned)}, not a list of {counted(len(samples), 'verdict')}"
         elif len(returned) != len(samples):
-            fault = f"returned {len(returned)} verdicts for {len(samples)} samples"
+            fault = f"returned {counted(len(returned), 'verdict')} for {counted(len(samples), 'sample')}"
         else:
             return [_checked(verdict, verifier, wrong) for verdict in returned]
         return failures(f"{name_of(verifier)} {fault}", len(samples), wrong)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
@@ -76,9 +77,10 @@ class UserVerifier:
         scores = self._call(self._trl_arguments(prompt, samples))
         scores = scores.tolist() if hasattr(scores, "tolist") else scores
         if not isinstance(scores, list | tuple):
-            raise TypeError(f"returned a {type(scores).__name__}, not a list of {len(samples)} scores")
+            raise TypeError(f"returned a {type(scores).__name__}, not a list of {counted(len(samples), 'score')}")
         if len(scores) != len(samples):
-            raise ValueError(f"returned {len(scores)} scores for {len(samples)} completions")
+            given, wanted = counted(len(scores), "score"), counted(len(samples), "completion")
+            raise ValueError(f"returned {given} for {wanted}")
         return list(scores)
 
     def _trl_arguments(self, prompt: Prompt, samples: Sequence[Sample]) -> dict[str, Any]:

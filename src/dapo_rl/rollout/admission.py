@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dapo_rl.base.format import counted
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.rollout.fill import Filling
+from dapo_rl.rollout.grading import has_spread
 from dapo_rl.types import Group, Prompt
 
 
@@ -73,7 +75,10 @@ def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int]
     nothing: frozenset[int] = frozenset()
     if settings.dynamic_batch and filling.kept:
         return nothing, None
-    found = f"{filling.drawn} groups drawn, {len(filling.kept)} of {filling.n} kept ({filling.reasons()})"
+    found = f"{counted(filling.drawn, 'group')} drawn, {len(filling.kept)} of {filling.n} kept ({filling.reasons()})"
+    same = [group for group, fate in filling.dropped if fate in ("all_correct", "all_wrong")]
+    if different := sum(has_spread(group.verdicts) for group in same):
+        found += f"; sampling.metric=score keeps {different} of these, whose scores differ"
     if settings.on_cap == "fill":
         spare = [group for group, fate in filling.dropped if not FATES[fate].signal]
         chosen = spare[: filling.missing]
@@ -81,9 +86,9 @@ def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int]
         filling.dropped = [entry for entry in filling.dropped if entry[0].draw not in draws]
         filling.kept = sorted([*filling.kept, *chosen], key=lambda group: group.draw)
         if filling.kept:
-            return draws, f"sampling.cap reached: {found}; filled up with {len(draws)} uninformative groups"
+            return draws, f"sampling.cap reached: {found}; filled up with {counted(len(draws), 'uninformative group')}"
     if settings.on_cap == "partial" and filling.kept:
-        return nothing, f"sampling.cap reached: {found}; training on {len(filling.kept)} groups"
+        return nothing, f"sampling.cap reached: {found}; training on {counted(len(filling.kept), 'group')}"
     raise CapReachedError(
         f"sampling.cap: {found}; raise sampling.cap, use easier or harder prompts, "
         "or choose sampling.on_cap=partial or fill"

@@ -34,7 +34,7 @@ class Fill:
     verify_seconds: float = 0.0
     """Time that the engine waited for verdicts."""
     notes: tuple[str, ...] = ()
-    """Notes for the user: what `on_cap` did, and whether the engine waited for verdicts."""
+    """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
 
     def fates(self) -> Counter[Fate]:
         return Counter(fate for _, fate in self.dropped) + Counter({"kept": len(self.kept)})
@@ -53,6 +53,7 @@ class Filling:
     cancelled_tokens: int = 0
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> int:

@@ -18,6 +18,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.flights import Flight
+from dapo_rl.rollout.grading import has_spread
 from dapo_rl.rollout.verdicts import submit
 from dapo_rl.types import Group, Pending, Verifier
 
@@ -75,15 +76,14 @@ class Judging:
         return self._polls - judged.poll >= self._polls_to_wait
 
 
-def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None) -> Fate:
-    """Decides by correctness or raw scores, before any length penalty."""
+def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None, graded: bool = False) -> Fate:
+    """Decides by correctness or raw scores, before any length penalty. `graded` decides where the metric is `auto`."""
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
         correct = [verdict.correct for verdict in group.verdicts]
-        if settings.metric == "score":
-            scores = torch.tensor([[verdict.score for verdict in group.verdicts]])
-            if not dynamic_sampling_filter(scores).item():
+        if settings.metric == "score" or (settings.metric == "auto" and graded):
+            if not has_spread(group.verdicts):
                 return "no_spread"
         elif not dynamic_sampling_filter(torch.tensor([correct])).item():
             return "all_correct" if correct[0] else "all_wrong"

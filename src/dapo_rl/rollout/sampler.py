@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
@@ -19,6 +20,7 @@ from dapo_rl.rollout.admission import Admission, at_cap
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.fill import Fill, Filling
 from dapo_rl.rollout.flights import Flight, Flights
+from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.types import Group, Prompt, Verifier
@@ -62,7 +64,7 @@ class Sampler:
         self._flights = Flights(engine, params, settings.group_size, seed)
         self._judging = Judging(verifier, settings)
         self._admission = Admission()
-        self._acceptance = Acceptance()
+        self._acceptance, self._grading = Acceptance(), Grading()
         self._told_of_waiting = False
 
     def fill(self, n: int) -> Fill:
@@ -94,7 +96,7 @@ class Sampler:
             tokens_cancelled=filling.cancelled_tokens,
             generate_seconds=filling.generate_seconds,
             verify_seconds=filling.verify_seconds,
-            notes=tuple(note for note in (at_the_cap, self._late_verdicts(filling)) if note),
+            notes=tuple(note for note in (*filling.notes, at_the_cap, self._late_verdicts(filling)) if note),
         )
 
     @property
@@ -114,14 +116,15 @@ class Sampler:
 
     def save(self, directory: Path) -> None:
         """Between steps: saves everything that the next `fill` depends on, except prompts and weights."""
-        SamplerState(self._flights.next_draw, self._acceptance, self.carried, tuple(self._flights)).write(directory)
+        draw, flights = self._flights.next_draw, tuple(self._flights)
+        SamplerState(draw, self._acceptance, self._grading, self.carried, flights).write(directory)
 
     def load(self, directory: Path) -> None:
         size = self._settings.group_size
         state = SamplerState.read(
             directory, self._prompts.find, self._flights.rebuild, size, self._longest, self._vocabulary
         )
-        self._flights.next_draw, self._acceptance = state.next_draw, state.acceptance
+        self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
         self._admission = Admission(state.carried)
         self._flights.remove(lambda flight: True)
         for flight in state.flights:
@@ -170,7 +173,9 @@ class Sampler:
     def _judge(self, filling: Filling, everything: bool) -> None:
         started = time.perf_counter()
         for group in self._judging.finish(everything=everything):
-            fate = fate_of(group, self._settings, self._keep)
+            if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
+                filling.notes.append(note)
+            fate = fate_of(group, self._settings, self._keep, self._grading.graded)
             self._acceptance.observe(group.prompt.data_source, fate == "kept")
             if fate == "all_correct" and self._settings.retire:
                 self._prompts.rest(group.prompt, self._settings.retire)
@@ -222,7 +227,8 @@ class Sampler:
             first = next(verdict.detail for group in errors for verdict in group.verdicts if verdict.failed)
             line, _, traceback = first.partition("\n")
             raise UserError(
-                f"reward.verifier: failed on {len(errors)} of {judged} groups, more than reward.max_error_share "
-                f"{self._max_error_share:g} allows; the first failure: {shorten(line) or 'no detail'}",
+                f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
+                f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "
+                f"{shorten(line) or 'no detail'}",
                 more=shorten(traceback, TRACEBACK_LIMIT),
             )

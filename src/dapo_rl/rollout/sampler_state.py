@@ -12,10 +12,12 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request
 from dapo_rl.rollout.flights import Flight
+from dapo_rl.rollout.grading import Grading
 from dapo_rl.types import FinishReason, Group, Prompt, Sample, Verdict
 
 FILE = "sampler.json"
@@ -28,6 +30,7 @@ Tokens = Sample | Begun
 class SamplerState:
     next_draw: int
     acceptance: Acceptance
+    grading: Grading
     carried: tuple[Group, ...]
     """Good groups that wait for the next step."""
     flights: tuple[Flight, ...]
@@ -38,6 +41,7 @@ class SamplerState:
         state = {
             "next_draw": self.next_draw,
             "acceptance": self.acceptance.state(),
+            "grading": asdict(self.grading),
             "carried": [
                 {
                     "draw": group.draw,
@@ -83,7 +87,7 @@ class SamplerState:
         with restoring(directory / TOKENS):
             tokens = _TokenFile(directory / TOKENS, longest, vocabulary)
             if tokens.count != state.samples:
-                raise ValueError(f"it has {tokens.count} samples instead of {state.samples}")
+                raise ValueError(f"it has {counted(tokens.count, 'sample')} instead of {state.samples}")
         with restoring(directory / FILE):
             carried = tuple(
                 Group(
@@ -95,7 +99,8 @@ class SamplerState:
                 for entry in state.carried
             )
             flights = tuple(_flight(entry, find(entry.prompt), request, tokens, group_size) for entry in state.flights)
-        return cls(state.next_draw, Acceptance.from_state(state.acceptance.model_dump()), carried, flights)
+        acceptance = Acceptance.from_state(state.acceptance.model_dump())
+        return cls(state.next_draw, acceptance, Grading(**state.grading.model_dump()), carried, flights)
 
 
 def _flight(
@@ -213,9 +218,16 @@ class _Acceptance(Saved):
     sources: dict[str, _Rate]
 
 
+class _Grading(Saved):
+    correct: Finite | None = None
+    wrong: Finite | None = None
+    graded: bool = False
+
+
 class SavedSampler(Saved):
     next_draw: Count
     acceptance: _Acceptance
+    grading: _Grading = _Grading()
     carried: list[_Carried]
     flights: list[_Flight]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
-from dapo_rl.base.format import count, duration, fixed, length, percent, write_line
+from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.runs.words import closing_rows, number
@@ -107,10 +107,10 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
     """One line that describes the run."""
     model = f"{config.model.name} ({model_description})" if model_description else config.model.name
     source = config.data.train if isinstance(config.data.train, str) else config.data.train.source
-    steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else f"{total_steps} steps"
+    steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else counted(total_steps, "step")
     sampling = config.sampling
-    shape = f"{sampling.prompts_per_step} groups of {sampling.group_size}"
-    updates = f"{config.updates_per_step} update{'s' if config.updates_per_step > 1 else ''} per step"
+    shape = f"{counted(sampling.prompts_per_step, 'group')} of {sampling.group_size}"
+    updates = f"{counted(config.updates_per_step, 'update')} per step"
     return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
 
 

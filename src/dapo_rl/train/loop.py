@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dapo_rl.algo.registry import Advantages
+from dapo_rl.base.format import counted
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError
 from dapo_rl.models.weights import WeightSource
@@ -153,7 +154,7 @@ def _evaluate(run: Training) -> dict[str, float]:
         return {}
     if evaluation.verifier_errors:
         run.display.note(
-            f"evaluation: the verifier failed on {evaluation.verifier_errors} samples, which are left out; the first: "
+            f"evaluation: the verifier failed on {counted(evaluation.verifier_errors, 'sample')}, left out; the first: "
             f"{evaluation.first_error}"
         )
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
@@ -164,7 +165,8 @@ def _verifier_failures(fill: Fill) -> str | None:
     failed = [v for group, fate in fill.dropped if fate == "verifier_error" for v in group.verdicts if v.failed]
     if not failed:
         return None
-    return f"the verifier failed on {len(failed)} samples, whose groups are dropped; the first: {failed[0].detail}"
+    samples = counted(len(failed), "sample")
+    return f"the verifier failed on {samples}, whose groups are dropped; the first: {failed[0].detail}"
 
 
 def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:

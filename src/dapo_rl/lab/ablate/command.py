@@ -10,8 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.base.format import short_path
+from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.lock import acquire
+from dapo_rl.demo import DEFAULT_RECIPE, start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import PARTS, AblationPlan, check_same_plan, grid, table_one
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
@@ -28,7 +29,6 @@ def run_ablation(
     recipe: Path | None,
     overrides: Sequence[str],
     *,
-    default: Path,
     seeds: int | None = None,
     vary: Sequence[str] = (),
     only: str | None = None,
@@ -43,8 +43,10 @@ def run_ablation(
         first = saved.seeds[0]
         plan = saved if seeds is None else replace(saved, seeds=tuple(range(first, first + seeds)))
     else:
-        plan = _plan(recipe or default, overrides, seeds or (len(saved.seeds) if saved else SEEDS), vary, only)
-        if recipe is None:
+        start = start_from(recipe, overrides)
+        number = seeds or (len(saved.seeds) if saved else SEEDS)
+        plan = _plan(start.recipe, start.overrides, number, vary, only)
+        if start.recipe == DEFAULT_RECIPE:
             plan = replace(plan, name="tiny", recipe="the embedded default")
         if saved is not None and out is not None:
             check_same_plan(out, saved, plan)
@@ -66,7 +68,7 @@ def _run(plan: AblationPlan, out: Path, jobs: int) -> int:
     plan.save(out / "plan.json")
     console = Console()
     left = sum(run.state != "done" for run in runs)
-    size = f"{len(plan.arms)} arm{'s' if len(plan.arms) > 1 else ''}, {len(runs)} run{'s' if len(runs) > 1 else ''}"
+    size = f"{counted(len(plan.arms), 'arm')}, {counted(len(runs), 'run')}"
     again = f"; {len(runs) - left} already done" if left < len(runs) else ""
     console.print(f"{size} in {short_path(out)}{again}", markup=False, highlight=False, soft_wrap=True)
     with ablation_display(plan, runs) as display:
@@ -100,7 +102,9 @@ def _write(
         console.print(short_path(out / name), markup=False, highlight=False, soft_wrap=True)
 
 
-def _plan(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str], only: str | None) -> AblationPlan:
+def _plan(
+    recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequence[str], only: str | None
+) -> AblationPlan:
     if only is not None and only not in PARTS:
         raise UserError(f"--only: {only!r} is not one of {', '.join(PARTS)}")
     if vary:

@@ -12,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
+from dapo_rl.base.format import counted
 from dapo_rl.lab.ablate.interval import INTERVAL
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.results import ArmResult, Curve
@@ -48,9 +49,9 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     parts = plan.parts()
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
     picture = Figure(figsize=(17, sum(heights) + 0.8), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.14))
-    seeds = f"{len(plan.seeds)} seed{'s' if len(plan.seeds) > 1 else ''}"
+    seeds = counted(len(plan.seeds), "seed")
     steps = plan.arms[0].settings["train"]["steps"]
-    title = f"{plan.name}, {steps} steps, {seeds}"
+    title = f"{plan.name}, {counted(steps, 'step')}, {seeds}"
     picture.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     if len(plan.seeds) > 1:
         key = f"bars: {INTERVAL}   ticks: seeds   bands: range over seeds"

@@ -105,7 +105,7 @@ class AblationPlan:
                 raise ValueError("an arm compared with an unknown one")
 
 
-def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
+def table_one(recipe: Path | None, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
     """Naive GRPO, the techniques added in the paper's order, and each left out of full DAPO."""
     base = _base(recipe, overrides)
     for technique in TECHNIQUES:
@@ -139,7 +139,7 @@ def table_one(recipe: Path, overrides: Sequence[str], seeds: int, parts: Sequenc
     return _plan(recipe, overrides, base, arms, seeds)
 
 
-def grid(recipe: Path, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:
+def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:
     """An arm for every combination of the varied values; each is compared with the first."""
     base = _base(recipe, overrides)
     axes = [_axis(words) for words in vary]
@@ -192,18 +192,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4
     return ", ".join(f"{key} {shown(before.get(key))} → {shown(after.get(key))}" for key in keys[:at_most]) + more
 
 
-def _base(recipe: Path, overrides: Sequence[str]) -> Config:
+def _base(recipe: Path | None, overrides: Sequence[str]) -> Config:
     base = Config.load(recipe, overrides)
     if base.data.eval is None:
         raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
     return base
 
 
-def _settings(recipe: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _settings(recipe: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
     return Config.load(recipe, overrides).resolved()
 
 
-def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
+def _plan(recipe: Path | None, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
     if seeds < 1:
         raise UserError(f"--seeds: {seeds} is below 1")
     finished: list[Arm] = []
@@ -214,7 +214,8 @@ def _plan(recipe: Path, overrides: Sequence[str], base: Config, arms: Sequence[A
         changes = {key: value for key, value in new.items() if old.get(key) != value}
         finished.append(replace(arm, directory=twin.directory, changes=changes))
     numbers = tuple(range(base.seed, base.seed + seeds))
-    return AblationPlan(recipe.stem, recipe.name, tuple(overrides), tuple(finished), numbers)
+    name, title = (recipe.stem, recipe.name) if recipe else ("dapo", "the defaults")
+    return AblationPlan(name, title, tuple(overrides), tuple(finished), numbers)
 
 
 def _axis(words: str) -> tuple[str, list[Any]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dapo_rl.base.format import duration, fixed
+from dapo_rl.base.format import counted, duration, fixed
 from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.interval import INTERVAL, TInterval
 from dapo_rl.lab.ablate.plan import AblationPlan
@@ -170,7 +170,7 @@ def _what(plan: AblationPlan) -> str:
     overrides = f", with {' '.join(plan.overrides)}" if plan.overrides else ""
     steps = plan.arms[0].settings["train"]["steps"]
     seeds = ", ".join(str(seed) for seed in plan.seeds)
-    return _escape(f"{plan.recipe}{overrides}; {steps} steps; seeds {seeds}.")
+    return _escape(f"{plan.recipe}{overrides}; {counted(steps, 'step')}; seeds {seeds}.")
 
 
 def _changes(plan: AblationPlan) -> list[list[str]]:

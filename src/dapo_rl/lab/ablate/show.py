@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dapo_rl.base.format import duration, percent, write_line
+from dapo_rl.base.format import counted, duration, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.runs import ArmRun
@@ -116,7 +116,7 @@ class LiveAblationDisplay:
 
     def __rich__(self) -> RenderableType:
         left = duration(self._pace.seconds_left)
-        head = f"{self._pace.ended} of {len(self._runs)} runs" + (f", {left} left" if left != "-" else "")
+        head = f"{self._pace.ended} of {counted(len(self._runs), 'run')}" + (f", {left} left" if left != "-" else "")
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("", no_wrap=True, overflow="ellipsis")
         for seed in self._plan.seeds:

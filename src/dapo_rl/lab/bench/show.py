@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import counted
+
 
 def print_benchmarks(
     reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None
@@ -46,8 +48,9 @@ def print_benchmarks(
 def _headline(report: dict[str, Any]) -> str:
     millions = report["parameters"] / 1e6
     return (
-        f"{report['bench']}: {report['model']} ({millions:,.0f} M), {report['prompts']} prompts × {report['group']} "
-        f"samples × {report['tokens']} tokens after {report['prompt_tokens']}, {report['dtype']} on {report['device']}"
+        f"{report['bench']}: {report['model']} ({millions:,.0f} M), {counted(report['prompts'], 'prompt')} × "
+        f"{counted(report['group'], 'sample')} × {counted(report['tokens'], 'token')} after "
+        f"{report['prompt_tokens']}, {report['dtype']} on {report['device']}"
     )
 
 

@@ -1,0 +1,81 @@
+"""The demo, which `dapo train` runs without a recipe, and the settings of a run of your own model or data.
+
+The demo's settings suit its model and its sums only: without a recipe, another model or other data gets the preset's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.config import Config
+from dapo_rl.recipe import override, read_recipe
+
+DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
+"""The demo: the embedded model on arithmetic, without a network or a GPU."""
+TINY_NEW_TOKENS = 256
+"""`sampling.max_new_tokens` of the embedded model on other data: the default of 1024 exceeds its context of 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartingPoint:
+    """Where the settings of a run come from."""
+
+    recipe: Path | None
+    """None: the preset's defaults."""
+    overrides: tuple[str, ...]
+    own: bool = False
+    """Whether the command line names another model than the demo's or other data, and no recipe."""
+
+    def load(self) -> Config:
+        return Config.load(self.recipe, self.overrides)
+
+
+def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
+    """The recipe; without one, the demo, or the defaults if the overrides change the demo's model or data."""
+    if recipe is not None:
+        return StartingPoint(recipe, tuple(overrides))
+    demo = read_recipe(DEFAULT_RECIPE)
+    model, data = _model(demo), _source(demo)
+    override(demo, overrides)
+    if (_model(demo), _source(demo)) == (model, data):
+        return StartingPoint(DEFAULT_RECIPE, tuple(overrides))
+    if _model(demo) == model:
+        return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), own=True)
+    same_data = (f"data.train={data}",) if _source(demo) == data else ()  # an override may set its parameters
+    return StartingPoint(None, (*same_data, *overrides), own=True)
+
+
+def chosen_settings(config: Config) -> str:
+    """One line with the main settings of a run that was started without a recipe, as they are changed."""
+    data = config.data
+    train, held_out = (
+        "none" if source is None else source if isinstance(source, str) else source.source
+        for source in (data.train, data.eval)
+    )
+    settings = {
+        "data.eval": held_out,
+        "sampling.prompts_per_step": config.sampling.prompts_per_step,
+        "sampling.group_size": config.sampling.group_size,
+        "sampling.max_new_tokens": config.sampling.max_new_tokens,
+        "train.lr": f"{config.train.lr:g}",
+        "train.steps": config.train.steps,
+    }
+    listed = " ".join(f"{key}={value}" for key, value in settings.items())
+    return (
+        f"{config.model.name} on {train} with the defaults of preset={config.preset}, not the demo's: {listed}; "
+        "change any with key=value (`dapo train --help` lists them all)"
+    )
+
+
+def _model(settings: dict[str, Any]) -> Any:
+    model = settings.get("model")
+    return model.get("name") if isinstance(model, dict) else model
+
+
+def _source(settings: dict[str, Any]) -> Any:
+    data = settings.get("data")
+    train = data.get("train") if isinstance(data, dict) else data
+    return train.get("source") if isinstance(train, dict) else train
