@@ -24,6 +24,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.version import __version__
 
 DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
@@ -139,6 +140,7 @@ def check(
 
 
 app.command("eval", help=EVAL_HELP)(eval_command)
+app.command("convert", help=CONVERT_HELP)(convert_command)
 
 
 ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the embedded default.
