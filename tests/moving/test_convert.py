@@ -242,3 +242,26 @@ def test_the_help_fits_in_80_columns():
     result = CliRunner().invoke(app, ["convert", "--help"], env={"COLUMNS": "80"})
     assert max(len(line) for line in result.stdout.splitlines()) <= 80
     assert "  dapo convert -- swift rlhf --rlhf_type grpo --beta 0 ...\n" in result.stdout
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_setting_of_the_recipe_has_a_row(converted, name):
+    result, _, _ = converted(FILES[name], name)
+    told = " ".join(f"{row.here} {row.note}" for row in result.explained)
+    assert [key for key in result.settings if key not in told] == []
+
+
+def test_only_grpo_of_ms_swift_has_a_recipe(converted):
+    with pytest.raises(UserError, match="rlhf_type dpo: only grpo has a recipe here"):
+        converted("swift rlhf --rlhf_type dpo --model m --dataset d")
+
+
+def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
+    page = (REPOSITORY / "docs" / "convert.md").read_text()
+    script, table, recipe = (block.split("\n", 1)[1] for block in page.split("```")[3:9:2])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "118")
+    Path("run_dapo.sh").write_text(script)
+    result = CliRunner().invoke(app, ["convert", "run_dapo.sh"])
+    assert result.stdout == recipe
+    assert [line.rstrip() for line in result.stderr.splitlines()] == table.splitlines()

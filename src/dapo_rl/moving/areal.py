@@ -9,7 +9,10 @@ from dapo_rl.moving.draft import Draft
 
 def derive_areal(draft: Draft) -> None:
     if not draft.has("actor.eps_clip_higher") or draft.value("actor.eps_clip_higher") is None:
-        draft.put("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "actor.eps_clip_higher")
+        bound = draft.settings.get("algo.clip_low", 0.2)
+        draft.settings.pop("algo.clip_high", None)
+        draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
+        draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
     _dynamic_sampling(draft)
     _rewards(draft)
     _advantages(draft)

@@ -101,6 +101,12 @@ class Draft:
         value = self.given.get(key, self.library.defaults.get(key))
         self.explained[key] = Explained(key, value, status, here, note, learns, key in self.given)
 
+    def explain_again(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
+        """Replaces the row of a setting whose meaning depends on others."""
+        if not isinstance(self.given.get(key), UnknownValue):
+            self.explained.pop(key, None)
+            self.explain(key, status, here, note, learns)
+
     def always(self, ours: str, value: Any, why: str) -> None:
         """Sets what the other library always does, if the file does not say otherwise."""
         if ours not in self.settings and not is_default(ours, value):
@@ -126,7 +132,8 @@ class Draft:
                 self._carry(key, value, entry)
         for key, value in self.library.defaults.items():
             entry = self.library.find(key)
-            if entry is None or entry.joint or key in self.given:
+            known = key in self.given and not isinstance(self.given[key], UnknownValue)
+            if entry is None or entry.joint or known:
                 continue
             if entry.ours is None and not entry.is_off(value):
                 self.explain(key, "no counterpart", note=entry.note, learns=entry.learns)
@@ -191,6 +198,18 @@ class Draft:
                 here = f"{entry.ours}: {written(value)}"
                 status: Status = "default here" if is_default(entry.ours, value) else "same"
                 self.explain(key, status, here, entry.note)
+        told = " ".join(f"{row.here} {row.note}" for row in self.explained.values())
+        for ours, value in self.settings.items():
+            if ours not in told and not is_default(ours, value):
+                row = Explained(
+                    f"({self.library.name})",
+                    "",
+                    "same",
+                    f"{ours}: {written(value)}",
+                    "follows from the settings above",
+                    given=False,
+                )
+                self.explained[f"({ours})"] = row
 
 
 def _check(key: str, ours: str, value: Any) -> None:

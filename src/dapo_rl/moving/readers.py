@@ -55,7 +55,9 @@ def read_script(text: str, source: str, directory: Path = Path()) -> Foreigner:
     """The run that a script starts."""
     try:
         found = [
-            run for command in read_shell(text, _environment()) if (run := _of_command(command, source, directory))
+            run
+            for command in read_shell(text, _environment(), _SEEN)
+            if (run := _of_command(command, source, directory))
         ]
     except UserError as error:
         raise UserError(f"{source}: {error}") from None

@@ -7,7 +7,7 @@ reason. shlex is no help: it takes the # of `dataset#1000` for a comment, and ex
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -15,7 +15,10 @@ from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
 from dapo_rl.moving.arithmetic import ArithmeticTextError, evaluate_arithmetic
 
-MOST_NESTED, MOST_WORDS, LONGEST_WORD = 50, 20_000, 1 << 16
+MOST_NESTED, MOST_WORDS, LONGEST_WORD, MOST_TEXT = 50, 20_000, 1 << 16, 1 << 24
+"""Limits: a few doubled variables can stand for more text than fits in memory."""
+_PLAIN = re.compile(r"""[^\s"'\\$`<>;&|()]+""")
+_PLAIN_IN_QUOTES = re.compile(r"""[^"\\$`]+""")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _OPENING = {"if", "for", "while", "until", "case", "{", "select"}
@@ -37,7 +40,22 @@ class Word:
 class ShellCommand:
     words: tuple[Word, ...]
     variables: Mapping[str, Word]
-    """Variables of the script when the command starts, and those given before it on its line."""
+    """The variables given before it on its line, and those of the script that the reader asked for."""
+
+
+class ShellVariables(dict[str, "Word | list[Word]"]):
+    """The variables of a script, with a limit on their total size."""
+
+    size = 0
+
+    def assign(self, name: str, value: Word | list[Word]) -> None:
+        self.grow(sum(len(word.text) + 1 for word in (value if isinstance(value, list) else [value])))
+        self[name] = value
+
+    def grow(self, size: int) -> None:
+        self.size += size
+        if self.size > MOST_TEXT:
+            raise UserError(f"the script expands to more than {MOST_TEXT >> 20} MiB")
 
 
 @dataclass(slots=True)
@@ -51,13 +69,14 @@ class _Line:
 class ShellReader:
     """A pass over the text of a script. Variables are set in the order of the text."""
 
-    def __init__(self, text: str, variables: dict[str, Word | list[Word]], depth: int = 0) -> None:
+    def __init__(self, text: str, variables: ShellVariables, depth: int = 0, seen: Collection[str] = ()) -> None:
         if depth > MOST_NESTED:
             raise UserError("the script's expansions are nested too deeply")
         self._text = text.replace("\\\r\n", "").replace("\\\n", "")
         self._at = 0
         self._variables = variables
         self._depth = depth
+        self._seen = seen
         self._blocks = 0
         """Conditions, loops and functions around the current command."""
         self._here_documents: list[str] = []
@@ -99,8 +118,8 @@ class ShellReader:
             return
         line.words += words
         self._count += len(words)
-        if self._count > MOST_WORDS:
-            raise UserError(f"the script expands to more than {MOST_WORDS} words")
+        _limit(self._count)
+        self._variables.grow(sum(len(word.text) for word in words))
 
     def _end(self, line: _Line, found: list[ShellCommand]) -> None:
         first = line.words[0].text if line.words else ""
@@ -110,11 +129,11 @@ class ShellReader:
             self._variables[name] = Word(f"${name}", "it is set by a loop")
         if not line.words or first in _DECLARING:
             for name, value in line.assigned.items():
-                self._variables[name] = self._guarded(name, value)
+                self._variables.assign(name, self._guarded(name, value))
         elif line.words:
-            plain = {name: value for name, value in self._variables.items() if isinstance(value, Word)}
-            own = {name: value for name, value in line.assigned.items() if isinstance(value, Word)}
-            found.append(ShellCommand(tuple(line.words), plain | own))
+            seen = {name: self._variables.get(name) for name in self._seen} | line.assigned
+            variables = {name: value for name, value in seen.items() if isinstance(value, Word)}
+            found.append(ShellCommand(tuple(line.words), variables))
         if first in _OPENING:
             self._blocks += 1
 
@@ -136,6 +155,7 @@ class ShellReader:
             else:
                 before = self._at
                 items += self.word()
+                _limit(len(items))
                 self._at += self._at == before  # a separator, which means nothing here
         self._at += 1
         return items
@@ -143,7 +163,9 @@ class ShellReader:
     @staticmethod
     def _plus(old: Word | list[Word] | None, new: Word | list[Word]) -> Word | list[Word]:
         if isinstance(new, list):
-            return [*(old if isinstance(old, list) else [old] if old else []), *new]
+            items = [*(old if isinstance(old, list) else [old] if old else []), *new]
+            _limit(len(items))
+            return items
         if isinstance(old, Word):
             return Word((old.text + new.text)[:LONGEST_WORD], old.unknown or new.unknown)
         return new
@@ -164,6 +186,9 @@ class ShellReader:
                 current, done = _attach(current, done, [part for piece in pieces for part in _split(piece)])
             elif character == '"':
                 current, done = _attach(current, done, self._quoted())
+            elif plain := _PLAIN.match(self._text, self._at):
+                current = _join(current, Word(plain[0]))
+                self._at = plain.end()
             else:
                 current = _join(current, Word(self._literal(character)))
         return [*done, current] if current is not None else done
@@ -177,6 +202,9 @@ class ShellReader:
                 result = _join(result, self._joined(self._expansion()))
             elif character == '"':
                 result = _join(result, self._joined(self._quoted()))
+            elif plain := _PLAIN.match(self._text, self._at):
+                result = _join(result, Word(plain[0]))
+                self._at = plain.end()
             else:
                 result = _join(result, Word(self._literal(character)))
         return result
@@ -216,6 +244,9 @@ class ShellReader:
             elif character == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"):
                 current = _join(current, Word(self._text[self._at + 1]))
                 self._at += 2
+            elif plain := _PLAIN_IN_QUOTES.match(self._text, self._at):
+                current = _join(current, Word(plain[0]))
+                self._at = plain.end()
             else:
                 current = _join(current, Word(character))
                 self._at += 1
@@ -290,7 +321,7 @@ class ShellReader:
                 return [Word(f"${name}", f"${name} is not set in the script")]
             result = self._inner(text).single()
             if kind == "=":
-                self._variables[name] = result
+                self._variables.assign(name, result)
             return [result]
         if current is not None and current.unknown is None:
             changed = self._trimmed(current.text, operation)
@@ -389,10 +420,17 @@ def _attach(current: Word | None, done: list[Word], pieces: list[Word]) -> tuple
     first = _join(current, pieces[0])
     if len(pieces) == 1:
         return first, done
-    return pieces[-1], [*done, first, *pieces[1:-1]]
+    done += [first, *pieces[1:-1]]
+    _limit(len(done))
+    return pieces[-1], done
 
 
-def read_shell(text: str, environment: Mapping[str, str]) -> list[ShellCommand]:
-    """The commands of a script, with the variables that each sees. Nothing is run."""
-    variables: dict[str, Word | list[Word]] = {name: Word(value) for name, value in environment.items()}
-    return ShellReader(text, variables).commands()
+def _limit(count: int) -> None:
+    if count > MOST_WORDS:
+        raise UserError(f"the script expands to more than {MOST_WORDS} words")
+
+
+def read_shell(text: str, environment: Mapping[str, str], seen: Collection[str] = ()) -> list[ShellCommand]:
+    """The commands of a script, each with its own variables and those `seen`. Nothing is run."""
+    variables = ShellVariables({name: Word(value) for name, value in environment.items()})
+    return ShellReader(text, variables, seen=seen).commands()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.trl import derive_rewards, derive_updates
 
 
 def derive_swift(draft: Draft) -> None:
+    if draft.value("rlhf_type") not in (None, "grpo"):
+        raise UserError(f"rlhf_type {draft.value('rlhf_type')}: only grpo has a recipe here")
     uses_lora = draft.value("train_type" if draft.has("train_type") else "tuner_type") == "lora"
     if not draft.has("learning_rate"):
         draft.always("train.lr", 1e-4 if uses_lora else 1e-5, "learns at 1e-4 with LoRA and at 1e-5 without")

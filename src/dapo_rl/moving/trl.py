@@ -27,8 +27,7 @@ def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
     if not draft.value("use_vllm"):
         for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
-            del draft.explained[name]
-            draft.explain(name, "default here", note="without use_vllm it does nothing")
+            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
     derive_updates(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
@@ -42,7 +41,7 @@ def derive_updates(draft: Draft) -> None:
     """Settings that count completions or updates."""
     draft.always("algo.advantage_eps", 1e-4, "adds 1e-4 to the standard deviation")
     if not draft.has("epsilon_high") or draft.value("epsilon_high") is None:
-        draft.put("algo.clip_high", draft.settings.get("algo.clip_low", 0.2))
+        draft.always("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "epsilon_high is epsilon unless set")
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
@@ -184,9 +183,8 @@ def _verifier(draft: Draft, names: list[str]) -> None:
         note = f"{what}one verifier; combine the rewards in a function of your own, reward.verifier=file.py:name{where}"
         draft.explain(key, "differs", "reward.verifier", note, True)
     else:
-        draft.explain(
-            key, "same", "overlong.shape: soft", "no other reward than the length penalty; set reward.verifier", True
-        )
+        note = "no reward but the length penalty; set reward.verifier"
+        draft.explain(key, "differs", "overlong.shape: soft", note, True)
     draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(others))
 
 

@@ -79,8 +79,7 @@ def _dynamic_sampling(draft: Draft) -> None:
 def _warn_of_shaped_rewards(draft: Draft, key: str) -> None:
     if any(draft.value(f"{prefix}.enable") for prefix in _BUFFERS):
         note = "scores without the length penalty; theirs include it, so groups that differ in length alone stay"
-        draft.explained.pop(key, None)
-        draft.explain(key, "differs", "sampling.metric: score", note, True)
+        draft.explain_again(key, "differs", "sampling.metric: score", note, True)
 
 
 def _advantages(draft: Draft) -> None:
@@ -192,7 +191,8 @@ def _schedule(draft: Draft) -> None:
         warmup_from_share(draft, share)
         draft.explain(fixed, "default here", note="-1: lr_warmup_steps_ratio counts")
     else:
-        draft.put("train.warmup_steps", 0, fixed, note="no warm-up")
+        draft.always("train.warmup_steps", 0, "no warm-up unless set")
+        draft.explain(fixed, "same", "train.warmup_steps: 0", "no warm-up")
 
 
 def _evaluation(draft: Draft) -> None:
