@@ -103,6 +103,16 @@ def test_ms_swift_counts_completions_and_updates(converted):
     assert [row.key for row in result.changes] == ["dataset", "dynamic_sample"]
 
 
+def test_ms_swift_without_dynamic_sampling_counts_epochs_exactly(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d#10000 --num_generations 16"
+    sizes = " --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --num_train_epochs 1 --warmup_ratio 0.05"
+    result, config, _ = converted(f"{script}{sizes} --train_type full --reward_funcs accuracy")
+    assert (config.sampling.prompts_per_step, config.train.steps) == (8, 1250)
+    assert (config.train.warmup_steps, config.algo.kl_coef, config.sampling.temperature) == (63, 0.04, 0.9)
+    assert not config.sampling.dynamic
+    assert [row.key for row in result.changes] == ["dataset"]
+
+
 def test_areal_scales_rewards_and_the_penalty(converted):
     result, config, _ = converted(published.AREAL, "areal.yaml", rows=7473)
     # (1 − 0.5) × 10 and (0 − 0.5) × 10; the penalty of 1 is scaled with them.
@@ -180,6 +190,23 @@ def test_the_kl_penalty_and_sums_of_verl(converted):
     assert config.algo.normalize == "none"
     assert not config.sampling.dynamic
     assert config.algo.clip_high == 0.2
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "reward_model.overlong_buffer",
+        "custom_reward_function.overlong_buffer",
+        "+reward.reward_kwargs.overlong_buffer_cfg",
+    ],
+)
+def test_the_overlong_buffer_has_had_several_names(converted, prefix):
+    words = f"data.max_response_length=1000 {prefix}.enable=True {prefix}.len=100 {prefix}.penalty_factor=0.5"
+    _, config, _ = converted(verl(words))
+    assert (config.overlong.shape, config.overlong_max_length) == ("soft", 1000)
+    assert (config.overlong.cache_length, config.overlong.factor) == (100, 0.5)
+    _, config, _ = converted(verl(words.replace("True", "False")))
+    assert config.overlong.shape == "off"
 
 
 def test_lora_has_the_defaults_of_its_library(converted):

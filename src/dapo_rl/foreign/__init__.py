@@ -56,6 +56,11 @@ _ALIASES = {
 """Names that people write for a setting or a section of settings."""
 
 
+_TOO_SHORT = ("model", "columns", "system", "template", "config", "debug", "strict")
+_TOO_WIDE = ("eval_*", "save_*", "include_*")
+"""Names and patterns that are more likely a misspelt setting of this project, such as `save_every`."""
+
+
 def leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The settings below a key; a setting that is a mapping becomes dotted keys."""
     if isinstance(value, Mapping) and value:
@@ -100,7 +105,7 @@ def _entry(key: str) -> Foreign | None:
         return _entry(_ALIASES[last])
     for library in (LIBRARIES["trl"], LIBRARIES["ms-swift"]):
         entry = library.find(last)
-        if entry is not None and last not in ("model", "columns", "system", "template", "config", "debug", "strict"):
+        if entry is not None and last not in _TOO_SHORT and entry not in map(library.settings.get, _TOO_WIDE):
             return entry
     # Names without an underscore (lr, path, name) say too little on their own.
     ends = (entry for library in LIBRARIES.values() for name, entry in library.settings.items()

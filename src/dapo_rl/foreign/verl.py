@@ -320,9 +320,16 @@ VERL: dict[str, Foreign] = {
             "reward_kwargs.max_resp_len": joint("overlong.max_length"),
         }.items()
     },
-    "custom_reward_function.overlong_buffer.enable": joint("overlong.shape", BUFFER),
-    "custom_reward_function.overlong_buffer.len": joint("overlong.cache_length"),
-    "custom_reward_function.overlong_buffer.penalty_factor": joint("overlong.factor"),
+    **{
+        f"{root}.overlong_buffer.{name}": entry
+        for root in ("custom_reward_function", "reward_model")
+        for name, entry in {
+            "enable": joint("overlong.shape", BUFFER),
+            "len": joint("overlong.cache_length"),
+            "penalty_factor": joint("overlong.factor"),
+            "log": none("rollouts/ has the penalty of every sample"),
+        }.items()
+    },
     "custom_reward_function.path": joint("reward.verifier", "file.py:name"),
     "custom_reward_function.name": joint("reward.verifier", "file.py:name"),
     "reward.custom_reward_function.path": joint("reward.verifier", "file.py:name"),

@@ -15,6 +15,8 @@ def derive_swift(draft: Draft) -> None:
     if not draft.has("learning_rate"):
         draft.always("train.lr", 1e-4 if uses_lora else 1e-5, "learns at 1e-4 with LoRA and at 1e-5 without")
     _sources(draft)
+    if not draft.value("dynamic_sample"):
+        _no_dynamic_sampling(draft)
     derive_updates(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))
     for key, ours in (("soft_max_length", "overlong.max_length"), ("soft_cache_length", "overlong.cache_length")):
@@ -22,20 +24,22 @@ def derive_swift(draft: Draft) -> None:
             draft.explain(key, "same", f"{ours}: {draft.settings.get(ours)}")
         else:
             draft.explain(key, "default here", note="without soft_overlong in reward_funcs it does nothing")
-    _dynamic_sampling(draft)
+    if draft.value("dynamic_sample"):
+        _dynamic_sampling(draft)
     _advantages(draft)
     _tuner(draft, uses_lora)
     _prompts(draft)
 
 
+def _no_dynamic_sampling(draft: Draft) -> None:
+    if draft.has("dynamic_sample"):
+        draft.put("sampling.dynamic", False, "dynamic_sample")
+    draft.always("sampling.dynamic", False, "dynamic_sample is not set")
+    draft.explain("max_resample_times", "default here", note="without dynamic_sample it does nothing")
+
+
 def _dynamic_sampling(draft: Draft) -> None:
     times = draft.count("max_resample_times")
-    if not draft.value("dynamic_sample"):
-        if draft.has("dynamic_sample"):
-            draft.put("sampling.dynamic", False, "dynamic_sample")
-        draft.always("sampling.dynamic", False, "dynamic_sample is not set")
-        draft.explain("max_resample_times", "default here", note="without dynamic_sample it does nothing")
-        return
     shaped = draft.settings.get("overlong.shape") == "soft"
     note = "drops groups whose scores are equal"
     if shaped:

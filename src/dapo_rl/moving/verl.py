@@ -8,8 +8,8 @@ from dapo_rl.moving.draft import Draft
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
-_BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", "custom_reward_function.overlong_buffer")
-_OLD_BUFFER = _BUFFERS[-1]
+_OLD_BUFFERS = ("reward_model.overlong_buffer", "custom_reward_function.overlong_buffer")
+_BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", *_OLD_BUFFERS)
 
 
 def derive_verl(draft: Draft) -> None:
@@ -160,7 +160,7 @@ def _reward(draft: Draft) -> None:
 def _overlong(draft: Draft) -> None:
     for prefix in _BUFFERS:
         length = f"{prefix}.len"
-        longest = "" if prefix == _OLD_BUFFER else f"{prefix.split('.')[0]}.reward_kwargs.max_resp_len"
+        longest = "" if prefix in _OLD_BUFFERS else f"{prefix.split('.')[0]}.reward_kwargs.max_resp_len"
         keys = [key for key in (f"{prefix}.enable", length, f"{prefix}.penalty_factor", longest) if key in draft.given]
         if not keys:
             continue
