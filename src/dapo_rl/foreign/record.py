@@ -53,9 +53,17 @@ def to(ours: str, convert: Conversion | None = None, note: str = "") -> Foreign:
     return Foreign(ours, convert, note)
 
 
-def joint(ours: str, note: str = "") -> Foreign:
-    """A setting that gives `ours` together with others."""
-    return Foreign(ours, note=note, joint=True)
+def joint(ours: str, note: str = "", alone: Conversion | None = None) -> Foreign:
+    """A setting that gives `ours` together with others; `alone` is what it gives on its own, for hints."""
+    return Foreign(ours, alone, note, joint=True)
+
+
+def as_is(value: Any) -> Any:
+    return value
+
+
+def soft_or_off(value: Any) -> str:
+    return "soft" if value else "off"
 
 
 def none(reason: str) -> Foreign:

@@ -20,12 +20,14 @@ from dapo_rl.foreign.record import (
     VLLM,
     Foreign,
     NoCounterpartError,
+    as_is,
     changes,
     choice,
     joint,
     none,
     off_at_most,
     one_source,
+    soft_or_off,
     to,
     trackers,
 )
@@ -64,7 +66,7 @@ VERL: dict[str, Foreign] = {
     "data.max_response_length": to("sampling.max_new_tokens"),
     "data.truncation": joint("data.max_prompt_tokens", "longer prompts are dropped and counted"),
     "data.filter_overlong_prompts": joint("data.max_prompt_tokens", "longer prompts are always dropped and counted"),
-    "data.train_batch_size": joint("sampling.prompts_per_step", "groups to train on per step"),
+    "data.train_batch_size": joint("sampling.prompts_per_step", "groups to train on per step", alone=as_is),
     "data.gen_batch_size": joint("sampling.cap", ROUNDS),
     "data.seed": to("seed"),
     "data.shuffle": changes("prompts are always shuffled", True),
@@ -160,7 +162,7 @@ VERL: dict[str, Foreign] = {
     f"{VAL}.n": to("eval.samples"),
     f"{VAL}.top_k": Foreign(note="held-out samples have no top_k", off=(None, -1, 0)),
     # Dynamic Sampling.
-    "algorithm.filter_groups.enable": joint("sampling.dynamic"),
+    "algorithm.filter_groups.enable": joint("sampling.dynamic", alone=as_is),
     "algorithm.filter_groups.metric": to(
         "sampling.metric",
         choice(
@@ -200,7 +202,7 @@ VERL: dict[str, Foreign] = {
     f"{ACTOR}.policy_loss.loss_mode": to("algo.loss", choice({"vanilla": "dapo", None: "dapo"}, OTHER_LOSS)),
     f"{ACTOR}.policy_loss.*": none("an option of other losses than the clipped one"),
     f"{ACTOR}.use_kl_loss": joint("algo.kl_coef"),
-    f"{ACTOR}.kl_loss_coef": joint("algo.kl_coef"),
+    f"{ACTOR}.kl_loss_coef": joint("algo.kl_coef", alone=as_is),
     f"{ACTOR}.kl_loss_type": joint("algo.kl_kind"),
     f"{ACTOR}.entropy_coeff": changes("there is no entropy bonus in the loss", 0, 0.0),
     f"{ACTOR}.tis_imp_ratio_cap": changes(IS_CORRECTION, -1),
@@ -276,8 +278,8 @@ VERL: dict[str, Foreign] = {
     f"{MODEL}.path": to("model.name"),
     f"{MODEL}.enable_gradient_checkpointing": to("train.gradient_checkpointing"),
     f"{MODEL}.use_remove_padding": to("train.packed"),
-    f"{MODEL}.lora_rank": joint("model.lora.rank", "0: train the weights"),
-    f"{MODEL}.lora_alpha": joint("model.lora.alpha"),
+    f"{MODEL}.lora_rank": joint("model.lora.rank", "0: train the weights", alone=as_is),
+    f"{MODEL}.lora_alpha": joint("model.lora.alpha", alone=as_is),
     f"{MODEL}.target_modules": joint("model.lora.targets"),
     f"{MODEL}.exclude_modules": changes("model.lora.targets lists the layers to adapt"),
     f"{MODEL}.custom_chat_template": changes("the chat template is that of tokenizer_config.json"),
@@ -313,20 +315,20 @@ VERL: dict[str, Foreign] = {
         f"{root}.{name}": entry
         for root in ("reward", "reward_model")
         for name, entry in {
-            f"{OVERLONG}.enable": joint("overlong.shape", BUFFER),
-            f"{OVERLONG}.len": joint("overlong.cache_length"),
-            f"{OVERLONG}.penalty_factor": joint("overlong.factor"),
+            f"{OVERLONG}.enable": joint("overlong.shape", BUFFER, alone=soft_or_off),
+            f"{OVERLONG}.len": joint("overlong.cache_length", alone=as_is),
+            f"{OVERLONG}.penalty_factor": joint("overlong.factor", alone=as_is),
             f"{OVERLONG}.log": none("rollouts/ has the penalty of every sample"),
-            "reward_kwargs.max_resp_len": joint("overlong.max_length"),
+            "reward_kwargs.max_resp_len": joint("overlong.max_length", alone=as_is),
         }.items()
     },
     **{
         f"{root}.overlong_buffer.{name}": entry
         for root in ("custom_reward_function", "reward_model")
         for name, entry in {
-            "enable": joint("overlong.shape", BUFFER),
-            "len": joint("overlong.cache_length"),
-            "penalty_factor": joint("overlong.factor"),
+            "enable": joint("overlong.shape", BUFFER, alone=soft_or_off),
+            "len": joint("overlong.cache_length", alone=as_is),
+            "penalty_factor": joint("overlong.factor", alone=as_is),
             "log": none("rollouts/ has the penalty of every sample"),
         }.items()
     },
@@ -366,7 +368,7 @@ VERL: dict[str, Foreign] = {
     },
     # The run.
     "trainer.total_epochs": joint("train.steps", EPOCHS),
-    "trainer.total_training_steps": joint("train.steps"),
+    "trainer.total_training_steps": joint("train.steps", alone=as_is),
     "trainer.test_freq": to("eval.every", off_at_most(0, None)),
     "trainer.save_freq": to("checkpoint.every", off_at_most(0, None), "the last step always writes a checkpoint"),
     "trainer.max_actor_ckpt_to_keep": to("checkpoint.keep", lambda value: 2 if value is None else value),
