@@ -104,6 +104,7 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
+        ("a.py", "x = 1", "Python is not read; write the settings to JSON"),
         ("a.sh", "echo hello", "no training command of verl, TRL, ms-swift or AReaL in it"),
         ("a.sh", "trl grpo --beta 1\ntrl grpo --beta 2", "2 training commands; give one of them"),
         ("a.sh", "echo 'x", "a quote is not closed"),

@@ -43,6 +43,10 @@ class Foreigner:
 
 def read_run(path: Path) -> Foreigner:
     """The run that a file describes."""
+    if path.suffix == ".py":
+        raise UserError(
+            f"{path}: Python is not read; write the settings to JSON, for example GRPOConfig(...).to_dict()"
+        )
     text = _text(path)
     stripped = text.lstrip()
     is_yaml = path.suffix in (".yaml", ".yml", ".json") or stripped.startswith("{")
