@@ -9,6 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
+    {"foreign"},
     {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo"},
     {"algo", "data", "rewards", "envs", "models", "runs"},
     {"rollout"},
@@ -16,7 +17,7 @@ LAYERS = [
     {"train"},
     {"build"},
     {"trainer"},
-    {"lab"},
+    {"lab", "moving"},
     {"board"},
     {"cli"},
 ]
@@ -31,8 +32,8 @@ SIDEWAYS = {
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
-    *("errors", "base", "version", "types", "choices", "palette", "fates", "recipe", "config", "demo"),
-    *("data", "rewards", "envs", "runs", "board"),
+    *("errors", "base", "foreign", "version", "types", "choices", "palette", "fates", "recipe", "config", "demo"),
+    *("data", "rewards", "envs", "runs", "board", "moving"),
 }
 
 

@@ -27,6 +27,7 @@ from dapo_rl.demo import chosen_settings, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.recipe import setting_named
 from dapo_rl.version import __version__
 
@@ -187,6 +188,7 @@ def verify(
 
 
 app.command("eval", help=EVAL_HELP)(eval_command)
+app.command("convert", help=CONVERT_HELP)(convert_command)
 
 
 ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the embedded default.

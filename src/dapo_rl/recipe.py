@@ -16,54 +16,7 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
 from dapo_rl.base.unicode import is_unicode
 from dapo_rl.errors import UserError
-
-NAMES_ELSEWHERE = {
-    "epsilon": "algo.clip_low",
-    "epsilon_high": "algo.clip_high",
-    "clip_ratio_low": "algo.clip_low",
-    "clip_ratio_high": "algo.clip_high",
-    "eps_clip": "algo.clip_low",
-    "eps_clip_higher": "algo.clip_high",
-    "beta": "algo.kl_coef",
-    "kl_loss_coef": "algo.kl_coef",
-    "loss_type": "algo.aggregation",
-    "loss_agg_mode": "algo.aggregation",
-    "loss_mode": "algo.loss",
-    "adv_estimator": "algo.advantage",
-    "filter_groups": "sampling.dynamic",
-    "dynamic_sample": "sampling.dynamic",
-    "max_num_gen_batches": "sampling.cap",
-    "max_resample_times": "sampling.cap",
-    "dynamic_filter_fn": "sampling.filter",
-    "dynamic_bs": "sampling.dynamic_batch",
-    "num_generations": "sampling.group_size",
-    "n": "sampling.group_size",
-    "max_completion_length": "sampling.max_new_tokens",
-    "max_response_length": "sampling.max_new_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "overlong_filter": "overlong.mask_truncated",
-    "mask_truncated_completions": "overlong.mask_truncated",
-    "soft_overlong": "overlong.shape",
-    "overlong_buffer": "overlong.shape",
-    "soft_max_length": "overlong.max_length",
-    "soft_cache_length": "overlong.cache_length",
-    "overlong_tokens": "overlong.cache_length",
-    "overlong_penalty_factor": "overlong.factor",
-    "learning_rate": "train.lr",
-    "max_steps": "train.steps",
-    "num_iterations": "train.epochs_per_step",
-    "ppo_epochs": "train.epochs_per_step",
-    "train_batch_size": "sampling.prompts_per_step",
-    "max_grad_norm": "train.max_grad_norm",
-    "model_name_or_path": "model.name",
-    "reward_funcs": "reward.verifier",
-    "custom_reward_function": "reward.verifier",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
-    "eval_steps": "eval.every",
-}
-"""Names of keys in verl, TRL, ms-swift and AReaL, for suggestions."""
-
+from dapo_rl.foreign import counterpart, foreign_hint, leaves
 
 MOST_BYTES = 256 << 10
 """Size limit of a recipe. One that sets every key takes 3 KiB."""
@@ -79,7 +32,7 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise UserError(f"{path}: cannot be read as a recipe: {getattr(error, 'strerror', None) or error}") from None
     try:
-        settings = _parse(text, most)
+        settings = parse_yaml(text, most)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
@@ -140,7 +93,8 @@ class _Loader(yaml.SafeLoader):
         return size
 
 
-def _parse(text: str, most: int = MOST_BYTES) -> Any:
+def parse_yaml(text: str, most: int = MOST_BYTES) -> Any:
+    """A YAML document. Raises YAMLError for anything that is not valid, or larger than it looks."""
     if len(text) > most:
         raise yaml.YAMLError(f"it has more than {most >> 10} KiB")
     try:
@@ -262,7 +216,7 @@ def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> 
 
 def parse_value(key: str, text: str) -> Any:
     try:
-        value = _parse(text)
+        value = parse_yaml(text)
     except yaml.YAMLError:
         raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
     check_values(value, key)
@@ -276,7 +230,8 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
     # pydantic reports a mistake for each type of a union.
     more = len({_key(other) for other in others} - {key})
     if first["type"] == "extra_forbidden":
-        line = f"{key}: no such setting{suggestion(key, keys)}"
+        key = next(leaves(key, first["input"]))[0]
+        line = f"{key}: no such setting{suggestion(key, keys, first['input'])}"
     elif first["type"] == "value_error":
         line = str(first["ctx"]["error"])
     elif first["type"] == "literal_error":
@@ -304,7 +259,7 @@ def _example(section: str, value: Any, keys: Collection[str]) -> str:
 
 def setting_named(name: str, keys: Collection[str]) -> str | None:
     """The key with this name as its last part, or with this name in another library."""
-    return NAMES_ELSEWHERE.get(name) or _by_last(keys).get(name)
+    return counterpart(name) or _by_last(keys).get(name)
 
 
 def _by_last(keys: Collection[str]) -> dict[str, str]:
@@ -312,11 +267,11 @@ def _by_last(keys: Collection[str]) -> dict[str, str]:
     return {key.split(".")[-1]: key for key in reversed(list(keys))}
 
 
-def suggestion(key: str, keys: Collection[str]) -> str:
-    """A hint at the valid key nearest to an unknown one."""
+def suggestion(key: str, keys: Collection[str], value: Any = None) -> str:
+    """A hint at what an unknown key is here, if another library has it, or at the valid key nearest to it."""
     last = key.split(".")[-1]
-    if last in NAMES_ELSEWHERE:
-        return f"; here it is {NAMES_ELSEWHERE[last]}"
+    if hint := foreign_hint(key, value):
+        return hint
     by_last = _by_last(keys)
     close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
     return did_you_mean(close, "`dapo train --help` lists them all")

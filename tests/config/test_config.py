@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dapo_rl.config import PRESETS, Config, known_keys
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import NAMES_ELSEWHERE
+from dapo_rl.foreign import LIBRARIES
 
 
 def error_of(*overrides):
@@ -102,6 +102,34 @@ def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, e
 
 
 @pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("actor_rollout_ref.actor.clip_ratio_high=0.28", "here it is algo.clip_high=0.28"),
+        ("actor_rollout_ref.rollout.top_k=-1", "here it is sampling.top_k=0"),
+        ("trainer.total_epochs=1", "here it is train.steps (counts passes over the data; "),
+        ("data.train_batch_size=512", "here it is sampling.prompts_per_step=512"),
+        ("actor.overlong_reward_penalty=true", "here it is overlong.shape=soft"),
+        ("soft_cache_length=512", "here it is overlong.cache_length=512"),
+        ("num_train_epochs=3", "here it is train.steps (counts passes over the data; "),
+        ("warmup_ratio=0.05", "here it is train.warmup_steps (a share of the updates; "),
+        ("use_peft=true", "here it is model.lora.rank"),
+        ("delta=4", "here it is algo.clip_ratio_c=4"),
+        ("reward_weights=[1, 2]", "here it is reward.verifier (one verifier; "),
+        ("report_to=wandb", "here it is log.to=[wandb]"),
+        ("output_dir=out", "it has no counterpart here: name the run directory with --run DIR"),
+        ("bf16=true", "here it is model.dtype=bfloat16"),
+        ("use_vllm=true", "here it is engine=vllm"),
+        ("loss_type=sapo", "here it is algo.aggregation, but 'sapo' has no counterpart: another policy loss"),
+        ("actor.eps_clip_higher=0.28", "here it is algo.clip_high=0.28"),
+        ("algorithm.invented=1", "it looks like a setting of verl: `dapo convert FILE` translates its files"),
+    ],
+)
+def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected):
+    key = override.partition("=")[0]
+    assert error_of(override).startswith(f"{key}: no such setting; {expected}")
+
+
+@pytest.mark.parametrize(
     ("overrides", "key", "remedy"),
     [
         (["sampling.group_size=1"], "sampling.group_size", "use 2 or more"),
@@ -168,7 +196,9 @@ def test_every_setting_is_documented_and_every_name_elsewhere_leads_to_one():
     keys = known_keys()
     undocumented = [key for key, field in keys.items() if not field.description]
     assert undocumented == []
-    assert set(NAMES_ELSEWHERE.values()) <= set(keys)
+    sources = {"data.train.name", "data.train.split", "data.eval.split"}
+    for library in LIBRARIES.values():
+        assert {entry.ours for entry in library.settings.values() if entry.ours} <= {*keys, *sources}
     for changes in PRESETS.values():
         assert {f"{section}.{name}" for section, names in changes.items() for name in names} <= set(keys)
 

@@ -265,6 +265,11 @@ def _(_here):
     return ["train", "train.learning_rate=1e-6"]
 
 
+@case("a setting that only another library has")
+def _(_here):
+    return ["train", "output_dir=out"]
+
+
 @case("a value of the wrong type")
 def _(_here):
     return ["train", "train.steps=ten"]

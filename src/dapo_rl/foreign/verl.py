@@ -1,0 +1,439 @@
+"""verl's settings (`verl.trainer.main_ppo`, `recipe.dapo.main_dapo`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo_rl.foreign.record import (
+    IS_CORRECTION,
+    KL_IN_LOSS,
+    LOADING,
+    LOGS,
+    MEMORY,
+    NAMES,
+    NO_CRITIC,
+    NO_VISION,
+    ONE_PROCESS,
+    OTHER_LOSS,
+    SEVERAL_TURNS,
+    SPEED,
+    VLLM,
+    Foreign,
+    NoCounterpartError,
+    as_is,
+    changes,
+    choice,
+    joint,
+    none,
+    off_at_most,
+    one_source,
+    soft_or_off,
+    to,
+    trackers,
+)
+
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+VAL = f"{ROLLOUT}.val_kwargs"
+OVERLONG = "reward_kwargs.overlong_buffer_cfg"
+ROUNDS = "with filter_groups.max_num_gen_batches, the cap: verl samples rounds of this many prompts"
+MINI_BATCH = "updates per step: train_batch_size / ppo_mini_batch_size, both in prompts"
+EPOCHS = "counts passes over the data; steps = rows × epochs / prompts_per_step"
+BUFFER = "the overlong buffer is Soft Overlong Punishment"
+
+OTHER_SCHEDULE = "not one of the schedules here"
+REWARD_MODEL = "an option of reward models and sandboxes"
+_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", None: "constant"}
+_AGGREGATIONS = {
+    "token-mean": "token-mean",
+    "seq-mean-token-mean": "seq-mean-token-mean",
+    "seq-mean-token-sum-norm": "seq-mean-token-sum-norm",
+    "seq-mean-token-sum": "seq-mean-token-sum-norm",
+}
+
+
+def _engine(value: Any) -> Any:
+    if value in ("vllm", "hf"):
+        return value
+    raise NoCounterpartError("the engines are native, hf and vllm; samples come from the same distribution", False)
+
+
+VERL: dict[str, Foreign] = {
+    # Data.
+    "data.train_files": to("data.train", one_source),
+    "data.val_files": to("data.eval", one_source),
+    "data.prompt_key": to("data.prompt_key"),
+    "data.max_prompt_length": to("data.max_prompt_tokens"),
+    "data.max_response_length": to("sampling.max_new_tokens"),
+    "data.truncation": joint("data.max_prompt_tokens", "longer prompts are dropped and counted"),
+    "data.filter_overlong_prompts": joint("data.max_prompt_tokens", "longer prompts are always dropped and counted"),
+    "data.train_batch_size": joint("sampling.prompts_per_step", "groups to train on per step", alone=as_is),
+    "data.gen_batch_size": joint("sampling.cap", ROUNDS),
+    "data.seed": to("seed"),
+    "data.shuffle": changes("prompts are always shuffled", True),
+    "data.reward_fn_key": none("reward.verifier scores every row; verl picks a function by this column"),
+    "data.custom_cls.*": changes("a data set class of your own: write its rows to a .jsonl or .parquet file"),
+    "data.sampler.*": changes("a sampler of your own: prompts are drawn in a shuffled order"),
+    "data.apply_chat_template_kwargs*": changes("the tokenizer's template is applied without extra arguments", {}),
+    "data.tokenizer": changes("the tokenizer is that of the model"),
+    "data.image_key": none(NO_VISION),
+    "data.video_key": none(NO_VISION),
+    "data.return_*": none(LOADING),
+    "data.trust_remote_code": changes("code of a data repository is never run", False),
+    "data.train_max_samples": changes("every row is used; write a shorter file", -1),
+    "data.val_max_samples": to("eval.prompts", off_at_most(0, None)),
+    "data.datagen.*": changes("rows are read from a file"),
+    "data.mm_*": none(NO_VISION),
+    **{
+        f"data.{name}": none(LOADING)
+        for name in (
+            "use_shm",
+            "val_batch_size",
+            "dataloader_num_workers",
+            "validation_shuffle",
+            "filter_overlong_prompts_workers",
+            "need_tools_kwargs",
+            "tool_config_path",
+            "image_patch_size",
+        )
+    },
+    # Sampling.
+    f"{ROLLOUT}.n": to("sampling.group_size"),
+    f"{ROLLOUT}.temperature": to("sampling.temperature"),
+    f"{ROLLOUT}.top_p": to("sampling.top_p"),
+    f"{ROLLOUT}.top_k": to("sampling.top_k", off_at_most(0, 0)),
+    f"{ROLLOUT}.ignore_eos": to("sampling.ignore_eos"),
+    f"{ROLLOUT}.max_num_seqs": to("sampling.max_batch"),
+    f"{ROLLOUT}.name": to("engine", _engine, "needs dapo-rl[vllm]; the default, native, needs nothing"),
+    f"{ROLLOUT}.do_sample": changes("training always samples", True),
+    f"{ROLLOUT}.response_length": to("sampling.max_new_tokens"),
+    f"{ROLLOUT}.prompt_length": to("data.max_prompt_tokens"),
+    f"{ROLLOUT}.calculate_log_probs": none("the engine always records the log-probabilities of its tokens"),
+    f"{ROLLOUT}.multi_turn.enable": changes(SEVERAL_TURNS, False),
+    f"{ROLLOUT}.multi_turn.*": none(SEVERAL_TURNS),
+    f"{ROLLOUT}.agent.*": none(SEVERAL_TURNS),
+    f"{ROLLOUT}.repetition_penalty": changes("there is no repetition penalty", 1, 1.0),
+    f"{ROLLOUT}.tensor_model_parallel_size": none(ONE_PROCESS),
+    f"{ROLLOUT}.*parallel_size": none(ONE_PROCESS),
+    f"{ROLLOUT}.log_prob_*": none(MEMORY),
+    f"{ROLLOUT}.gpu_memory_utilization": none("memory of the engine: sampling.kv_memory_gib"),
+    f"{ROLLOUT}.over_sample_rate": changes("every group is completed", 0, 0.0),
+    f"{ROLLOUT}.quantization*": changes("the engine samples with the trained weights, unquantised"),
+    **{
+        f"{ROLLOUT}.{name}": none(VLLM)
+        for name in (
+            "mode",
+            "dtype",
+            "enforce_eager",
+            "cudagraph_capture_sizes",
+            "free_cache_engine",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "disable_log_stats",
+            "multi_stage_wake_up",
+            "engine_kwargs*",
+            "update_weights_bucket_megabytes",
+            "trace.*",
+            "skip_*",
+            "profiler.*",
+            "enable_chunked_prefill",
+            "enable_prefix_caching",
+            "load_format",
+            "layered_summon",
+            "checkpoint_engine.*",
+            "prometheus.*",
+            "server.*",
+            "disaggregation.*",
+            "scheduling_policy",
+            "logprobs_mode",
+            "expert_parallel_size",
+            "nnodes",
+            "n_gpus_per_node",
+            "enable_rollout_routing_replay",
+            "enable_sleep_mode",
+            "custom.*",
+            "mtp.*",
+            "disable_mm_preprocessor_cache",
+            "use_inflight_batching",
+        )
+    },
+    f"{VAL}.temperature": joint("eval.temperature"),
+    f"{VAL}.do_sample": joint("eval.temperature", "without sampling, eval.temperature is 0"),
+    f"{VAL}.top_p": to("eval.top_p"),
+    f"{VAL}.n": to("eval.samples"),
+    f"{VAL}.top_k": Foreign(note="held-out samples have no top_k", off=(None, -1, 0)),
+    # Dynamic Sampling.
+    "algorithm.filter_groups.enable": joint("sampling.dynamic", alone=as_is),
+    "algorithm.filter_groups.metric": to(
+        "sampling.metric",
+        choice(
+            {"acc": "correct", "score": "score", "seq_reward": "score", "seq_final_reward": "score", None: "correct"},
+            "the filter compares correctness or scores",
+        ),
+    ),
+    "algorithm.filter_groups.max_num_gen_batches": joint("sampling.cap", "rounds × gen_batch_size prompts; 0: no cap"),
+    # Advantages and KL.
+    "algorithm.adv_estimator": joint("algo.normalize"),
+    "algorithm.norm_adv_by_std_in_grpo": joint("algo.normalize", "false: group mean only"),
+    "algorithm.use_kl_in_reward": changes(KL_IN_LOSS, False),
+    "algorithm.kl_ctrl.kl_coef": joint("algo.kl_coef", "the KL penalty in the reward"),
+    "algorithm.kl_ctrl.*": none("without a KL penalty in the reward it does nothing"),
+    "algorithm.kl_penalty": none("without a KL penalty in the reward it does nothing"),
+    "algorithm.gamma": changes("rewards are not discounted", 1, 1.0),
+    "algorithm.lam": none(NO_CRITIC),
+    "algorithm.use_pf_ppo": changes("samples are not reweighted", False),
+    "algorithm.pf_ppo.*": none("without use_pf_ppo it does nothing"),
+    "algorithm.rollout_is": changes(IS_CORRECTION, False),
+    "algorithm.rollout_correction.*": changes(IS_CORRECTION, False, "null"),
+    "algorithm.rollout_is*": changes(IS_CORRECTION, False),
+    # The loss.
+    f"{ACTOR}.clip_ratio": joint("algo.clip_low", "used if clip_ratio_low or clip_ratio_high is missing"),
+    f"{ACTOR}.clip_ratio_low": to("algo.clip_low"),
+    f"{ACTOR}.clip_ratio_high": to("algo.clip_high"),
+    f"{ACTOR}.clip_ratio_c": to("algo.clip_ratio_c", note="dual clip: off in the paper and here"),
+    f"{ACTOR}.loss_agg_mode": to(
+        "algo.aggregation",
+        choice(_AGGREGATIONS, "not one of the aggregations here"),
+        "averages over the whole update; older verl averages each micro-batch",
+    ),
+    f"{ACTOR}.loss_scale_factor": to("algo.norm_length"),
+    f"{ACTOR}.use_token_level_loss": to(
+        "algo.aggregation", choice({True: "token-mean", False: "seq-mean-token-mean"}, "expected true or false")
+    ),
+    f"{ACTOR}.policy_loss.loss_mode": to("algo.loss", choice({"vanilla": "dapo", None: "dapo"}, OTHER_LOSS)),
+    f"{ACTOR}.policy_loss.*": none("an option of other losses than the clipped one"),
+    f"{ACTOR}.use_kl_loss": joint("algo.kl_coef"),
+    f"{ACTOR}.kl_loss_coef": joint("algo.kl_coef", alone=as_is),
+    f"{ACTOR}.kl_loss_type": joint("algo.kl_kind"),
+    f"{ACTOR}.entropy_coeff": changes("there is no entropy bonus in the loss", 0, 0.0),
+    f"{ACTOR}.tis_imp_ratio_cap": changes(IS_CORRECTION, -1),
+    # Updates.
+    f"{ACTOR}.ppo_mini_batch_size": joint("train.mini_batches", MINI_BATCH),
+    f"{ACTOR}.ppo_epochs": to("train.epochs_per_step"),
+    f"{ACTOR}.shuffle": none("the groups of a step are trained on in the order drawn"),
+    f"{ACTOR}.grad_clip": to("train.max_grad_norm"),
+    f"{ACTOR}.ppo_max_token_len_per_gpu": to("train.token_budget"),
+    f"{ACTOR}.use_dynamic_bsz": none("micro-batches are always packed up to train.token_budget tokens"),
+    f"{ACTOR}.ppo_micro_batch_size*": none(
+        "micro-batches are packed by tokens (train.token_budget), with equal gradients"
+    ),
+    f"{ACTOR}.optim.lr": to("train.lr"),
+    f"{ACTOR}.optim.lr_warmup_steps": joint("train.warmup_steps", "in steps; -1: lr_warmup_steps_ratio"),
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": joint("train.warmup_steps", "a share of the steps"),
+    f"{ACTOR}.optim.weight_decay": to(
+        "train.weight_decay", note="applied to matrices only; verl also decays norms and biases"
+    ),
+    f"{ACTOR}.optim.betas": to("train.betas"),
+    f"{ACTOR}.optim.min_lr_ratio": to("train.min_lr_share", lambda value: value or 0.0),
+    f"{ACTOR}.optim.warmup_style": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
+    f"{ACTOR}.optim.lr_scheduler_type": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
+    f"{ACTOR}.optim.num_cycles": Foreign(note="a cosine decays once", learns=True, off=(None, 0.5)),
+    f"{ACTOR}.optim.total_training_steps": none("train.steps sets the length of the schedule"),
+    f"{ACTOR}.optim.optimizer": to(
+        "train.optimizer", choice({"AdamW": "adamw", "adamw": "adamw"}, "the optimizer is AdamW")
+    ),
+    f"{ACTOR}.optim.lr_decay_style": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
+    f"{ACTOR}.optim.lr_warmup_init": changes("the warm-up starts at 0", 0, 0.0),
+    f"{ACTOR}.optim.min_lr": changes("give it as train.min_lr_share", 0, 0.0),
+    f"{ACTOR}.optim.clip_grad": to("train.max_grad_norm"),
+    f"{ACTOR}.optim.override_optimizer_config*": changes("the optimizer is AdamW, without further options", {}),
+    **{
+        f"{ACTOR}.optim.{name}": none(MEMORY)
+        for name in (
+            "optimizer_impl",
+            "zero_indexed_step",
+            "lr_decay_steps",
+            "lr_wsd_*",
+            "weight_decay_incr_style",
+            "use_checkpoint_opt_param_scheduler",
+        )
+    },
+    **{
+        f"{ACTOR}.{name}": none(ONE_PROCESS)
+        for name in (
+            "strategy",
+            "fsdp_config.*",
+            "megatron.*",
+            "veomni.*",
+            "torchtitan.*",
+            "checkpoint.*",
+            "profiler.*",
+            "ulysses_sequence_parallel_size",
+            "use_torch_compile",
+            "use_fused_kernels",
+            "entropy_from_logits_with_chunking",
+            "entropy_checkpointing",
+            "use_remove_padding",
+            "rollout_n",
+            "data_loader_seed",
+            "calculate_entropy",
+            "calculate_sum_pi_squared",
+            "sum_pi_squared_checkpointing",
+            "router_replay.*",
+            "load_weight",
+            "use_prefix_grouper",
+        )
+    },
+    f"{ACTOR}.freeze_vision_tower": none(NO_VISION),
+    # The model.
+    f"{MODEL}.path": to("model.name"),
+    f"{MODEL}.enable_gradient_checkpointing": to("train.gradient_checkpointing"),
+    f"{MODEL}.use_remove_padding": to("train.packed"),
+    f"{MODEL}.lora_rank": joint("model.lora.rank", "0: train the weights", alone=as_is),
+    f"{MODEL}.lora_alpha": joint("model.lora.alpha", alone=as_is),
+    f"{MODEL}.target_modules": joint("model.lora.targets"),
+    f"{MODEL}.exclude_modules": changes("model.lora.targets lists the layers to adapt"),
+    f"{MODEL}.custom_chat_template": changes("the chat template is that of tokenizer_config.json"),
+    f"{MODEL}.override_config.*drop*": changes("the model runs without dropout", 0, 0.0),
+    f"{MODEL}.override_config.max_position_embeddings": none(
+        "set it in the model's config.json, the only place it is read from"
+    ),
+    f"{MODEL}.override_config*": changes("set it in the model's config.json, the only place it is read from", {}),
+    f"{MODEL}.external_lib": changes("no module of your own is imported"),
+    f"{MODEL}.trust_remote_code": changes("code of a model repository is never run", False),
+    f"{MODEL}.tokenizer_path": changes("the tokenizer is that of the model"),
+    f"{MODEL}.lora_adapter_path": changes("adapters start from zero"),
+    f"{MODEL}.lora.*": changes("adapters are set by model.lora"),
+    **{
+        f"{MODEL}.{name}": none(SPEED)
+        for name in (
+            "use_shm",
+            "enable_activation_offload",
+            "use_liger",
+            "use_fused_kernels",
+            "fused_kernel_options.*",
+            "hf_config_path",
+            "load_tokenizer",
+            "tiled_mlp.*",
+            "mtp.*",
+        )
+    },
+    # Rewards.
+    "reward.reward_manager.name": joint("reward.verifier"),
+    "reward_model.reward_manager": joint("reward.verifier"),
+    "reward.reward_manager.*": none("the verifier is reward.verifier"),
+    **{
+        f"{root}.{name}": entry
+        for root in ("reward", "reward_model")
+        for name, entry in {
+            f"{OVERLONG}.enable": joint("overlong.shape", BUFFER, alone=soft_or_off),
+            f"{OVERLONG}.len": joint("overlong.cache_length", alone=as_is),
+            f"{OVERLONG}.penalty_factor": joint("overlong.factor", alone=as_is),
+            f"{OVERLONG}.log": none("rollouts/ has the penalty of every sample"),
+            "reward_kwargs.max_resp_len": joint("overlong.max_length", alone=as_is),
+        }.items()
+    },
+    **{
+        f"{root}.overlong_buffer.{name}": entry
+        for root in ("custom_reward_function", "reward_model")
+        for name, entry in {
+            "enable": joint("overlong.shape", BUFFER, alone=soft_or_off),
+            "len": joint("overlong.cache_length", alone=as_is),
+            "penalty_factor": joint("overlong.factor", alone=as_is),
+            "log": none("rollouts/ has the penalty of every sample"),
+        }.items()
+    },
+    "custom_reward_function.path": joint("reward.verifier", "file.py:name"),
+    "custom_reward_function.name": joint("reward.verifier", "file.py:name"),
+    "reward.custom_reward_function.path": joint("reward.verifier", "file.py:name"),
+    "reward.custom_reward_function.name": joint("reward.verifier", "file.py:name"),
+    "reward_model.enable": changes("rewards come from a verifier, not from a model", False),
+    "reward.reward_model.enable": changes("rewards come from a verifier, not from a model", False),
+    "reward.num_workers": to("reward.workers"),
+    "reward.reward_kwargs*": changes("an argument of verl's reward manager"),
+    "reward_model.reward_kwargs*": changes("an argument of verl's reward manager"),
+    "reward.reward_model.*": none(REWARD_MODEL),
+    "reward.sandbox_fusion.*": none(REWARD_MODEL),
+    **{
+        f"reward_model.{name}": none(REWARD_MODEL)
+        for name in (
+            "strategy",
+            "model.*",
+            "micro_batch_size*",
+            "max_length",
+            "use_dynamic_bsz",
+            "forward_*",
+            "launch_reward_fn_async",
+            "sandbox_fusion.*",
+            "profiler.*",
+            "ulysses_sequence_parallel_size",
+            "num_workers",
+            "enable_resource_pool",
+            "n_gpus_per_node",
+            "nnodes",
+            "use_reward_loop",
+            "reward_loop_*",
+            "rollout.*",
+            "input_tokenizer",
+        )
+    },
+    # The run.
+    "trainer.total_epochs": joint("train.steps", EPOCHS),
+    "trainer.total_training_steps": joint("train.steps", alone=as_is),
+    "trainer.test_freq": to("eval.every", off_at_most(0, None)),
+    "trainer.save_freq": to("checkpoint.every", off_at_most(0, None), "the last step always writes a checkpoint"),
+    "trainer.max_actor_ckpt_to_keep": to("checkpoint.keep", lambda value: 2 if value is None else value),
+    "trainer.val_before_train": Foreign(note="an evaluation always precedes the first step", off=(True,)),
+    "trainer.val_only": Foreign(note="`dapo eval` evaluates without training", off=(False,)),
+    "trainer.logger": to("log.to", trackers),
+    "trainer.default_local_dir": none("name the run directory with --run"),
+    "trainer.resume_mode": none("`dapo train --run DIR --resume` resumes a run"),
+    "trainer.resume_from_path": none("`dapo train --run DIR --resume` resumes a run"),
+    "trainer.project_name": none(NAMES),
+    "trainer.experiment_name": none(NAMES),
+    "trainer.log_val_generations": none(LOGS),
+    "trainer.rollout_data_dir": none(LOGS),
+    "trainer.validation_data_dir": none(LOGS),
+    "trainer.nnodes": none(ONE_PROCESS),
+    "trainer.n_gpus_per_node": none(ONE_PROCESS),
+    "trainer.device": none("model.device"),
+    "trainer.critic_warmup": none(NO_CRITIC),
+    **{
+        f"trainer.{name}": none(ONE_PROCESS)
+        for name in (
+            "balance_batch",
+            "default_hdfs_dir",
+            "del_local_ckpt_after_load",
+            "max_critic_ckpt_to_keep",
+            "ray_wait_register_center_timeout",
+            "esi_redundant_time",
+            "use_legacy_worker_impl",
+            "npu_profile.*",
+            "profile_steps",
+            "use_v1",
+            "v1.*",
+        )
+    },
+    # Everything else of its file.
+    "actor_rollout_ref.ref.*": none("the reference model of the KL penalty is the initial model"),
+    "actor_rollout_ref.hybrid_engine": none(ONE_PROCESS),
+    "actor_rollout_ref.nccl_timeout": none(ONE_PROCESS),
+    "critic.*": none(NO_CRITIC),
+    "global_profiler.*": none(SPEED),
+    "ray_kwargs.*": none(ONE_PROCESS),
+    "ray_init.*": none(ONE_PROCESS),
+    "transfer_queue.*": none(ONE_PROCESS),
+    "hydra.*": none("an option of Hydra"),
+    "hydra": none("an option of Hydra"),
+    "defaults": none("an option of Hydra; the files that it names are not read"),
+    "--config-name": none("an option of Hydra; the file that it names is not read: convert it on its own"),
+    "--config-path": none("an option of Hydra; the file that it names is not read: convert it on its own"),
+    "launcher.*": none(ONE_PROCESS),
+    "num_processes": none(ONE_PROCESS),
+    "*._target_": none("an option of Hydra"),
+}
+
+VERL_DEFAULTS: dict[str, Any] = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.weight_decay": 0.01,
+    f"{ROLLOUT}.n": 1,
+    "algorithm.adv_estimator": "gae",
+    "trainer.total_epochs": 30,
+    f"{MODEL}.enable_gradient_checkpointing": True,
+    f"{MODEL}.lora_alpha": 16,
+}
+"""verl's values of settings that its user leaves out, where learning or memory depends on them."""

@@ -1,0 +1,1 @@
+"""Moving a run here from another library: `dapo convert`."""

@@ -1,0 +1,222 @@
+"""TRL, and what ms-swift shares with it: batches of completions, updates instead of steps, reward functions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dapo_rl.errors import UserError
+from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs
+from dapo_rl.moving.draft import Draft
+
+_BATCH_KEYS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"),
+    *("num_processes", "NPROC_PER_NODE", "NNODES"),
+)
+_SCORED = {
+    "accuracy": "math",
+    "accuracy_reward": "math",
+    "math": "math",
+    "gsm8k": "math",
+}
+"""Their reward functions for mathematics, which give 1 and 0."""
+_OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
+
+
+def derive_trl(draft: Draft) -> None:
+    draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
+    if not draft.value("use_vllm"):
+        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
+            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+    derive_updates(draft)
+    derive_rewards(draft, cache=256, longest=1280)
+    _source(draft)
+    uses_lora = bool(draft.value("use_peft"))
+    lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16)
+    if not uses_lora:
+        draft.explain("use_peft", "default here", note="the weights are trained")
+
+
+def derive_updates(draft: Draft) -> None:
+    """Settings that count completions or updates."""
+    draft.always("algo.advantage_eps", 1e-4, "adds 1e-4 to the standard deviation")
+    if not draft.has("epsilon_high") or draft.value("epsilon_high") is None:
+        draft.always("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "epsilon_high is epsilon unless set")
+        draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
+    if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
+        _final_rate(draft)
+    _batch(draft)
+    _lengths(draft)
+    moments(draft, "adam_beta1", "adam_beta2")
+    for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
+        _interval(draft, key, ours)
+    for key in ("eval_strategy", "evaluation_strategy"):
+        note = "no: only before the first step and after the last" if draft.value(key) == "no" else ""
+        draft.explain(key, "default here" if note else "same", "eval.every", note)
+
+
+def _final_rate(draft: Draft) -> None:
+    lowest, rate = draft.number("lr_scheduler_kwargs.min_lr"), draft.settings.get("train.lr")
+    if lowest is not None and rate:
+        draft.put("train.min_lr_share", lowest / rate, "lr_scheduler_kwargs.min_lr")
+    elif "train.min_lr_share" not in draft.settings:
+        draft.always("train.min_lr_share", 0.0, "decays to 0")
+
+
+def _batch(draft: Draft) -> None:
+    """Prompts per step and updates per step, from batch sizes that count completions."""
+    device, accumulated = draft.size("per_device_train_batch_size"), draft.size("gradient_accumulation_steps")
+    group = draft.settings["sampling.group_size"]
+    processes, known = _processes(draft)
+    update = (device or 1) * (accumulated or 1) * processes
+    per_generation = draft.size("steps_per_generation")
+    batch = draft.size("generation_batch_size") or (device or 1) * processes * (per_generation or accumulated or 1)
+    # A generation batch that is smaller than an update is sampled several times with the same weights.
+    step = max(batch, update)
+    arithmetic = f"{step} completions per step / {group} per prompt, {update} completions per update"
+    if step % group or step % update or (step // group) % (step // update):
+        keys = "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation and num_generations"
+        raise UserError(
+            f"{keys} give {arithmetic}, on {processes} process{'es' if processes > 1 else ''}: not whole groups in an "
+            "update; --processes sets the number of processes"
+        )
+    note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
+    if not known:
+        note += "; --processes N says otherwise"
+    draft.put("sampling.prompts_per_step", step // group)
+    draft.put("train.mini_batches", step // update)
+    here = f"sampling.prompts_per_step: {step // group}, train.mini_batches: {step // update}"
+    for key in _BATCH_KEYS:
+        if key in draft.given or key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+            draft.explain(key, "same" if known else "differs", here, note, not known and key == _BATCH_KEYS[0])
+
+
+def _processes(draft: Draft) -> tuple[int, bool]:
+    """The number of processes, and whether it is known."""
+    if draft.processes is not None:
+        return draft.processes, True
+    if draft.has("num_processes"):
+        return draft.size("num_processes") or 1, True
+    if draft.has("NPROC_PER_NODE"):
+        return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
+    return 1, False
+
+
+def _updates_per_step(draft: Draft) -> int:
+    return int(draft.settings["train.mini_batches"]) * int(draft.settings.get("train.epochs_per_step", 1))
+
+
+def _lengths(draft: Draft) -> None:
+    """Steps and warm-up, which they count in updates."""
+    per_step = _updates_per_step(draft)
+    updates = draft.count("max_steps")
+    if updates is not None and updates > 0:
+        steps = math.ceil(updates / per_step)
+        draft.put("train.steps", steps, "max_steps", note=f"{updates} updates / {per_step} per step")
+        draft.explain("num_train_epochs", "default here", note="max_steps is given, and is what counts")
+    else:
+        draft.explain("max_steps", "default here", note="-1: num_train_epochs counts")
+        steps_from_epochs(draft, "num_train_epochs")
+    ratio, warmup = draft.number("warmup_ratio"), draft.number("warmup_steps") or 0
+    share = warmup if 0 < warmup < 1 else ratio if ratio and not warmup else None
+    if share is None:
+        steps = math.ceil(warmup / per_step)
+        draft.put("train.warmup_steps", steps, "warmup_steps", note=f"{warmup:g} updates / {per_step} per step")
+        draft.explain("warmup_ratio", "default here", note="warmup_steps counts" if warmup else "no warm-up")
+        return
+    keys = ("warmup_ratio", "warmup_steps")
+    if "train.steps" in draft.settings:
+        steps = math.ceil(share * draft.settings["train.steps"])
+        draft.put("train.warmup_steps", steps, *keys, note=f"{share:g} of {draft.settings['train.steps']} steps")
+    else:
+        note = f"{share:g} of the steps, whose number is not known"
+        draft.put("train.warmup_steps", math.ceil(share * 100), *keys, note=note, learns=True)
+
+
+def _interval(draft: Draft, key: str, ours: str) -> None:
+    """A number of updates between evaluations or checkpoints."""
+    updates = draft.number(key)
+    if updates is None:
+        draft.explain(key, "default here", note="null: the default")
+    elif updates < 1:
+        draft.explain(key, "differs", ours, "a share of the run; set a number of steps")
+    else:
+        steps = max(1, round(updates / _updates_per_step(draft)))
+        draft.put(ours, steps, key, note=f"{updates:g} updates / {_updates_per_step(draft)} per step")
+
+
+def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None:
+    """The verifier and the overlong punishment, from the names of reward functions."""
+    names = _listed(draft.value("reward_funcs"))
+    overlong = [name for name in names if name in _OVERLONG]
+    scored = [name for name in names if name not in _OVERLONG]
+    if overlong:
+        limit = draft.settings.get("sampling.max_new_tokens", 1024)
+        soft_overlong(draft, min(cache or limit // 5, limit - 1), 1.0, min(longest or limit, limit))
+    else:
+        draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
+    _verifier(draft, scored)
+    _weights(draft, names)
+
+
+def _listed(value: Any) -> list[str]:
+    return [] if value is None else [str(name) for name in (value if isinstance(value, list) else [value])]
+
+
+def _verifier(draft: Draft, names: list[str]) -> None:
+    key, plugin = "reward_funcs", draft.value("external_plugins")
+    mathematical = [name for name in names if name in _SCORED]
+    others = [name for name in names if name not in _SCORED]
+    if mathematical:
+        draft.put("reward.verifier", "math")
+        draft.put("reward.boxed", True)
+        draft.put("reward.wrong", 0.0)
+    if len(names) == 1 and mathematical:
+        note = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
+        draft.explain(key, "same", "reward.verifier: math", note)
+    elif len(names) == 1 and "." in others[0]:
+        module, _, function = others[0].rpartition(".")
+        draft.put("reward.verifier", f"{module}:{function}", key, note="your own function, with TRL's signature")
+    elif names:
+        what = f"{', '.join(others)}: " if others else ""
+        where = f" (from {written_plugin(plugin)})" if plugin else ""
+        note = f"{what}one verifier; combine the rewards in a function of your own, reward.verifier=file.py:name{where}"
+        draft.explain(key, "differs", "reward.verifier", note, True)
+    else:
+        note = "no reward but the length penalty; set reward.verifier"
+        draft.explain(key, "differs", "overlong.shape: soft", note, True)
+    draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(others))
+
+
+def written_plugin(value: Any) -> str:
+    return ", ".join(_listed(value))
+
+
+def _weights(draft: Draft, names: list[str]) -> None:
+    key = "reward_weights"
+    weights = draft.value(key)
+    listed = weights if isinstance(weights, list) else [weights]
+    if weights is None or all(weight == 1 for weight in listed):
+        draft.explain(key, "default here", note="every reward has the weight 1")
+    elif len(names) == 1 and len(listed) == 1:
+        draft.explain(key, "default here", note="one reward: the group's standard deviation divides the weight out")
+    else:
+        draft.explain(key, "differs", "reward.verifier", "combine the rewards in a function of your own", True)
+
+
+def _source(draft: Draft) -> None:
+    """A Hub data set with its configuration and splits."""
+    name = draft.settings.pop("data.train", None)
+    if name is None:
+        return
+    parameters = {"name": draft.value("dataset_config"), "split": draft.value("dataset_train_split")}
+    given = {key: value for key, value in parameters.items() if value is not None}
+    draft.put("data.train", {"source": name, **given} if given else name)
+    for key in ("dataset_config", "dataset_train_split"):
+        draft.explain(key, "same", "data.train")
+    split = draft.value("dataset_test_split")
+    if draft.has("dataset_test_split") and draft.value("eval_strategy", "evaluation_strategy") not in (None, "no"):
+        config = {"name": parameters["name"]} if parameters["name"] else {}
+        draft.put("data.eval", {"source": name, **config, "split": split}, "dataset_test_split")
+    else:
+        draft.explain("dataset_test_split", "default here", note="without eval_strategy it does nothing")

@@ -1,0 +1,154 @@
+"""Reading scripts and files without running them: expansion, interpolation, and hostile input in one line."""
+
+import pytest
+
+from dapo_rl.errors import UserError
+from dapo_rl.moving.arithmetic import ArithmeticTextError, evaluate_arithmetic
+from dapo_rl.moving.hydra import UnknownValue, interpolated, typed
+from dapo_rl.moving.readers import MOST_BYTES_READ, read_run, read_script
+from dapo_rl.moving.shell import read_shell
+
+
+def words(script, number=-1):
+    return [word.text for word in read_shell(script, {"HOME": "/home/me"})[number].words]
+
+
+def unknown(script):
+    return [word.unknown for word in read_shell(script, {})[-1].words if word.unknown]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("x=3\necho $x ${x}4 '$x' \"$x y\" \\$x", ["echo", "3", "34", "$x", "3 y", "$x"]),
+        ("echo ${x:-a} ${x-b} ${HOME:+c} ${x:-${y:-d}}", ["echo", "a", "b", "c", "d"]),
+        ('d=${D:-"${HOME}/v"}\necho "$d"', ["echo", "/home/me/v"]),
+        ("echo ${x:=5} $x", ["echo", "5", "5"]),
+        ("n=4\necho $((1024 * n)) $(((n + 1) * 2)) $(( $n ** 2 )) $((-7 / 2))", ["echo", "4096", "10", "16", "-3"]),
+        ("echo a\\\n  b # c\n", ["echo", "a", "b"]),
+        ("echo data#1000 '#x'", ["echo", "data#1000", "#x"]),
+        ("A=(\n x=1 # one\n 'y=2 3'\n)\nA+=(z)\necho \"${A[@]}\" end", ["echo", "x=1", "y=2 3", "z", "end"]),
+        ('e="--a 1"\necho $e "$e"', ["echo", "--a", "1", "--a 1"]),
+        ('echo "$@" $* ""', ["echo", ""]),
+        ("p=/a/b.sh\necho ${p##*/} ${p%.*} ${p%/*}", ["echo", "b.sh", "/a/b", "/a"]),
+        ("export B=2 C=3; echo $B$C", ["echo", "23"]),
+        ("echo a > out.txt 2>&1", ["echo", "a"]),
+        ("cat <<EOF\nx=1\nEOF\necho b", ["echo", "b"]),
+        ("echo [\"'a'\",b]", ["echo", "['a',b]"]),
+    ],
+)
+def test_words_are_expanded_as_a_shell_does(script, expected):
+    assert words(script) == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo $(rm -rf /)", "a command in the script is not run"),
+        ("echo `rm -rf /`", "a command in the script is not run"),
+        ("x=$(date)\necho a$x", "a command in the script is not run"),
+        ("echo $nowhere", "$nowhere is not set in the script"),
+        ("if true; then x=1; fi\necho $x", "it is set in a condition, a loop or a function"),
+        ("for x in 1 2; do y=$x; done\necho $y", "it is set in a condition, a loop or a function"),
+        ("echo $((1 / 0))", "division by zero"),
+        ("echo $((2 ** 70))", "an exponent is too large"),
+        ("echo $((x[0]))", "$x is not set in the script"),
+        ("echo $1", "$1 is set when the script runs"),
+        ("a=b\necho ${a//b/c}", "${a//b/c} is not evaluated"),
+    ],
+)
+def test_what_only_a_run_would_tell_stays_unknown(script, why):
+    (said,) = unknown(script)
+    assert why in said or "is not integer arithmetic" in said
+
+
+def test_an_assignment_on_the_line_is_for_that_command():
+    first, second = read_shell("N=8 one\ntwo", {})
+    assert first.variables["N"].text == "8"
+    assert "N" not in second.variables
+
+
+def test_arithmetic():
+    assert evaluate_arithmetic("2 + 3 * 4 - 10 % 4", int) == 12
+    assert evaluate_arithmetic("2 ** 3 ** 2", int) == 512
+    assert evaluate_arithmetic("-(1 << 4)", int) == -16
+    assert evaluate_arithmetic("n * 2", lambda name: 21) == 42
+    for text in ("", "1 +", "(1", "1 2", "a.b", "9" * 30, "(" * 200 + "1" + ")" * 200, "1 ? 2 : 3", "9**20 * 9**20"):
+        with pytest.raises(ArithmeticTextError):
+            evaluate_arithmetic(text, lambda name: 1)
+
+
+def test_values_of_a_command_line_have_types():
+    assert [typed(text) for text in ("1e-6", "3", "0.", "True", "null", "[a,b]", "x:y", "-1", "a: ]", "None")] == [
+        1e-6, 3, 0.0, True, None, ["a", "b"], "x:y", -1, "a: ]", None,
+    ]  # fmt: skip
+
+
+def test_interpolation():
+    keys = {"a.b": "${c}", "c": 4, "a.d": "${.b}", "e": "x${c}y", "f": "${oc.select:g,7}", "h": "${oc.env:HOME,z}"}
+    assert interpolated(keys, {}) == {"a.b": 4, "c": 4, "a.d": 4, "e": "x4y", "f": 7, "h": "z"}
+    for text, why in (("${x}", "x is not in the file"), ("${k}", "itself"), ("${eval:1+1}", "eval is not evaluated")):
+        value = interpolated({"k": text}, {})["k"]
+        assert isinstance(value, UnknownValue)
+        assert why in value.why
+
+
+def test_a_dictionary_of_hydra_and_a_deleted_key():
+    script = "python3 -m verl.trainer.main_ppo ++a={b: 1} +c=2 c=3 ~c data.x=1 $EXTRA word"
+    keys = read_script(script.replace("{b: 1}", "'{b: 1}'"), "s").keys
+    assert (keys["a.b"], "c" in keys, keys["data.x"]) == (1, False, 1)
+    assert isinstance(keys["$EXTRA"], UnknownValue)
+    assert isinstance(keys["word"], UnknownValue)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.py", "x = 1", "Python is not read; write the settings to JSON"),
+        ("a.sh", "echo hello", "no training command of verl, TRL, ms-swift or AReaL in it"),
+        ("a.sh", "trl grpo --beta 1\ntrl grpo --beta 2", "2 training commands; give one of them"),
+        ("a.sh", "echo 'x", "a quote is not closed"),
+        ("a.sh", 'echo "x', "a quote is not closed"),
+        ("a.sh", "echo ${x", "is not closed"),
+        ("a.sh", "echo " + "${x:-" * 500 + "}" * 500, "nested too deeply"),
+        ("a.sh", "a=" + "x" * 60_000 + '\necho "$a$a$a"', "longer than 64 KiB"),
+        ("a.sh", "A=(" + "x " * 15_000 + ")\necho ${A[@]} ${A[@]}", "more than 20000 words"),
+        ("a.sh", "#" * (MOST_BYTES_READ + 1), "it has more than 1 MiB"),
+        ("a.yaml", "x: " + "[" * 3000, "not valid YAML: it is nested too deeply"),
+        ("a.yaml", "a: 1\n", "not a file of verl, TRL, ms-swift or AReaL"),
+        ("a.yaml", "- 1\n", "neither a training command nor a mapping"),
+        ("a.yaml", "algorithm: &a {x: *a}\n", "does an anchor contain itself"),
+        ("a.json", "{", "not valid YAML"),
+        ("a.yaml", "num_generations: many\nbeta: x\n", "num_generations: input should be a valid integer"),
+        ("a.yaml", "num_generations: 8\nlearning_rate: [1]\n", "cannot be converted"),
+        ("a.yaml", "num_generations: 8\nmax_steps: 1.5\n", "expected a whole number"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_what_cannot_be_read_is_one_line(tmp_path, name, text, said):
+    from dapo_rl.moving.convert import convert_run
+
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        convert_run(read_run(path))
+    line = str(caught.value)
+    assert said in line
+    assert line.startswith(str(path))
+    assert "\n" not in line
+    assert len(line) < 500
+
+
+def test_no_file_and_no_text(tmp_path):
+    with pytest.raises(UserError, match="no such file; a command line is given as dapo convert -- COMMAND"):
+        read_run(tmp_path / "missing.sh")
+    (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="it is not UTF-8 text"):
+        read_run(tmp_path / "b")
+
+
+def test_nothing_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = "touch a\n$(touch b)\nx=`touch c`\ntrl grpo --beta $(touch d) <(touch e) > f ${x:-$(touch g)}\n"
+    read_script(script, "s")
+    assert list(tmp_path.iterdir()) == []
