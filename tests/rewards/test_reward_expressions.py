@@ -1,5 +1,6 @@
 """Expressions: read whole or not at all, computed exactly, and compared as sympy compares them."""
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -53,7 +54,8 @@ def test_rational_numbers_are_exact(expression):
     assert exact(tree) == value
     truth = parse(str(value)) or parse(f"-{abs(value)}")
     assert equal(truth, tree)
-    if operated and value.denominator == 1:
+    scientific = re.search(r"10(\.0*)?\)?\^", text)  # a number as it stands
+    if operated and value.denominator == 1 and not scientific:
         assert not is_worked_out(tree, truth) or value == 0 or text.endswith("{1}")
 
 

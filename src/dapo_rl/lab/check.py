@@ -14,7 +14,7 @@ from rich.text import Text
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from dapo_rl.lab.check_memory import MemoryReport, gib, memory_json
+from dapo_rl.lab.memory_report import MemoryReport, gib, memory_json
 from dapo_rl.lab.paper import COMPONENTS, Comparison
 
 

@@ -25,20 +25,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import torch
 
 from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport, gib
 from dapo_rl.lab.model_size import ModelSize, size_of
 from dapo_rl.models.load import compute_dtype
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.rollout.build import MAX_BATCH
 from dapo_rl.rollout.native.budget import KVBudget
 
-GIB = 2**30
 RUNTIME = 1 * GIB
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
 VLLM_SHARE = 0.4
@@ -50,43 +49,6 @@ GPUS = {
     **{"h200": 140.0, "b200": 180.0},
 }
 """GiB of common GPUs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    name: str
-    kind: Literal["cuda", "cpu"]
-    bytes: int
-    here: bool = True
-    """False for a GPU that the user named."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
-    name: str
-    bytes: int
-    about: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    machine: Memory
-    parts: tuple[MemoryPart, ...]
-    """Empty if the model's size is unknown."""
-    least: int
-    """With micro-batches of one sample, and a KV cache for one sequence."""
-    verdict: str
-    """One line."""
-    fits: bool | None
-    """None if unknown."""
-
-    @property
-    def total(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-    @property
-    def share(self) -> float:
-        return self.total / self.machine.bytes
 
 
 def find_memory(config: Config, gpu: str | None = None) -> Memory:
@@ -127,20 +89,6 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
     fits = need.least() <= USABLE * machine.bytes and need.cache_fits
     report = MemoryReport(machine, need.parts(), need.least(), "", fits)
     return replace(report, verdict=_verdict(report, need))
-
-
-def memory_json(report: MemoryReport) -> dict[str, Any]:
-    """The report in GiB."""
-    return {
-        "machine": report.machine.name,
-        "gib": round(report.machine.bytes / GIB, 2),
-        "parts": {part.name: round(part.bytes / GIB, 3) for part in report.parts},
-        "total": round(report.total / GIB, 2),
-        "least": round(report.least / GIB, 2),
-        "share": round(report.share, 3),
-        "fits": report.fits,
-        "verdict": report.verdict,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +256,3 @@ def _less(need: Need, usable: int) -> str:
         return f"set train.token_budget={left // need.token_bytes}"
     left = usable - need.least() + sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
     return f"set train.token_budget={need.longest} and sampling.kv_memory_gib={left / GIB:.2g}"
-
-
-def gib(number: float) -> str:
-    if number >= 0.05 * GIB:
-        return f"{number / GIB:,.1f} GiB"
-    return f"{number / 2**20:,.1f} MiB" if number >= 0.05 * 2**20 else f"{number / 2**10:,.1f} KiB"
