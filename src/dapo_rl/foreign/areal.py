@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.foreign.record import (
+    EPOCHS,
     KL_IN_LOSS,
     LOADING,
     LOGS,
@@ -27,7 +28,6 @@ from dapo_rl.foreign.record import (
 )
 
 OPTIMIZER = "actor.optimizer"
-EPOCHS_OF_DATA = "counts passes over the data; steps = rows × epochs / prompts_per_step"
 SHIFT = "rewards are (score + reward_bias) × reward_scaling, for scores 1 and 0"
 ADV_NORM = "advantages are normalised once, by their group; AReaL normalises them again over the tokens of the batch"
 STALENESS = "samples come from the current weights, or with sampling.surplus=carry from those one step older"
@@ -37,7 +37,7 @@ AREAL: dict[str, Foreign] = {
     "experiment_name": none(NAMES),
     "trial_name": none(NAMES),
     "seed": to("seed"),
-    "total_train_epochs": joint("train.steps", EPOCHS_OF_DATA),
+    "total_train_epochs": joint("train.steps", EPOCHS),
     "total_train_steps": to("train.steps"),
     "total_train_n_seqs": none("train.steps sets the length of the run"),
     "tokenizer_path": none("the tokenizer is that of the model"),

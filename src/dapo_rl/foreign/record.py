@@ -132,6 +132,7 @@ MEMORY = "memory: see train.token_budget, sampling.kv_memory_gib and train.gradi
 LOGS = "metrics.jsonl and rollouts/ are always written"
 NAMES = "names of a run for trackers; the run directory is named with --run"
 SPEED = "affects speed only"
+EPOCHS = "counts passes over the data; steps = rows × epochs / prompts_per_step"
 KL_IN_LOSS = "the KL penalty is part of the loss (algo.kl_coef), never of the reward"
 VLLM = "an option of vLLM; engine=vllm sets its own"
 LOADING = "affects how data are loaded, not which"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.foreign.record import (
+    EPOCHS,
     IS_CORRECTION,
     LOADING,
     LOGS,
@@ -31,7 +32,6 @@ from dapo_rl.foreign.record import (
 
 BATCH = "batch sizes count completions; prompts per step = generation batch / num_generations"
 UPDATES = "counts updates; train.steps counts steps of several updates"
-EPOCHS_OF_ROWS = "counts passes over the data; steps = rows × epochs / prompts_per_step"
 SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
@@ -78,7 +78,7 @@ TRAINER: dict[str, Foreign] = {
     "logging_dir": none("name the run directory with --run DIR"),
     "per_device_train_batch_size": joint("sampling.prompts_per_step", BATCH),
     "gradient_accumulation_steps": joint("sampling.prompts_per_step", BATCH),
-    "num_train_epochs": joint("train.steps", EPOCHS_OF_ROWS),
+    "num_train_epochs": joint("train.steps", EPOCHS),
     "max_steps": joint("train.steps", UPDATES),
     "learning_rate": to("train.lr"),
     "lr_scheduler_type": to("train.lr_schedule", choice(SCHEDULES, "not one of the schedules here")),

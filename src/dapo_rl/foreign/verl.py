@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.foreign.record import (
+    EPOCHS,
     IS_CORRECTION,
     KL_IN_LOSS,
     LOADING,
@@ -37,7 +38,6 @@ VAL = f"{ROLLOUT}.val_kwargs"
 OVERLONG = "reward_kwargs.overlong_buffer_cfg"
 ROUNDS = "with filter_groups.max_num_gen_batches, the cap: verl samples rounds of this many prompts"
 MINI_BATCH = "updates per step: train_batch_size / ppo_mini_batch_size, both in prompts"
-EPOCHS = "counts passes over the data; steps = rows × epochs / prompts_per_step"
 BUFFER = "the overlong buffer is Soft Overlong Punishment"
 
 OTHER_SCHEDULE = "not one of the schedules here"

@@ -15,10 +15,8 @@ from dapo_rl.rollout.engine import Completion, Request
 from dapo_rl.types import FinishReason, Sample
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
-
-
 ROUNDING = 1e-3
-"""Log-probabilities above 0 by less are rounded."""
+"""Log-probabilities may exceed 0 by this much: they are rounded."""
 
 
 class CustomEngine:
@@ -53,6 +51,32 @@ class CustomEngine:
             self._settle(completion)
         return completions
 
+    def cancel(self, ids: Collection[str]) -> int:
+        self._open = {name: entry for name, entry in self._open.items() if name not in ids}
+        lost = self._call("cancel", ids)
+        if not isinstance(lost, int):
+            raise self._wrong("cancel", f"returned {type(lost).__name__}, not the number of tokens lost")
+        return lost
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        self._call("receive", version, source)
+        if self.version != version:
+            raise self._wrong("receive", f"left version at {self.version}; set self.version = version")
+
+    def take_unfinished(self) -> list[Request]:
+        requests: list[Request] = self._items("take_unfinished", Request)
+        expected = {name: missing for name, (_, missing) in self._open.items()}
+        returned = {request.id: set(request.indices) for request in requests}
+        wrong = [name for name in {**expected, **returned} if expected.get(name) != returned.get(name)]
+        if wrong:
+            raise self._wrong("take_unfinished", f"gave back other samples of {wrong[0]} than are unfinished")
+        self._open = {}
+        return requests
+
+    def close(self) -> None:
+        if callable(getattr(self.engine, "close", None)):
+            self._call("close")
+
     def _settle(self, completion: Completion) -> None:
         name, index = completion.request_id, completion.index
         request, missing = self._open.get(name, (None, set[int]()))
@@ -82,32 +106,6 @@ class CustomEngine:
             found = f"text {type(sample.text).__name__} and finish_reason {sample.finish_reason!r}"
             return f"{found}; they are str, and {' or '.join(reasons)}"
         return None
-
-    def cancel(self, ids: Collection[str]) -> int:
-        self._open = {name: entry for name, entry in self._open.items() if name not in ids}
-        lost = self._call("cancel", ids)
-        if not isinstance(lost, int):
-            raise self._wrong("cancel", f"returned {type(lost).__name__}, not the number of tokens lost")
-        return lost
-
-    def receive(self, version: int, source: WeightSource) -> None:
-        self._call("receive", version, source)
-        if self.version != version:
-            raise self._wrong("receive", f"left version at {self.version}; set self.version = version")
-
-    def take_unfinished(self) -> list[Request]:
-        requests: list[Request] = self._items("take_unfinished", Request)
-        expected = {name: missing for name, (_, missing) in self._open.items()}
-        returned = {request.id: set(request.indices) for request in requests}
-        wrong = [name for name in {**expected, **returned} if expected.get(name) != returned.get(name)]
-        if wrong:
-            raise self._wrong("take_unfinished", f"gave back other samples of {wrong[0]} than are unfinished")
-        self._open = {}
-        return requests
-
-    def close(self) -> None:
-        if callable(getattr(self.engine, "close", None)):
-            self._call("close")
 
     def _items(self, method: str, kind: type, *arguments: Any) -> list[Any]:
         items = self._call(method, *arguments)

@@ -52,7 +52,7 @@ class Flights:
         """Starts a group for this prompt."""
         draw = self.next_draw
         self.next_draw += 1
-        flight = Flight(draw, prompt, self._engine.version, self._request(draw, prompt), [None] * self._group_size)
+        flight = Flight(draw, prompt, self._engine.version, self.request(draw, prompt), [None] * self._group_size)
         self.add(flight)
         self._engine.submit(flight.request)
         return flight
@@ -61,9 +61,15 @@ class Flights:
         """Adds a flight, for example from a checkpoint, without submitting it."""
         self._flights[flight.request.id] = flight
 
-    def rebuild(self, draw: int, prompt: Prompt) -> Request:
-        """The request that `start` made for a draw."""
-        return self._request(draw, prompt)
+    def request(self, draw: int, prompt: Prompt) -> Request:
+        """The request for a draw of this prompt: always the same one."""
+        return Request(
+            id=f"draw-{draw}",
+            prompt_ids=prompt.token_ids,
+            count=self._group_size,
+            params=self._params,
+            seed=derive_seed(self._seed, prompt.id, draw),
+        )
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, in the order in which the engine returned them."""
@@ -113,12 +119,3 @@ class Flights:
             raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
         flight.samples[completion.index] = completion.sample
         return flight
-
-    def _request(self, draw: int, prompt: Prompt) -> Request:
-        return Request(
-            id=f"draw-{draw}",
-            prompt_ids=prompt.token_ids,
-            count=self._group_size,
-            params=self._params,
-            seed=derive_seed(self._seed, prompt.id, draw),
-        )

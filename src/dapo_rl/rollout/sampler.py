@@ -122,7 +122,7 @@ class Sampler:
     def load(self, directory: Path) -> None:
         size = self._settings.group_size
         state = SamplerState.read(
-            directory, self._prompts.find, self._flights.rebuild, size, self._longest, self._vocabulary
+            directory, self._prompts.find, self._flights.request, size, self._longest, self._vocabulary
         )
         self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
         self._admission = Admission(state.carried)
