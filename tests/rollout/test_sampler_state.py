@@ -1,0 +1,66 @@
+"""What a sampler saves is what it loads: every array of every sample, whatever it holds."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import make_prompt
+
+from dapo_rl.rollout.acceptance import Acceptance
+from dapo_rl.rollout.engine import Begun, Request, SamplingParams
+from dapo_rl.rollout.flights import Flight
+from dapo_rl.rollout.grading import Grading
+from dapo_rl.rollout.sampler_state import SamplerState
+from dapo_rl.types import Group, Sample, Verdict
+
+LONGEST, VOCABULARY = 12, 100
+
+
+@st.composite
+def columns(draw):
+    """Ids, log-probabilities, versions and a mask."""
+    kinds = (
+        (st.integers(0, VOCABULARY - 1), np.int32),
+        (st.floats(-50, 0, width=32), np.float32),
+        (st.integers(0, 2**20), np.int32),
+        (st.booleans(), np.bool_),
+    )
+    length = draw(st.integers(1, LONGEST))
+    return [np.array(draw(st.lists(values, min_size=length, max_size=length)), kind) for values, kind in kinds]
+
+
+@st.composite
+def samples(draw):
+    ids, logps, versions, mask = draw(columns())
+    text = draw(st.text(st.characters(exclude_categories=[]), max_size=6))
+    return Sample(ids, logps, text, draw(st.sampled_from(["stop", "length"])), versions, mask)
+
+
+def request(draw, prompt):
+    return Request(f"draw-{draw}", prompt.token_ids, 3, SamplingParams(max_new_tokens=LONGEST), seed=draw)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    carried=st.lists(st.tuples(samples(), samples(), samples()), max_size=3),
+    arrived=samples(),
+    begun=columns(),
+    graded=st.booleans(),
+)
+def test_everything_comes_back_as_it_was(carried, arrived, begun, graded):
+    verdicts = (
+        Verdict(1.0, True, "correct", "2"),
+        Verdict(-1.0, False, "wrong"),
+        Verdict(0.0, False, "error", None, "x"),
+    )
+    groups = tuple(Group(n, make_prompt(f"p{n}"), whole, verdicts) for n, whole in enumerate(carried))
+    prompt = make_prompt("p9")
+    left = request(9, prompt).left([Begun(0, *begun), Begun.nothing(2)])
+    flight = Flight(9, prompt, 4, left, [None, arrived, None])
+    state = SamplerState(10, Acceptance(), Grading(1.0, -1.0, graded), groups, (flight,))
+    with TemporaryDirectory() as directory:
+        state.write(Path(directory))
+        again = SamplerState.read(Path(directory), make_prompt, request, 3, LONGEST, VOCABULARY)
+    assert again == state
