@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"foreign"},
+    {"foreign", "recipes"},
     {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo"},
     {"algo", "data", "rewards", "envs", "models", "runs"},
     {"rollout"},
@@ -32,7 +32,20 @@ SIDEWAYS = {
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
-    *("errors", "base", "foreign", "version", "types", "choices", "palette", "fates", "recipe", "config", "demo"),
+    *(
+        "errors",
+        "base",
+        "foreign",
+        "recipes",
+        "version",
+        "types",
+        "choices",
+        "palette",
+        "fates",
+        "recipe",
+        "config",
+        "demo",
+    ),
     *("data", "rewards", "envs", "runs", "board", "moving"),
 }
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -23,12 +25,13 @@ from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
 from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
-from dapo_rl.demo import chosen_settings, start_from
+from dapo_rl.demo import chosen_settings, source_name, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.recipe import setting_named
+from dapo_rl.recipes import find_recipe, measured, packaged_recipe, recipe_names
 from dapo_rl.version import __version__
 
 TAKE_SETTINGS = ("train", "check", "ablate", "eval")
@@ -97,7 +100,7 @@ def train(
 ) -> None:
     recipe, overrides = _split(arguments)
     notes: list[str] = []
-    name = recipe.stem if recipe else "tiny"
+    name = (recipe or DEFAULT_RECIPE).stem
     if resume:
         run = run or _newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
@@ -187,17 +190,42 @@ def verify(
     check_trainable(result)
 
 
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this recipe.", show_default=False)] = None,
+) -> None:
+    """List the recipes of the package, or print one.
+
+    \b
+      dapo recipes                         name, model, data, and what was measured
+      dapo recipes demo > mine.yaml        start your own recipe from one
+
+    A name is accepted wherever a recipe is: dapo train NAME. A file of that name
+    in the working directory comes first.
+    """
+    if name is not None:
+        print(packaged_recipe(name).read_text(encoding="utf-8"), end="")
+        return
+    width = min(shutil.get_terminal_size().columns, 100)
+    for each in recipe_names():
+        config = Config.load(each)
+        figures = f"Measured: {measured(packaged_recipe(each).read_text(encoding='utf-8'))}"
+        print(f"{each}: {config.model.name} on {source_name(config.data.train)}")
+        print(textwrap.fill(figures, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
+    print("Print one with `dapo recipes NAME`; run one with `dapo train NAME`.")
+
+
 app.command("eval", help=EVAL_HELP)(eval_command)
 app.command("convert", help=CONVERT_HELP)(convert_command)
 
 
-ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the embedded default.
+ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the demo.
 
 \b
   dapo ablate recipe.yaml --seeds 3              GRPO, DAPO's techniques added one by one, and each left out
   dapo ablate train.steps=10 --jobs 2            with a setting changed in every arm, two runs at a time
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
-  dapo ablate --out runs/ablate-tiny-1           resume an ablation that was stopped
+  dapo ablate --out runs/ablate-demo-1           resume an ablation that was stopped
 
 Every run has an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. The results are
 written to ablation.md, ablation.json and ablation.png.
@@ -397,7 +425,7 @@ def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
         raise UserError(f"two recipes, {recipes[0]} and {recipes[1]}; an override is written key=value")
-    return (Path(recipes[0]) if recipes else None), [word for word in words if "=" in word]
+    return (find_recipe(recipes[0]) if recipes else None), [word for word in words if "=" in word]
 
 
 def _newest_run() -> Path:

@@ -20,11 +20,12 @@ from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
 from dapo_rl.lab.ablate.show import LiveAblationDisplay, PlainAblationDisplay
 from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
+from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.settings import flat
 
-DEFAULT = REPOSITORY / "src" / "dapo_rl" / "default.yaml"
-PAPER = REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml"
+DEFAULT = packaged_recipe("demo")
+PAPER = packaged_recipe("dapo-math-qwen2.5-32b")
 BASES = [
     (DEFAULT, []),
     (PAPER, []),
@@ -302,7 +303,7 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "| algo.clip_high=0.28 | 2 | 10.0 | 61.0 |" in text
     assert "| algo.clip_high=0.4 | 0 | waiting | - |" in text
     assert "95% Student's t interval over seeds" in text
-    assert "default.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
+    assert "demo.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
     assert "paper" not in text
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.lock import acquire
-from dapo_rl.demo import DEFAULT_RECIPE, start_from
+from dapo_rl.demo import start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import PARTS, AblationPlan, check_same_plan, grid, table_one
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
@@ -46,8 +46,6 @@ def run_ablation(
         start = start_from(recipe, overrides)
         number = seeds or (len(saved.seeds) if saved else SEEDS)
         plan = _plan(start.recipe, start.overrides, number, vary, only)
-        if start.recipe == DEFAULT_RECIPE:
-            plan = replace(plan, name="tiny", recipe="the embedded default")
         if saved is not None and out is not None:
             check_same_plan(out, saved, plan)
     if out is None:
