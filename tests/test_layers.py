@@ -10,7 +10,7 @@ LAYERS = [
     {"errors"},
     {"base"},
     {"foreign", "recipes"},
-    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo"},
+    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo", "completion"},
     {"algo", "data", "rewards", "envs", "models", "runs"},
     {"rollout"},
     {"evals"},
@@ -26,6 +26,8 @@ SIDEWAYS = {
     ("fates", "palette"),
     ("config", "choices"),
     ("config", "recipe"),
+    ("completion", "choices"),
+    ("completion", "config"),
     ("demo", "config"),
     ("demo", "recipe"),
     ("models", "algo"),
@@ -46,7 +48,7 @@ WITHOUT_TORCH = {
         "config",
         "demo",
     ),
-    *("data", "rewards", "envs", "runs", "board", "moving"),
+    *("completion", "data", "rewards", "envs", "runs", "board", "moving"),
 }
 
 

@@ -23,6 +23,13 @@ from rich.console import Console
 
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
+from dapo_rl.completion import (
+    TAKE_SETTINGS,
+    asked_to_complete,
+    completion_script,
+    install_completion,
+    print_candidates,
+)
 from dapo_rl.config import Config, known_keys
 from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
 from dapo_rl.demo import chosen_settings, source_name, start_from
@@ -34,8 +41,6 @@ from dapo_rl.recipe import setting_named
 from dapo_rl.recipes import find_recipe, measured, packaged_recipe, recipe_names
 from dapo_rl.version import __version__
 
-TAKE_SETTINGS = ("train", "check", "ablate", "eval")
-"""Commands with KEY=VALUE arguments."""
 WIDEST_HELP = 100
 """Columns of the help texts on a wide terminal."""
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="RECIPE] [KEY=VALUE", show_default=False, hidden=True)]
@@ -315,10 +320,22 @@ def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    install: Annotated[
+        bool, typer.Option("--install-completion", help="Install completion for your shell: bash, zsh or fish.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show-completion", help="Print the completion script.")] = False,
+) -> None:
     if version:
         print(f"dapo-rl {__version__}")
-        raise typer.Exit
+    elif install:
+        print(install_completion())
+    elif show:
+        print(completion_script(), end="")
+    else:
+        return
+    raise typer.Exit
 
 
 def main() -> None:
@@ -354,6 +371,9 @@ def _invoke(words: list[str]) -> int:
     except FileNotFoundError:
         raise UserError("the working directory has been removed; change to another") from None
     command = typer.main.get_command(app)
+    if asked_to_complete():
+        print_candidates(command)
+        return 0
     try:
         with command.make_context("dapo", words) as context:
             command.invoke(context)
