@@ -179,6 +179,39 @@ def test_mistakes_in_vary_are_told_before_anything_starts(vary, words):
     assert "\n" not in str(error.value)
 
 
+HELD_OUT = "data.eval=held-out.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vary"),
+    [
+        ([HELD_OUT], "model.name=one,other"),
+        ([HELD_OUT], "model.name=tiny,other"),
+        ([HELD_OUT, "model.name=mine"], "train.lr=1e-6,2e-6"),
+        ([HELD_OUT, "model.name=mine"], "data.train=arithmetic,rows.jsonl"),
+    ],
+)
+def test_without_a_recipe_no_arm_has_the_demos_settings_if_one_has_another_model_or_data(overrides, vary):
+    default = Config.load()
+    plan = grid(None, overrides, 1, [vary])
+    assert (plan.name, len(plan.arms)) == ("dapo", 2)
+    for arm in plan.arms:
+        config = arm.config(0)
+        assert (config.data.max_prompt_tokens, config.sampling.max_new_tokens) == (1024, 1024)
+        assert config.train.steps == default.train.steps
+        assert (config.train.lr_schedule, config.data.eval) == ("constant", "held-out.jsonl")
+    assert {key for arm in plan.arms[1:] for key in arm.changes} == {vary.partition("=")[0]}
+
+
+def test_without_a_recipe_the_demo_is_ablated():
+    assert grid(None, [], 1, ["train.lr=1e-4,2e-4"]) == grid(DEFAULT, [], 1, ["train.lr=1e-4,2e-4"])
+    assert table_one(None, ["train.steps=5"], 2) == table_one(DEFAULT, ["train.steps=5"], 2)
+    own = table_one(None, ["model.name=mine", HELD_OUT], 1)
+    assert {arm.config(0).train.steps for arm in own.arms} == {Config.load().train.steps}
+    with pytest.raises(UserError, match=r'^--vary model\.name="mine": data\.eval: an ablation compares'):
+        grid(None, [], 1, ["model.name=mine"])
+
+
 def test_mistakes_in_the_rest():
     with pytest.raises(UserError, match=r"sampling\.dynamic: turns Dynamic Sampling off"):
         table_one(DEFAULT, ["sampling.dynamic=false"], 1)
