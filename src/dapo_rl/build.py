@@ -16,7 +16,7 @@ from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
-from dapo_rl.data.sources import IN_MEMORY
+from dapo_rl.data.sources import IN_MEMORY, check_there
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
@@ -104,6 +104,8 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         verifier = built.enter_context(_verifier(config, given))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
+        for key, source in _sources(config, given).items():
+            check_there(source, key)  # a model may take minutes to load
         model, tokenizer = _model_and_tokenizer(config, given)
         notes = [verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
@@ -198,14 +200,21 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _sources(config: Config, given: Given) -> dict[str, Any]:
+    return {
+        "data.train": config.data.train if given.train_dataset is None else given.train_dataset,
+        "data.eval": config.data.eval if given.eval_dataset is None else given.eval_dataset,
+    }
+
+
 def _prompt_sets(
     config: Config, given: Given, tokenizer: Any, verifier: VerifierPool
 ) -> tuple[PromptSet, PromptSet | None]:
     """The training prompts and the held-out prompts."""
 
     how = (tokenizer, config.data, verifier.needs_answer)
-    train = training_prompts(config.data.train if given.train_dataset is None else given.train_dataset, *how)
-    source = config.data.eval if given.eval_dataset is None else given.eval_dataset
+    sources = _sources(config, given)
+    train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
     if config.eval.every is not None and held_out is None:
         raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")

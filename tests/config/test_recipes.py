@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dapo_rl import DAPOTrainer
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import load_rows
 from dapo_rl.data.known import KNOWN_FILES
@@ -64,6 +65,15 @@ def test_the_settings_that_a_missing_file_suggests_read_the_hub():
         "openai/gsm8k",
         {"name": "main", "split": "test"},
     )
+
+
+def test_a_missing_file_is_found_before_the_model_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^data\.train: gsm8k-train\.jsonl: no such file"):
+        DAPOTrainer(config="gsm8k-qwen2.5-0.5b", run_dir=tmp_path / "run")
+    (tmp_path / "gsm8k-train.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"^data\.eval: gsm8k-test\.jsonl: no such file"):
+        DAPOTrainer(config="gsm8k-qwen2.5-0.5b", run_dir=tmp_path / "run")
 
 
 def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):

@@ -50,6 +50,13 @@ def open_rows(source: Source, *, key: str = "data.train") -> Rows | RowStream:
     return _open_values(_from_hub(name, parameters, key), name, key) if rows is None else _partition(key, name, rows)
 
 
+def check_there(source: Source | None, key: str) -> None:
+    """Raises a UserError for a file that is missing, before anything that takes long."""
+    name = source.source if isinstance(source, SourceSettings) else source
+    if isinstance(name, str | os.PathLike) and os.fspath(name).lower().endswith(SUFFIXES):
+        read_file(Path(name), key)
+
+
 def _open_values(values: Any, name: str, key: str) -> Rows | RowStream:
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
