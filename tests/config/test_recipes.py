@@ -92,6 +92,7 @@ def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):
     [
         ("gsm8k-qwen2.5-1.5", "; did you mean gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
         ("gsm8k-qwen2.5-1.5b.yaml", "; did you mean gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
+        ("gsm8k-q", "; did you mean gsm8k-qwen2.5-0.5b or gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
         ("xyz", "; `dapo recipes` lists those there are"),
     ],
 )

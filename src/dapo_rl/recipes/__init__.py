@@ -30,7 +30,7 @@ def recipe_names() -> list[str]:
 def packaged_recipe(name: str) -> Path:
     """The file of a recipe of the package."""
     if name not in recipe_names():
-        raise UserError(f"{name}: no such recipe{_suggested(nearest(name, recipe_names()))}")
+        raise UserError(f"{name}: no such recipe{_suggested(name)}")
     return _HOME / f"{name}{SUFFIX}"
 
 
@@ -46,11 +46,13 @@ def no_such_recipe(path: Path) -> UserError:
     """The error for a path that does not exist and is no name either."""
     if close := nearest_path(path, lambda neighbour: neighbour.name.endswith(SUFFIX)):
         return UserError(f"{path}: no such recipe{did_you_mean(close)}")
-    return UserError(f"{path}: no such recipe{_suggested(nearest(path.name, recipe_names()))}")
+    return UserError(f"{path}: no such recipe{_suggested(path.name)}")
 
 
-def _suggested(name: str | None) -> str:
-    return f"{did_you_mean(name)} `dapo recipes` lists them all" if name else "; `dapo recipes` lists those there are"
+def _suggested(name: str) -> str:
+    longer = [known for known in recipe_names() if name and known.startswith(name)]
+    close = " or ".join(longer) or nearest(name, recipe_names())
+    return f"{did_you_mean(close)} `dapo recipes` lists them all" if close else "; `dapo recipes` lists those there are"
 
 
 def measured(text: str) -> str:
