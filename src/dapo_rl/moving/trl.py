@@ -25,16 +25,36 @@ _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
-    if not draft.value("use_vllm"):
-        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
-            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+    explain_switched_off(draft)
     derive_updates(draft)
+    derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     uses_lora = bool(draft.value("use_peft"))
     lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16)
     if not uses_lora:
         draft.explain("use_peft", "default here", note="the weights are trained")
+
+
+def explain_switched_off(draft: Draft) -> None:
+    """Options of what the run does not use."""
+    if not draft.value("use_vllm"):
+        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
+            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+    if not draft.value("beta"):
+        draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
+
+
+def derive_evaluation(draft: Draft) -> None:
+    """Held-out prompts are sampled like the training prompts, as often as `num_generations_eval` says."""
+    samples = draft.size("num_generations_eval")
+    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in (None, "no"):
+        draft.explain("num_generations_eval", "default here", note="null, and nothing is evaluated")
+        return
+    draft.put("eval.samples", samples or draft.settings["sampling.group_size"], "num_generations_eval")
+    for name in ("temperature", "top_p"):
+        if f"sampling.{name}" in draft.settings:
+            draft.put(f"eval.{name}", draft.settings[f"sampling.{name}"])
 
 
 def derive_updates(draft: Draft) -> None:
@@ -138,6 +158,9 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
     updates = draft.number(key)
     if updates is None:
         draft.explain(key, "default here", note="null: the default")
+    elif updates < 1 and "train.steps" in draft.settings:
+        steps = max(1, math.ceil(updates * draft.settings["train.steps"]))
+        draft.put(ours, steps, key, note=f"{updates:g} of {draft.settings['train.steps']} steps")
     elif updates < 1:
         draft.explain(key, "differs", ours, "a share of the run; set a number of steps")
     else:
