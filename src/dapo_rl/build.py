@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,23 @@ from dapo_rl.models.load import (
     compute_dtype,
     describe_model,
     load_model,
+    load_tokenizer,
     make_savable,
     pad_id,
     pick_device,
     slow_dtype,
     to_float32,
 )
-from dapo_rl.models.lora import add_lora, has_lora
+from dapo_rl.models.lora import (
+    add_lora,
+    base_of,
+    has_lora,
+    is_adapted,
+    lora_settings,
+    merged_copy,
+    peft_config_of,
+    train_adapters,
+)
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
@@ -58,6 +69,12 @@ class Given:
     eval_dataset: Any = None
     engine: Any = None
     """An engine, or a class or function that is called like a custom engine in the settings."""
+    reward_weights: Sequence[float] | None = None
+    """One for each of several reward functions; None: all are 1."""
+    peft_config: Any = None
+    """peft's `LoraConfig`, instead of `model.lora`."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user on the arguments."""
 
     @property
     def names_a_model(self) -> bool:
@@ -104,7 +121,8 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         model, tokenizer = _model_and_tokenizer(config, given)
-        notes = [verifier.note, to_float32(model)]
+        config = _with_lora(config, given, model)
+        notes = [*given.notes, verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
         longest = _longest(config, model, train_prompts, eval_prompts)
         device = next(model.parameters()).device
@@ -180,21 +198,40 @@ def build_policy(
 
 def _verifier(config: Config, given: Given) -> VerifierPool:
     functions = given.reward_funcs
-    verifier = build_verifier(config.reward) if functions is None else as_verifier(functions, config.reward)
-    return VerifierPool(verifier, config.reward)
+    if functions is None:
+        return VerifierPool(build_verifier(config.reward), config.reward)
+    return VerifierPool(as_verifier(functions, config.reward, given.reward_weights), config.reward)
 
 
 def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     if given.names_a_model:
         model, loaded = load_model(config.model)
         return model, given.processing_class or loaded
-    model, tokenizer = given.model, given.processing_class
+    model, tokenizer = base_of(given.model), given.processing_class
     model.eval()  # with dropout the policy that samples would differ from the policy that is trained
     if tokenizer is None:
-        raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+        if not getattr(model, "name_or_path", None):
+            raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+        tokenizer = load_tokenizer(model.name_or_path)
     check_tokenizer(tokenizer, config.model.name)
     make_savable(model)
     return model, tokenizer
+
+
+def _with_lora(config: Config, given: Given, model: Any) -> Config:
+    """Sets `model.lora` as `peft_config` says, or as the adapters that the model already has. Unless `config` says
+    otherwise, they are saved in peft's format, which TRL's users expect."""
+    adapters, settings = peft_config_of(model), config.model.lora
+    if adapters is not None and given.peft_config is not None:
+        raise UserError("peft_config: the model already has LoRA adapters, which are trained; leave it out")
+    chosen = given.peft_config if adapters is None else adapters
+    if chosen is None:
+        return config
+    if settings is not None and settings.model_fields_set != {"save"}:
+        raise UserError("model.lora: the adapters are given as peft's; of these settings, only model.lora.save applies")
+    save = "adapter" if settings is None else settings.save
+    lora = lora_settings(chosen, model).model_copy(update={"save": save})
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
 
 
 def _prompt_sets(
@@ -226,7 +263,10 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
 def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
     """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
-    if config.model.lora is not None:
+    if has_lora(model):
+        sampled = merged_copy(model)
+        train_adapters(model)
+    elif config.model.lora is not None:
         # The engine samples from a plain model; it receives weights with the adapters merged in.
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
@@ -257,5 +297,7 @@ def _sampler(
 
 
 def _reference(model: Any) -> Any:
-    """A frozen copy of the model; a model with adapters contains its own reference."""
-    return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
+    """A frozen copy of the model. A model whose adapters are new contains its own reference."""
+    if has_lora(model):
+        return merged_copy(model) if is_adapted(model) else model
+    return copy.deepcopy(model).requires_grad_(False)

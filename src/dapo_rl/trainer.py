@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,8 +16,10 @@ from transformers.utils import logging
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config
-from dapo_rl.data import once_each
+from dapo_rl.data import load_rows, once_each
+from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
+from dapo_rl.moving.grpo_script import read_script, refuse_arguments, refuse_models
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import RunDirectory, new_run_directory
@@ -41,11 +44,15 @@ class DAPOTrainer:
                          config={"train.steps": 100, "sampling.group_size": 8}) as trainer:
             trainer.train()
 
-    `model` is a name or directory, or a loaded model with its tokenizer as `processing_class`. `reward_funcs` is a
-    verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are anything that
-    `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or function that
-    makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that are not given
-    come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted keys.
+    `model` is a name or directory, or a loaded model, also a `PeftModel`, with its tokenizer as `processing_class`.
+    `reward_funcs` is a verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are
+    anything that `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or
+    function that makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that
+    are not given come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted
+    keys.
+
+    The positional arguments are those of TRL's `GRPOTrainer`. `args` is a `GRPOConfig`; `config` overrides it. See
+    docs/from-trl.md.
 
     `close`, or the end of the `with` block, stops the verifier's processes and frees the model's memory; so does
     dropping the last reference.
@@ -55,23 +62,55 @@ class DAPOTrainer:
         self,
         model: Any = None,
         reward_funcs: Any = None,
+        args: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
-        *,
         processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Any = None,
+        optimizers: Any = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        *,
+        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         engine: Any = None,
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
     ) -> None:
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
-        settings = _as_config(config)
+        refuse_arguments(
+            {
+                "reward_processing_classes": reward_processing_classes,
+                "optimizers": optimizers,
+                "quantization_config": quantization_config,
+                "tools": tools,
+                "rollout_func": rollout_func,
+                "environment_factory": environment_factory,
+            }
+        )
+        refuse_models(reward_funcs, processing_class)
+        script = read_script(args, config, reward_funcs, partial(_count_prompts, train_dataset))
+        train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
+        self.args = args
         self.display = display or make_display()
-        self.run_dir = Path(run_dir or new_run_directory())
+        self.run_dir = Path(run_dir or script.run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
-        given = Given(model, processing_class, reward_funcs, train_dataset, eval_dataset, engine)
-        self._built: Run | None = build_run(settings, given, self.display)
+        given = Given(
+            model,
+            processing_class,
+            reward_funcs,
+            train_dataset,
+            eval_dataset,
+            engine,
+            script.reward_weights,
+            peft_config,
+            (*script.notes, *([chosen] if chosen else [])),
+        )
+        self._built: Run | None = build_run(script.config, given, self.display)
         self.config = self._built.config
 
     @property
@@ -82,14 +121,15 @@ class DAPOTrainer:
     def tokenizer(self) -> Any:
         return self._run.tokenizer
 
-    def train(self, resume: bool = False) -> dict[str, Any]:
+    def train(self, resume: bool = False, resume_from_checkpoint: str | bool | None = None) -> dict[str, Any]:
         """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
         contains.
 
         Ctrl-C finishes the step, saves, and raises KeyboardInterrupt; a second Ctrl-C raises it at once. In both cases
-        `train(resume=True)` continues the run.
+        `train(resume=True)` continues the run, and so does `train(resume_from_checkpoint=True)`.
         """
         run = self._run
+        resume = resume or _resumes(resume_from_checkpoint, self.run_dir)
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep)
         log = LogLength(directory)
@@ -195,10 +235,24 @@ class DAPOTrainer:
         return summary
 
 
-def _as_config(config: Config | Mapping[str, Any] | str | os.PathLike[str] | None) -> Config:
-    if isinstance(config, Mapping):
-        return Config.build(config)
-    return config if isinstance(config, Config) else Config.load(Path(config) if config is not None else None)
+def _count_prompts(train_dataset: Any, config: Config) -> int | None:
+    """The rows of the training data; None if they have no length."""
+    source = choose_splits(train_dataset, None, False)[0]
+    if source is None or isinstance(source, str | os.PathLike):
+        return len(load_rows(config.data.train if source is None else source).good)
+    return len(source) if hasattr(source, "__len__") else None
+
+
+def _resumes(checkpoint: str | bool | None, run_dir: Path) -> bool:
+    """Whether to continue the run. A run continues from its newest checkpoint, so a path must be of this run."""
+    if not isinstance(checkpoint, str | os.PathLike):
+        return bool(checkpoint)
+    if not Path(checkpoint).resolve().is_relative_to(run_dir.resolve()):
+        raise UserError(
+            f"resume_from_checkpoint: {checkpoint} is not in {run_dir}; a run continues in its own directory: give it "
+            "as output_dir or run_dir, and resume_from_checkpoint=True"
+        )
+    return True
 
 
 def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength, display: Display) -> None:

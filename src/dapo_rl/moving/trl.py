@@ -96,9 +96,10 @@ def _batch(draft: Draft) -> None:
     arithmetic = f"{step} completions per step / {group} per prompt, {update} completions per update"
     if step % group or step % update or (step // group) % (step // update):
         keys = "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation and num_generations"
+        remedy = "raise gradient_accumulation_steps" if known else "--processes sets the number of processes"
         raise UserError(
             f"{keys} give {arithmetic}, on {processes} process{'es' if processes > 1 else ''}: not whole groups in an "
-            "update; --processes sets the number of processes"
+            f"update; {remedy}"
         )
     note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
     if not known:
