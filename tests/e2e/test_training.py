@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL
+from support import SMALL, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dapo_rl import Config, DAPOTrainer, DivergedError, UserError
@@ -262,7 +262,10 @@ def test_a_model_object_needs_its_tokenizer(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=1"])
     with pytest.raises(UserError, match="processing_class"):
-        DAPOTrainer(model, config=config, run_dir=tmp_path / "a")
+        DAPOTrainer(small_model(), config=config, run_dir=tmp_path / "none")
+    # A model that was loaded from somewhere has its tokenizer there.
+    with DAPOTrainer(model, config=config, run_dir=tmp_path / "a") as trainer:
+        assert trainer.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(TINY).get_vocab()
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "b")
     assert trainer.train()["steps"] == 1

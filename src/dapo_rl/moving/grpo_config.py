@@ -6,6 +6,7 @@ Recognised by its name, because trl is an optional dependency. The table of fiel
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -175,6 +176,8 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
     if paper:
         del settings["algo.clip_high"]
     derive_evaluation(draft)
+    if settings.get("train.min_lr_share") == 0:
+        settings["train.min_lr_share"] = _last_rate(draft)
     if not args.bf16 and "model.dtype" not in settings:
         settings["model.dtype"] = "float32"
     if _name(args.eval_strategy) == "epoch":
@@ -183,6 +186,15 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
         settings["checkpoint.every"] = _steps_per_epoch(draft)
     elif _name(args.save_strategy) == "no":
         settings["checkpoint.every"] = settings["train.steps"]
+
+
+def _last_rate(draft: Draft) -> float:
+    """The rate of TRL's last update as a share of the first. It decays to 0 after that update; here, in the last."""
+    settings = draft.settings
+    steps = max(1, settings["train.steps"] - settings.get("train.warmup_steps", 0))
+    if settings["train.lr_schedule"] == "cosine":
+        return (1 + math.cos(math.pi * (steps - 1) / steps)) / 2
+    return float(1 / steps)
 
 
 def _steps_per_epoch(draft: Draft) -> int:

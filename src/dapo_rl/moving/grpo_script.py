@@ -50,6 +50,11 @@ class Script:
         return None if self.moved is None else self.moved.run_dir
 
     @property
+    def push(self) -> Mapping[str, Any] | None:
+        """The `hub_` fields, if the model is to be uploaded after training."""
+        return None if self.moved is None else self.moved.push
+
+    @property
     def reward_weights(self) -> list[float] | None:
         return None if self.moved is None else self.moved.reward_weights
 
@@ -79,7 +84,7 @@ def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
         )
 
 
-def read_script(args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None]) -> Script:
+def script_settings(args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None]) -> Script:
     """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None."""
     if args is None:
         return Script(_as_config(config))
@@ -97,11 +102,11 @@ def read_script(args: Any, config: Settings, reward_funcs: Any, count_rows: Call
     for key, value in over.items():
         put(result, key, value)
     chosen = Config.build(result)
-    notes = (describe(chosen), *moved.notes, *_overridden(moved, over))
+    notes = (techniques_line(chosen), *moved.notes, *_overridden(moved, over))
     return Script(chosen, moved, notes)
 
 
-def describe(config: Config) -> str:
+def techniques_line(config: Config) -> str:
     """One line with the batch, the number of steps and DAPO's techniques."""
     sampling, algo, overlong = config.sampling, config.algo, config.overlong
     step = f"{sampling.prompts_per_step} prompts × {sampling.group_size} samples per step, {config.train.steps} steps"

@@ -33,7 +33,8 @@ def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str)
 
 
 def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
-    rows = sorted(metrics, key=lambda row: row["step"])
+    # Row 0 has only the evaluation before the first step, which `evaluations` has too.
+    rows = sorted((row for row in metrics if row["step"] > 0), key=lambda row: row["step"])
     figure = Figure(figsize=(19, 8.6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     length, reward, entropy, probability, held_out, clipping, fates, all_right = figure.subplots(2, 4).flat

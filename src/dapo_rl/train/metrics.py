@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+import numpy as np
 from torch import Tensor
 
 from dapo_rl.fates import Fate
@@ -64,6 +65,8 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
     lengths = [len(sample.token_ids) for sample, _, _ in samples]
     return {
         "reward/mean": _mean([reward for _, reward in judged]),
+        "reward/std": float(np.std([reward for _, reward in judged], ddof=1)) if len(judged) > 1 else math.nan,
+        "reward/zero_std_share": _share(sum(len(set(rewards[g.draw].tolist())) == 1 for g in groups), len(groups)),
         "acc/mean": _mean([float(verdict.correct) for verdict, _ in judged]),
         "response_length/mean": _mean([float(n) for n in lengths]),
         "response_length/max": max(lengths, default=0),
