@@ -22,7 +22,7 @@ from dapo_rl.data import load_rows, once_each
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder
-from dapo_rl.moving.grpo_script import script_settings, refuse_arguments, refuse_models
+from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.runs.config_file import ConfigFile

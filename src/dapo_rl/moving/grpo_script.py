@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.format import counted
 from dapo_rl.config import PRESETS, Config
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
@@ -84,7 +85,9 @@ def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
         )
 
 
-def script_settings(args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None]) -> Script:
+def script_settings(
+    args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None]
+) -> Script:
     """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None."""
     if args is None:
         return Script(_as_config(config))
@@ -109,7 +112,8 @@ def script_settings(args: Any, config: Settings, reward_funcs: Any, count_rows: 
 def techniques_line(config: Config) -> str:
     """One line with the batch, the number of steps and DAPO's techniques."""
     sampling, algo, overlong = config.sampling, config.algo, config.overlong
-    step = f"{sampling.prompts_per_step} prompts × {sampling.group_size} samples per step, {config.train.steps} steps"
+    prompts, samples = counted(sampling.prompts_per_step, "prompt"), counted(sampling.group_size, "sample")
+    step = f"{prompts} × {samples} per step, {counted(config.train.steps, 'step')}"
     punished = f"over the last {config.overlong_cache_length} of {config.overlong_max_length} tokens"
     techniques = [
         f"Dynamic Sampling {'on' if sampling.dynamic else 'off'}",
