@@ -99,7 +99,9 @@ def _given(args: Any) -> dict[str, Any]:
         factory = field.default_factory
         default = _plain(field.default if factory is dataclasses.MISSING else factory())
         if value != default and not (_is_empty(value) and _is_empty(default)):
-            given.update(leaves(field.name, value))
+            given.update(
+                (key, leaf) for key, leaf in leaves(field.name, value) if leaf is not None or key == field.name
+            )
     return given
 
 
@@ -211,7 +213,7 @@ def _fields(draft: Draft) -> Iterator[tuple[str, str]]:
 
 def _notes(draft: Draft, args: Any) -> Iterator[str]:
     rows = [row for row in draft.explained.values() if row.key not in (*_ELSEWHERE, *_REWRITTEN, *_DERIVED)]
-    ignored = [row.key for row in rows if _is_ignored(row, args)]
+    ignored = list(dict.fromkeys(row.key.partition(".")[0] for row in rows if _is_ignored(row, args)))
     if ignored:
         yield f"GRPOConfig: ignored, because learning does not depend on them here: {', '.join(ignored)}"
     for row in rows:

@@ -155,7 +155,7 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    return "verl" if "solution_str" in names else "trl" if "completions" in names else None
+    return "verl" if "solution_str" in names else "trl" if {"completions", "completion_ids"} & set(names) else None
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
