@@ -123,15 +123,22 @@ def test_the_quickstart_with_a_grpo_config(run_script, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_script_behind_trl_grpo(run_script, capsys):
+def test_the_script_behind_trl_grpo(run_script, capsys, monkeypatch):
+    pushed = []
+    monkeypatch.setattr(
+        "dapo_rl.trainer.push_folder", lambda folder, name, _, **options: pushed.append((name, options))
+    )
     words = ["--dataset_name", "trl-lib/DeepMath-103K", "--reward_funcs", "accuracy_reward", "think_format_reward"]
     words += ["--reward_weights", "1.0", "0.5", "--eval_strategy", "steps", "--eval_steps", "1"]
+    words += ["--push_to_hub", "--hub_model_id", "me/model", "--hub_private_repo", "True"]
     ((trainer, summary),) = run_script(patched("grpo.py"), [*ON_CPU, *words])
     assert summary["steps"] == 2
     assert [evaluation["step"] for evaluation in summary["evaluations"]] == [0, 1, 2]
     assert trainer.config.eval.samples == 4
     assert "Model saved to out.\n" in capsys.readouterr().out
     assert Path("out/config.json").is_file()
+    options = {"private": True, "token": None, "revision": None}
+    assert pushed == [("me/model", options)] * 2, "after training, and by the script itself"
     with pytest.raises(RuntimeError, match="closed"):
         trainer.evaluate()
 

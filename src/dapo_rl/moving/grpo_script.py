@@ -71,7 +71,7 @@ def refuse_arguments(arguments: Mapping[str, Any]) -> None:
 def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
     """Raises UserError for a reward model, and for the processor of a vision model."""
     for function in _listed(reward_funcs):
-        is_name = isinstance(function, str) and "/" in function and ":" not in function
+        is_name = isinstance(function, str) and "/" in function and ":" not in function and ".py" not in function
         if is_name or (hasattr(function, "forward") and hasattr(function, "parameters")):
             name = function if is_name else type(function).__name__
             raise UserError(
