@@ -19,7 +19,7 @@ from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config
 from dapo_rl.data import once_each
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder
+from dapo_rl.models.push import push_folder, write_card
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
@@ -75,7 +75,7 @@ class DAPOTrainer:
         engine: Any = None,
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
-        callbacks: Sequence[Any] | None = None,
+        callbacks: Any = None,
     ) -> None:
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
@@ -90,7 +90,7 @@ class DAPOTrainer:
         # The `args` of every hook: the caller's GRPOConfig, or these.
         self._callbacks = _callbacks(self._built, CallbackArguments.of(self.config, self.run_dir))
         try:
-            for callback in callbacks or ():
+            for callback in callbacks if isinstance(callbacks, list | tuple) else filter(None, [callbacks]):
                 self._callbacks.add(callback)
             self._callbacks.init_end()
         except BaseException:
@@ -180,18 +180,30 @@ class DAPOTrainer:
         private: bool | None = None,
         token: str | None = None,
         revision: str | None = None,
+        dataset_name: str | None = None,
+        tags: Sequence[str] = (),
     ) -> str:
-        """Uploads the model and tokenizer to the Hugging Face hub, as `save_model` saves them. Returns the address of
-        the commit.
+        """Uploads the model and tokenizer to the Hugging Face hub, as `save_model` saves them, with a model card.
+        Returns the address of the commit.
 
-        `repo_id` is `owner/name`, or a name of your own; by default the name of the run directory. The repository is
-        created if it does not exist, public unless `private` or your organisation says otherwise.
+        `repo_id` is `owner/name`, or a name of your own; by default `hub_model_id` of a GRPOConfig, or the name of the
+        run directory. The repository is created if it does not exist, public unless `private` or your organisation
+        says otherwise.
         """
         self._callbacks.push_begin()
-        name = repo_id or self.run_dir.resolve().name
+        args = self._callbacks.args
+        name = repo_id or getattr(args, "hub_model_id", None) or self.run_dir.resolve().name
         with TemporaryDirectory(prefix="dapo-push-") as folder:
             self.save_model(folder)
-            return push_folder(Path(folder), name, commit_message, private=private, token=token, revision=revision)
+            write_card(Path(folder), self.config.model.name, dataset_name, tags)
+            return push_folder(
+                Path(folder),
+                name,
+                commit_message,
+                private=getattr(args, "hub_private_repo", None) if private is None else private,
+                token=token or getattr(args, "hub_token", None),
+                revision=revision or getattr(args, "hub_revision", None),
+            )
 
     def close(self) -> None:
         """Stops all processes of the run, and frees the model unless the caller holds a reference to it.

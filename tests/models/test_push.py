@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import yaml
 from huggingface_hub import constants
 
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder
+from dapo_rl.models.push import push_folder, write_card
 
 
 class SmallHub:
@@ -27,6 +28,8 @@ class SmallHub:
         if "/preupload/" in path:
             files = json.loads(body)["files"]
             return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
         assert "/commit/" in path, path
         header, *operations = [json.loads(line) for line in body.splitlines()]
         files = {o["value"]["path"]: base64.b64decode(o["value"]["content"]) for o in operations}
@@ -75,6 +78,12 @@ def folder(tmp_path):
     return model
 
 
+@pytest.fixture
+def with_card(folder):
+    write_card(folder, "tiny")
+    return folder
+
+
 def use(monkeypatch, address, token="hf_secret"):
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -86,10 +95,10 @@ def use(monkeypatch, address, token="hf_secret"):
 
 
 @pytest.mark.parametrize("private", [True, False, None])
-def test_every_file_arrives_in_one_commit(folder, monkeypatch, private):
+def test_every_file_arrives_in_one_commit(with_card, monkeypatch, private):
     with SmallHub().serving() as hub:
         use(monkeypatch, hub.address)
-        address = push_folder(folder, "someone/model", "Forty steps", private=private)
+        address = push_folder(with_card, "someone/model", "Forty steps", private=private)
     assert address == f"{hub.address}/someone/model/commit/0123"
     (created,) = hub.created
     assert (created["name"], created["organization"]) == ("model", "someone")
@@ -98,7 +107,29 @@ def test_every_file_arrives_in_one_commit(folder, monkeypatch, private):
     assert created.get("private", said) is private
     ((path, message, files),) = hub.commits
     assert (path, message) == ("/api/models/someone/model/commit/main", "Forty steps")
-    assert files == {"config.json": b"{}", "model.safetensors": bytes(range(256))}
+    assert files == {path.name: path.read_bytes() for path in with_card.iterdir()}
+    assert files.keys() == {"README.md", "config.json", "model.safetensors"}
+
+
+def test_a_card_names_what_the_hub_can_find(folder):
+    write_card(folder, "Qwen/Qwen2.5-0.5B", dataset_name="trl-lib/tldr", tags=["mine"])
+    _, head, text = (folder / "README.md").read_text().split("---\n")
+    assert yaml.safe_load(head) == {
+        "library_name": "transformers",
+        "tags": ["dapo-rl", "dapo", "reinforcement-learning", "mine"],
+        "base_model": "Qwen/Qwen2.5-0.5B",
+        "datasets": ["trl-lib/tldr"],
+    }
+    assert text.strip() == "Trained with dapo-rl, by DAPO, from Qwen/Qwen2.5-0.5B."
+    write_card(folder, "other/model")
+    assert "other/model" not in (folder / "README.md").read_text()
+
+
+def test_a_card_does_not_name_directories(folder):
+    write_card(folder, str(folder), dataset_name="data/../train.jsonl")
+    _, head, text = (folder / "README.md").read_text().split("---\n")
+    assert yaml.safe_load(head).keys() == {"library_name", "tags"}
+    assert text.strip() == "Trained with dapo-rl, by DAPO, from model."
 
 
 def test_a_token_that_may_not_write_is_one_line_that_says_so(folder, monkeypatch):

@@ -151,6 +151,22 @@ def test_early_stopping_counts_evaluations_without_progress():
     assert callbacks.state.best_metric == 0.5
 
 
+def test_a_config_of_trl_as_args(tmp_path):
+    trl = pytest.importorskip("trl")
+    callbacks = make(EarlyStoppingCallback(1))
+    callbacks.args = trl.GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    with pytest.raises(UserError, match=r"EarlyStoppingCallback.on_train_begin raised AssertionError: .* requires met"):
+        callbacks.train_begin()
+    callbacks.args.metric_for_best_model, callbacks.args.greater_is_better = "reward", True
+    callbacks.args.eval_strategy = "steps"
+    callbacks.train_begin()
+    for reward in (-0.5, 0.25):
+        callbacks.evaluated({"eval/accuracy": 0.5, "eval/reward": reward})
+    assert (callbacks.should_stop, callbacks.state.best_metric) == (False, 0.25)
+    callbacks.evaluated({"eval/accuracy": 0.75, "eval/reward": 0.0})
+    assert callbacks.should_stop
+
+
 def test_early_stopping_by_a_metric_that_must_be_named():
     callbacks = make(EarlyStoppingCallback)
     callbacks.args = None
@@ -207,7 +223,7 @@ def test_what_is_no_callback_is_refused_when_it_is_added():
         def __init__(self, patience):
             self.patience = patience
 
-    with pytest.raises(UserError, match="^callbacks: expected a transformers TrainerCallback, got print$"):
+    with pytest.raises(UserError, match=r"^callbacks: expected a transformers TrainerCallback, got print$"):
         make(print)
     with pytest.raises(UserError, match=r"^callbacks: Needs\(\) raised TypeError: .*'patience'; pass an instance$"):
         make(Needs)
@@ -225,7 +241,7 @@ def test_a_hook_that_is_never_called_is_mentioned():
         def on_optimizer_step(self, args, state, control, **kwargs): ...
 
     assert make(PrinterCallback, Gradients).never_called() == [
-        "callbacks: Gradients: on_optimizer_step is never called here"
+        "callbacks: Gradients: never called here: on_optimizer_step"
     ]
 
 
