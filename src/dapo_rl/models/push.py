@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from dapo_rl.base.hub import hub_problem
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
 
 LOGIN = "log in with `hf auth login`, set HF_TOKEN, or pass token="
+
+
+def write_card(folder: Path, base_model: str, dataset_name: str | None = None, tags: Sequence[str] = ()) -> None:
+    """Writes a short model card, unless the folder has one, as that of an adapter does."""
+    path = folder / "README.md"
+    if path.exists():
+        return
+    metadata: dict[str, Any] = {
+        "library_name": "transformers",
+        "tags": ["dapo-rl", "dapo", "reinforcement-learning", *([tags] if isinstance(tags, str) else tags)],
+    }
+    if is_hub_name(base_model):
+        metadata["base_model"] = base_model
+    if dataset_name is not None and is_hub_name(dataset_name):
+        metadata["datasets"] = [dataset_name]
+    head = yaml.safe_dump(metadata, sort_keys=False)
+    start = base_model if is_hub_name(base_model) else Path(base_model).name  # not where it lies on this machine
+    path.write_text(f"---\n{head}---\n\nTrained with dapo-rl, by DAPO, from {one_line(start)}.\n", encoding="utf-8")
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name can be a repository, `owner/name`, rather than a directory."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def push_folder(

@@ -22,8 +22,10 @@ from dapo_rl.moving.trl import derive_evaluation, derive_updates, explain_switch
 
 NAME = "GRPOConfig"
 
-_HUB = ("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_revision")
-_ELSEWHERE = ("output_dir", "resume_from_checkpoint", "reward_weights", "save_strategy", "bf16", *_HUB)
+_ELSEWHERE = (
+    *("output_dir", "resume_from_checkpoint", "reward_weights", "save_strategy", "bf16"),
+    *("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_revision"),
+)
 """Fields that are no settings here; `Moved` and the trainer have them."""
 _REWRITTEN = (
     *("accelerator_config", "dataloader_pin_memory", "disable_tqdm", "do_eval", "pad_to_multiple_of"),
@@ -44,8 +46,8 @@ class Moved:
     """The field that each setting follows from, for those that the user set."""
     run_dir: str | None
     reward_weights: list[float] | None
-    push: Mapping[str, Any] | None
-    """The `hub_` fields, if the model is to be uploaded after training."""
+    pushes: bool
+    """Whether the model is to be uploaded after training."""
     notes: tuple[str, ...]
 
 
@@ -73,13 +75,12 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
         raise UserError(f"args: {error}") from None
     if punishes_length or draft.settings["sampling.max_new_tokens"] < 5:
         draft.settings["overlong.shape"] = "off"
-    push = {name.removeprefix("hub_"): getattr(args, name, None) for name in _HUB[1:]}
     return Moved(
         settings=draft.settings,
         fields=dict(_fields(draft)),
         run_dir=args.output_dir if "output_dir" in given and args.output_dir != "trainer_output" else None,
         reward_weights=args.reward_weights,
-        push=push if args.push_to_hub else None,
+        pushes=args.push_to_hub,
         notes=tuple(_notes(draft, args)),
     )
 

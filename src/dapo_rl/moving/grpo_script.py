@@ -51,9 +51,9 @@ class Script:
         return None if self.moved is None else self.moved.run_dir
 
     @property
-    def push(self) -> Mapping[str, Any] | None:
-        """The `hub_` fields, if the model is to be uploaded after training."""
-        return None if self.moved is None else self.moved.push
+    def pushes(self) -> bool:
+        """Whether the model is to be uploaded after training."""
+        return self.moved is not None and self.moved.pushes
 
     @property
     def reward_weights(self) -> list[float] | None:

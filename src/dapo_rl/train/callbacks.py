@@ -112,7 +112,7 @@ class Callbacks:
         for callback in self._callbacks:
             own = [hook for hook in NOT_CALLED if getattr(type(callback), hook) is not getattr(TrainerCallback, hook)]
             if own:
-                found.append(f"callbacks: {_name(callback)}: {', '.join(own)} is never called here")
+                found.append(f"callbacks: {_name(callback)}: never called here: {', '.join(own)}")
         return found
 
     def init_end(self) -> None:
