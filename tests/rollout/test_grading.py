@@ -110,6 +110,7 @@ def test_what_was_recognised_is_saved(tmp_path):
         "correct": 1.0,
         "wrong": 0.0,
         "graded": True,
+        "rewards": {},
     }
     after = sampler_for("0,0", "1,0")  # on its own it would call the first of these all wrong
     after.load(tmp_path)
