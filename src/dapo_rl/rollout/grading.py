@@ -80,10 +80,10 @@ class Grading:
         minor = self._minor()
         if not minor:
             return "every reward counts: groups are kept if the sums of their rewards differ"
-        verb = "adds" if len(minor) == 1 else "add"
+        names = f"{' and '.join(sorted(minor))} {'adds' if len(minor) == 1 else 'add'}"
         others = " or ".join(name for name, seen in self.rewards.items() if name not in minor and seen.weight)
         return (
-            f"{', '.join(sorted(minor))} {verb} at most half as much as {others}: groups are kept if {others} differs; "
+            f"{names} at most half as much as {others}: groups are kept if {others} differs; "
             "sampling.metric=score compares the sums of all rewards"
         )
 

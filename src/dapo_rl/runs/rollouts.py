@@ -85,9 +85,11 @@ def _schema(rows: Sequence[GroupRow]) -> pa.Schema:
 
 def _type_of(kinds: set[type]) -> pa.DataType:
     kinds = kinds - {type(None)}
-    if kinds and kinds <= {int, float}:
-        return pa.float64()
-    return pa.bool_() if kinds == {bool} else pa.string()
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
 def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
