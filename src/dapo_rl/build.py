@@ -44,7 +44,9 @@ from dapo_rl.models.lora import (
 )
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.state import RewardState
 from dapo_rl.rollout.build import build_engine, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Engine, SamplingParams
@@ -162,9 +164,8 @@ def resolve(config: Config, given: Given) -> Config:
         changes["model"]["name"] = os.fspath(name)
     device = pick_device(config.model.device) if given.names_a_model else next(given.model.parameters()).device
     changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
-    if (functions := given.reward_funcs) is not None:
-        functions = functions if isinstance(functions, list | tuple) else [functions]
-        changes["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else spec_of(f) for f in functions)
+    if given.reward_funcs is not None:
+        changes["reward"]["verifier"] = recorded_verifier(given.reward_funcs, given.reward_weights)
     for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else source
@@ -292,8 +293,15 @@ def _sampler(
         max_error_share=config.reward.max_error_share,
         keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
         on_progress=partial(display.phase, "sampling"),
+        on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary,
     )
+
+
+def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: PromptStream | None = None) -> None:
+    """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
+    epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
+    verifier.state = RewardState(step, config.train.steps, epoch)
 
 
 def _reference(model: Any) -> Any:

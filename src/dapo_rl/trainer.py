@@ -16,7 +16,7 @@ import torch
 from transformers.utils import logging
 
 from dapo_rl.base.saved import not_of_this_run
-from dapo_rl.build import Given, Run, build_run
+from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.config import Config
 from dapo_rl.data import load_rows, once_each
 from dapo_rl.data.splits import choose_splits
@@ -431,6 +431,7 @@ def _evaluate(run: Run, display: Display) -> Evaluation | None:
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
+    tell_progress(run.verifier, run.config, run.progress.step)
     return evaluate(
         run.engine,
         run.verifier,

@@ -57,8 +57,9 @@ def local_data_set(path, *_, split=None, **__):
 
 
 def patched(name):
-    """A script after the diff that the page shows for it."""
-    text = (SCRIPTS / name).read_text()
+    """A script after the diff that the page shows for it: TRL's own if it is installed with it, or one of its shape."""
+    installed = Path(trl.__file__).parent / "scripts" / name
+    text = (installed if installed.is_file() else SCRIPTS / name).read_text()
     (diff,) = [diff for diff in re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.S) if f"--- {name}\n" in diff]
     for hunk in diff.split("@@\n")[1:]:
         lines = hunk.splitlines()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dapo_rl.base.format import counted
 from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs
-from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.draft import Draft, written
 
 _BATCH_KEYS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"),
@@ -20,6 +21,8 @@ _SCORED = {
     "gsm8k": "math",
 }
 """Their reward functions for mathematics, which give 1 and 0."""
+_OF_TRL = {name: f"trl.rewards:{name}" for name in ("reasoning_accuracy_reward", "think_format_reward")}
+"""Functions of TRL that run here as they are, where TRL is installed."""
 _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 
@@ -170,62 +173,99 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
 
 
 def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None:
-    """The verifier and the overlong punishment, from the names of reward functions."""
+    """The verifiers with their weights and the overlong punishment, from the names of reward functions."""
     names = _listed(draft.value("reward_funcs"))
-    overlong = [name for name in names if name in _OVERLONG]
-    scored = [name for name in names if name not in _OVERLONG]
+    weights = _weights(draft, names)
+    overlong = [weight for name, weight in zip(names, weights, strict=True) if name in _OVERLONG]
     if overlong:
         limit = draft.settings.get("sampling.max_new_tokens", 1024)
-        soft_overlong(draft, min(cache or limit // 5, limit - 1), 1.0, min(longest or limit, limit))
+        soft_overlong(draft, min(cache or limit // 5, limit - 1), max(sum(overlong), 0.0), min(longest or limit, limit))
     else:
         draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
+    scored: dict[str, float] = {}
+    for name, weight in zip(names, weights, strict=True):
+        if name not in _OVERLONG:
+            scored[name] = scored.get(name, 0.0) + weight
     _verifier(draft, scored)
-    _weights(draft, names)
 
 
 def _listed(value: Any) -> list[str]:
     return [] if value is None else [str(name) for name in (value if isinstance(value, list) else [value])]
 
 
-def _verifier(draft: Draft, names: list[str]) -> None:
+def _verifier(draft: Draft, weights: dict[str, float]) -> None:
+    """`reward.verifier` from the functions and their weights, without the overlong punishment."""
     key, plugin = "reward_funcs", draft.value("external_plugins")
-    mathematical = [name for name in names if name in _SCORED]
-    others = [name for name in names if name not in _SCORED]
-    if mathematical:
-        draft.put("reward.verifier", "math")
+    known = {name: ours for name in weights if (ours := _here(name, draft.library.name))}
+    unknown = [name if w == 1 else f"{name} (weight {w:g})" for name, w in weights.items() if name not in known]
+    if any(ours == "math" for ours in known.values()):
         draft.put("reward.boxed", True)
         draft.put("reward.wrong", 0.0)
-    if len(names) == 1 and mathematical:
-        note = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
-        draft.explain(key, "same", "reward.verifier: math", note)
-    elif len(names) == 1 and "." in others[0]:
-        module, _, function = others[0].rpartition(".")
-        draft.put("reward.verifier", f"{module}:{function}", key, note="your own function, with TRL's signature")
-    elif names:
-        what = f"{', '.join(others)}: " if others else ""
+    if known:
+        draft.put("reward.verifier", _entries(known, weights))
+    here = f"reward.verifier: {written(draft.settings['reward.verifier'])}" if known else "reward.verifier"
+    if unknown:
         where = f" (from {written_plugin(plugin)})" if plugin else ""
-        note = f"{what}one verifier; combine the rewards in a function of your own, reward.verifier=file.py:name{where}"
-        draft.explain(key, "differs", "reward.verifier", note, True)
+        what = f"{', '.join(unknown)}: add your own function to reward.verifier, file.py:name{where}"
+        draft.explain(key, "differs", here, what, True)
+    elif len(known) > 1:
+        draft.explain(key, "same", here, f"the first one decides what is right; {_MATH if _has_math(known) else _OWN}")
+    elif known:
+        draft.explain(key, "same", here, _MATH if _has_math(known) else _OWN)
     else:
         note = "no reward but the length penalty; set reward.verifier"
         draft.explain(key, "differs", "overlong.shape: soft", note, True)
-    draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(others))
+    draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(unknown))
+
+
+_MATH = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
+_OWN = "a function with TRL's signature"
+
+
+def _has_math(known: dict[str, str]) -> bool:
+    return "math" in known.values()
+
+
+def _here(name: str, library: str) -> str | None:
+    """The verifier for one of their reward functions, if there is one."""
+    if name in _SCORED:
+        return _SCORED[name]
+    if name in _OF_TRL and library == "TRL":
+        return _OF_TRL[name]
+    module, dot, function = name.rpartition(".")
+    return f"{module}:{function}" if dot else None
+
+
+def _entries(known: dict[str, str], weights: dict[str, float]) -> str | list[Any]:
+    """The value of `reward.verifier`. Functions that are the same here are one, with the sum of their weights."""
+    summed: dict[str, float] = {}
+    for name, ours in known.items():
+        summed[ours] = summed.get(ours, 0.0) + weights[name]
+    if list(summed.values()) == [1.0]:
+        return next(iter(summed))
+    return [ours if weight == 1 else {"verifier": ours, "weight": weight} for ours, weight in summed.items()]
 
 
 def written_plugin(value: Any) -> str:
     return ", ".join(_listed(value))
 
 
-def _weights(draft: Draft, names: list[str]) -> None:
+def _weights(draft: Draft, names: list[str]) -> list[float]:
+    """A weight for each reward function."""
     key = "reward_weights"
     weights = draft.value(key)
     listed = weights if isinstance(weights, list) else [weights]
     if weights is None or all(weight == 1 for weight in listed):
         draft.explain(key, "default here", note="every reward has the weight 1")
-    elif len(names) == 1 and len(listed) == 1:
-        draft.explain(key, "default here", note="one reward: the group's standard deviation divides the weight out")
-    else:
-        draft.explain(key, "differs", "reward.verifier", "combine the rewards in a function of your own", True)
+        return [1.0] * len(names)
+    if len(listed) != len(names) or not all(_is_number(weight) for weight in listed):
+        raise UserError(f"{key}: expected {counted(len(names), 'number')}, one for each of reward_funcs")
+    draft.explain(key, "same", "reward.verifier", "the weights of its entries")
+    return [float(weight) for weight in listed]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _source(draft: Draft) -> None:

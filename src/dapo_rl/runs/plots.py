@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dapo_rl.base.files import beside
+from dapo_rl.base.quote import cut
 from dapo_rl.fates import FATES, Fate
-from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.records import LARGEST
 
 Values = NDArray[np.float64]
@@ -64,7 +67,17 @@ def _reward(axis: Axes, rows: Rows) -> None:
     _head(axis, "Reward and training accuracy", "mean over samples")
     _line(axis, rows, "reward/mean", BLUE, "reward, shaped")
     _line(axis, rows, "acc/mean", ORANGE, "accuracy")
+    names = reward_functions(rows)
+    if len(names) > 1:
+        for name, color in zip(names, cycle((GREEN, PURPLE, VERMILION, SKY, YELLOW, BLACK, GREY))):
+            _line(axis, rows, f"reward/{name}/mean", color, cut(name.lstrip("_"), 24))
     _legend(axis)
+
+
+def reward_functions(rows: Rows) -> list[str]:
+    """The names of the reward functions that have a curve."""
+    found = (re.fullmatch("reward/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
+    return [match[1] for match in found if match]
 
 
 def _entropy(axis: Axes, rows: Rows) -> None:
