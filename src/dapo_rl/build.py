@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,16 +26,28 @@ from dapo_rl.models.load import (
     compute_dtype,
     describe_model,
     load_model,
+    load_tokenizer,
     make_savable,
     pad_id,
     pick_device,
     slow_dtype,
     to_float32,
 )
-from dapo_rl.models.lora import add_lora, has_lora
+from dapo_rl.models.lora import (
+    add_lora,
+    base_of,
+    has_lora,
+    is_adapted,
+    lora_settings,
+    merged_copy,
+    peft_config_of,
+    train_adapters,
+)
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.state import RewardState
 from dapo_rl.rollout.build import build_engine, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Engine, SamplingParams
@@ -59,6 +72,12 @@ class Given:
     eval_dataset: Any = None
     engine: Any = None
     """An engine, or a class or function that is called like a custom engine in the settings."""
+    reward_weights: Sequence[float] | None = None
+    """One for each of several reward functions; None: all are 1."""
+    peft_config: Any = None
+    """peft's `LoraConfig`, instead of `model.lora`."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user on the arguments."""
 
     @property
     def names_a_model(self) -> bool:
@@ -107,7 +126,8 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         for key, source in _sources(config, given).items():
             check_there(source, key)  # a model may take minutes to load
         model, tokenizer = _model_and_tokenizer(config, given)
-        notes = [verifier.note, to_float32(model)]
+        config = _with_lora(config, given, model)
+        notes = [*given.notes, verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
         longest = _longest(config, model, train_prompts, eval_prompts)
         device = next(model.parameters()).device
@@ -147,9 +167,8 @@ def resolve(config: Config, given: Given) -> Config:
         changes["model"]["name"] = os.fspath(name)
     device = pick_device(config.model.device) if given.names_a_model else next(given.model.parameters()).device
     changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
-    if (functions := given.reward_funcs) is not None:
-        functions = functions if isinstance(functions, list | tuple) else [functions]
-        changes["reward"]["verifier"] = ", ".join(f if isinstance(f, str) else spec_of(f) for f in functions)
+    if given.reward_funcs is not None:
+        changes["reward"]["verifier"] = recorded_verifier(given.reward_funcs, given.reward_weights)
     for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else source
@@ -183,18 +202,21 @@ def build_policy(
 
 def _verifier(config: Config, given: Given) -> VerifierPool:
     functions = given.reward_funcs
-    verifier = build_verifier(config.reward) if functions is None else as_verifier(functions, config.reward)
-    return VerifierPool(verifier, config.reward)
+    if functions is None:
+        return VerifierPool(build_verifier(config.reward), config.reward)
+    return VerifierPool(as_verifier(functions, config.reward, given.reward_weights), config.reward)
 
 
 def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     if given.names_a_model:
         model, loaded = load_model(config.model)
         return model, given.processing_class or loaded
-    model, tokenizer = given.model, given.processing_class
+    model, tokenizer = base_of(given.model), given.processing_class
     model.eval()  # with dropout the policy that samples would differ from the policy that is trained
     if tokenizer is None:
-        raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+        if not getattr(model, "name_or_path", None):
+            raise UserError("a loaded model needs its tokenizer: pass processing_class=tokenizer")
+        tokenizer = load_tokenizer(model.name_or_path)
     check_tokenizer(tokenizer, config.model.name)
     make_savable(model)
     return model, tokenizer
@@ -205,6 +227,22 @@ def _sources(config: Config, given: Given) -> dict[str, Any]:
         "data.train": config.data.train if given.train_dataset is None else given.train_dataset,
         "data.eval": config.data.eval if given.eval_dataset is None else given.eval_dataset,
     }
+
+
+def _with_lora(config: Config, given: Given, model: Any) -> Config:
+    """Sets `model.lora` as `peft_config` says, or as the adapters that the model already has. Unless `config` says
+    otherwise, they are saved in peft's format, which TRL's users expect."""
+    adapters, settings = peft_config_of(model), config.model.lora
+    if adapters is not None and given.peft_config is not None:
+        raise UserError("peft_config: the model already has LoRA adapters, which are trained; leave it out")
+    chosen = given.peft_config if adapters is None else adapters
+    if chosen is None:
+        return config
+    if settings is not None and settings.model_fields_set != {"save"}:
+        raise UserError("model.lora: the adapters are given as peft's; of these settings, only model.lora.save applies")
+    save = "adapter" if settings is None else settings.save
+    lora = lora_settings(chosen, model).model_copy(update={"save": save})
+    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
 
 
 def _prompt_sets(
@@ -236,7 +274,10 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
 def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
     """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
-    if config.model.lora is not None:
+    if has_lora(model):
+        sampled = merged_copy(model)
+        train_adapters(model)
+    elif config.model.lora is not None:
         # The engine samples from a plain model; it receives weights with the adapters merged in.
         sampled = copy.deepcopy(model).requires_grad_(False)
         add_lora(model, config.model.lora, config.seed)
@@ -299,10 +340,19 @@ def _sampler(
         max_error_share=config.reward.max_error_share,
         keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
         on_progress=partial(display.phase, "sampling"),
+        on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary,
     )
 
 
+def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: PromptStream | None = None) -> None:
+    """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
+    epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
+    verifier.state = RewardState(step, config.train.steps, epoch)
+
+
 def _reference(model: Any) -> Any:
-    """A frozen copy of the model; a model with adapters contains its own reference."""
-    return model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)
+    """A frozen copy of the model. A model whose adapters are new contains its own reference."""
+    if has_lora(model):
+        return merged_copy(model) if is_adapted(model) else model
+    return copy.deepcopy(model).requires_grad_(False)

@@ -93,6 +93,8 @@ ADVANTAGES: dict[str, str] = {"group": "reward relative to the group, by `algo.n
 
 
 ENGINES = ("native", "hf", "vllm")
+VERIFIERS = ("math", "exact", "gym")
+"""`reward.verifier` also accepts a user-defined function."""
 
 
 def is_function(name: str) -> bool:

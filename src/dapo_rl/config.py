@@ -6,7 +6,7 @@ the run directory and in error messages. Settings are frozen; values derived fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, Aggregation, KLKind, Normalize, is_function
+from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, VERIFIERS, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
@@ -111,9 +111,19 @@ class DataSettings(Section):
     """Longer prompts are dropped and counted."""
 
 
+class WeightedVerifier(Section):
+    """One of several verifiers. In a recipe, a name alone has the weight 1."""
+
+    verifier: str
+    weight: float = 1.0
+    timeout_s: float | None = Field(None, gt=0)
+    """Time limit of this verifier, instead of `reward.timeout_s`."""
+
+
 class RewardSettings(Section):
-    verifier: str = "math"
-    """`math` (the last `Answer:` line), `exact`, `gym`, or your own function: `module:name` or `file.py:name`."""
+    verifier: str | tuple[WeightedVerifier, ...] = "math"
+    """`math` (the last `Answer:` line), `exact`, `gym`, or your own function: `module:name` or `file.py:name`. Or a
+    list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     correct: float = 1.0
@@ -130,6 +140,59 @@ class RewardSettings(Section):
     """Verifier processes; by default the number of cores minus one, at most 8. 0: no processes, and no limits."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops if the verifier fails on more than this share of a step's groups."""
+
+    @field_validator("verifier", mode="before")
+    @classmethod
+    def _read_verifiers(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return _weighted_verifiers(value)
+        if isinstance(value, Mapping):
+            raise ValueError(f"reward.verifier: expected a name or a list, got {shown(dict(value))}; {_AN_ENTRY}")
+        return value
+
+    @property
+    def verifiers(self) -> tuple[WeightedVerifier, ...]:
+        """The verifiers with their weights; the first one that applies decides whether a sample is correct."""
+        return (WeightedVerifier(verifier=self.verifier),) if isinstance(self.verifier, str) else self.verifier
+
+    @property
+    def verifier_names(self) -> str:
+        """The names of the verifiers, for messages."""
+        return ", ".join(entry.verifier for entry in self.verifiers)
+
+
+_AN_ENTRY = "an entry is a name or {verifier: NAME, weight: 0.5}"
+
+
+def _weighted_verifiers(entries: Sequence[Any]) -> str | tuple[WeightedVerifier, ...]:
+    """The entries of `reward.verifier`; a single name in a list is the name."""
+    key = "reward.verifier"
+    if not entries:
+        raise ValueError(f"{key}: the list is empty; {_AN_ENTRY}")
+    read: list[WeightedVerifier] = []
+    for entry in entries:
+        if isinstance(entry, str | WeightedVerifier):
+            read.append(WeightedVerifier(verifier=entry) if isinstance(entry, str) else entry)
+            continue
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("verifier"), str):
+            raise ValueError(f"{key}: cannot read {shown(entry)}; {_AN_ENTRY}")
+        if unknown := [str(name) for name in entry if name not in WeightedVerifier.model_fields]:
+            hint = did_you_mean(nearest(unknown[0], WeightedVerifier.model_fields), _AN_ENTRY)
+            raise ValueError(f"{key}: {entry['verifier']} has an unknown key {shown(unknown[0])}{hint}")
+        try:
+            read.append(WeightedVerifier.model_validate(entry))
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = "a finite number" if first["loc"] == ("weight",) else "a number of seconds above 0"
+            where = f"{key}: the {first['loc'][0]} of {entry['verifier']}"
+            raise ValueError(f"{where}, {shown(first['input'])}, is not {what}") from None
+    names = [entry.verifier for entry in read]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{key}: {twice[0]} appears twice; keep one, with one weight")
+    if not any(entry.weight for entry in read):
+        raise ValueError(f"{key}: every weight is 0, so every reward is 0; give one that is not")
+    plain = len(read) == 1 and read[0].weight == 1 and read[0].timeout_s is None
+    return read[0].verifier if plain else tuple(read)
 
 
 class SamplingSettings(Section):
@@ -367,6 +430,13 @@ class Config(Section):
             if name not in known and not is_function(name):
                 hint = did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
                 yield key, f"{shown(name)} is not one of {', '.join(known)}", hint.removeprefix("; ")
+        for entry in self.reward.verifiers:
+            if entry.verifier not in VERIFIERS and not is_function(entry.verifier):
+                hint = did_you_mean(
+                    nearest(entry.verifier, VERIFIERS), "a function is named module:name or file.py:name"
+                )
+                what = f"{shown(entry.verifier)} is not one of {', '.join(VERIFIERS)}"
+                yield "reward.verifier", what, hint.removeprefix("; ")
         if self.engine not in ENGINES and not is_function(self.engine):
             hint = did_you_mean(nearest(self.engine, ENGINES), "one of your own is named module:Class or file.py:Class")
             yield "engine", f"{shown(self.engine)} is not one of {', '.join(ENGINES)}", hint.removeprefix("; ")

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from transformers.utils import logging
 
 from dapo_rl.base.saved import not_of_this_run
-from dapo_rl.build import Given, Run, build_run
+from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.config import Config
-from dapo_rl.data import once_each
+from dapo_rl.data import load_rows, once_each
+from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
+from dapo_rl.models.push import push_folder, write_card
+from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
+from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.runs.config_file import ConfigFile
-from dapo_rl.runs.directory import RunDirectory, new_run_directory
+from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
+from dapo_rl.runs.failure import write_failure
 from dapo_rl.runs.interrupts import Interrupts
 from dapo_rl.runs.live import make_display
 from dapo_rl.runs.log_length import LogLength
+from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers
 from dapo_rl.train import loop
+from dapo_rl.train.callback_args import CallbackArguments
+from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.progress import FILE as PROGRESS
+from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.results import save_result, write_results
+
+if TYPE_CHECKING:
+    from transformers.trainer_callback import TrainerControl, TrainerState
 
 
 class DAPOTrainer:
@@ -41,11 +56,15 @@ class DAPOTrainer:
                          config={"train.steps": 100, "sampling.group_size": 8}) as trainer:
             trainer.train()
 
-    `model` is a name or directory, or a loaded model with its tokenizer as `processing_class`. `reward_funcs` is a
-    verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are anything that
-    `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or function that
-    makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that are not given
-    come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted keys.
+    `model` is a name or directory, or a loaded model, also a `PeftModel`, with its tokenizer as `processing_class`.
+    `reward_funcs` is a verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are
+    anything that `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or
+    function that makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that
+    are not given come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted
+    keys. `callbacks` are transformers' `TrainerCallback`s, or classes of them (docs/callbacks.md).
+
+    The positional arguments are those of TRL's `GRPOTrainer`. `args` is a `GRPOConfig`; `config` overrides it. See
+    docs/from-trl.md.
 
     `close`, or the end of the `with` block, stops the verifier's processes and frees the model's memory; so does
     dropping the last reference.
@@ -55,24 +74,67 @@ class DAPOTrainer:
         self,
         model: Any = None,
         reward_funcs: Any = None,
+        args: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
-        *,
         processing_class: Any = None,
+        reward_processing_classes: Any = None,
+        callbacks: Any = None,
+        optimizers: Any = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Any = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        *,
+        config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None,
         engine: Any = None,
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
     ) -> None:
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
-        settings = _as_config(config)
-        self.display = display or make_display()
-        self.run_dir = Path(run_dir or new_run_directory())
+        refuse_arguments(
+            {
+                "reward_processing_classes": reward_processing_classes,
+                "optimizers": optimizers,
+                "quantization_config": quantization_config,
+                "tools": tools,
+                "rollout_func": rollout_func,
+                "environment_factory": environment_factory,
+            }
+        )
+        refuse_models(reward_funcs, processing_class)
+        script = script_settings(args, config, reward_funcs, partial(_count_prompts, train_dataset))
+        train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
+        self.args = args
+        self._pushes = script.pushes
+        self.display = NotedDisplay(display or make_display())
+        self.run_dir = Path(run_dir or script.run_dir or new_run_directory())
         self.stop_requested: Callable[[], bool] = lambda: False
-        given = Given(model, processing_class, reward_funcs, train_dataset, eval_dataset, engine)
-        self._built: Run | None = build_run(settings, given, self.display)
+        given = Given(
+            model,
+            processing_class,
+            reward_funcs,
+            train_dataset,
+            eval_dataset,
+            engine,
+            script.reward_weights,
+            peft_config,
+            (*script.notes, *([chosen] if chosen else [])),
+        )
+        self._built: Run | None = build_run(script.config, given, self.display)
         self.config = self._built.config
+        self._trackers: Trackers | None = None
+        # The `args` of every hook: the caller's GRPOConfig, or these.
+        self._callbacks = _callbacks(self._built, args or CallbackArguments.of(self.config, self.run_dir))
+        try:
+            for callback in callbacks if isinstance(callbacks, list | tuple) else filter(None, [callbacks]):
+                self._callbacks.add(callback)
+            self._callbacks.init_end()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def model(self) -> Any:
@@ -82,39 +144,121 @@ class DAPOTrainer:
     def tokenizer(self) -> Any:
         return self._run.tokenizer
 
-    def train(self, resume: bool = False) -> dict[str, Any]:
+    @property
+    def accelerator(self) -> OneProcess:
+        """What scripts use of accelerate: printing, and whether this is the main process."""
+        return OneProcess()
+
+    @property
+    def state(self) -> TrainerState:
+        """transformers' `TrainerState`; its steps are rollout steps."""
+        return self._callbacks.state
+
+    @property
+    def control(self) -> TrainerControl:
+        return self._callbacks.control
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a `TrainerCallback`, or an instance of the class."""
+        self._callbacks.add(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Removes a callback, or the first of a class, and returns it; None if there is none."""
+        return self._callbacks.pop(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        self._callbacks.pop(callback)
+
+    def log(self, logs: Mapping[str, Any]) -> None:
+        """Adds metrics of your own to `state.log_history`, to the trackers of a run in progress, and to `on_log`.
+
+        They are not in metrics.jsonl, which has one line per step.
+        """
+        if self._trackers is not None:
+            self._trackers.log(self.state.global_step, {k: v for k, v in logs.items() if isinstance(v, int | float)})
+        self._callbacks.log(logs)
+
+    def train(
+        self, resume: str | bool | None = False, resume_from_checkpoint: str | bool | None = None
+    ) -> dict[str, Any]:
         """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
         contains.
 
         Ctrl-C finishes the step, saves, and raises KeyboardInterrupt; a second Ctrl-C raises it at once. In both cases
-        `train(resume=True)` continues the run.
+        `train(resume=True)` continues the run, and so does `train(resume_from_checkpoint=True)`.
         """
         run = self._run
+        resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep)
         log = LogLength(directory)
-        with directory.locked():
+        with directory.locked(), self._noting(directory) as notes:
             seed_everything(run.config.seed)
             if resume:
                 _resume(run, directory, checkpoints, log, self.display)
             else:
                 directory.begin(run.config)
-            with Interrupts(directory, self.display) as interrupts:
+            notes.begin()
+            self._callbacks.follow(directory.read_metrics)
+            with Interrupts(directory, self.display) as interrupts, _recorded(directory, run.progress):
                 summary = self._train(run, directory, checkpoints, log, interrupts)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
-            return summary
+        if self._pushes and summary["finished"]:
+            self.push_to_hub()
+        return summary
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy and related metrics on the held-out prompts."""
         evaluation = _evaluate(self._run, self.display)
         if evaluation is None:
             raise UserError("there is nothing to evaluate on: give eval_dataset, or set data.eval")
-        return evaluation.metrics()
+        metrics = evaluation.metrics()
+        self._callbacks.evaluated(metrics)
+        return metrics
 
-    def save_model(self, path: str | os.PathLike[str]) -> None:
-        """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`."""
-        self._run.policy.export(path)
+    def save_model(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`; by
+        default in the run directory's folder model/."""
+        self._run.policy.export(RunDirectory(self.run_dir).model_path if path is None else path)
+
+    @property
+    def hub_model_id(self) -> str:
+        """The repository that `push_to_hub` uploads to."""
+        return getattr(self._callbacks.args, "hub_model_id", None) or self.run_dir.resolve().name
+
+    def push_to_hub(
+        self,
+        repo_id: str | None = None,
+        commit_message: str = "End of training",
+        *,
+        private: bool | None = None,
+        token: str | None = None,
+        revision: str | None = None,
+        dataset_name: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> str:
+        """Uploads the model and tokenizer to the Hugging Face hub, as `save_model` saves them, with a model card.
+        Returns the address of the commit.
+
+        `repo_id` is `owner/name`, or a name of your own; by default `hub_model_id` of a GRPOConfig, or the name of the
+        run directory. The repository is created if it does not exist, public unless `private` or your organisation
+        says otherwise.
+        """
+        self._callbacks.push_begin()
+        args = self._callbacks.args
+        name = repo_id or self.hub_model_id
+        with TemporaryDirectory(prefix="dapo-push-") as folder:
+            self.save_model(folder)
+            write_card(Path(folder), self.config.model.name, dataset_name, tags)
+            return push_folder(
+                Path(folder),
+                name,
+                commit_message,
+                private=getattr(args, "hub_private_repo", None) if private is None else private,
+                token=token or getattr(args, "hub_token", None),
+                revision=revision or getattr(args, "hub_revision", None),
+            )
 
     def close(self) -> None:
         """Stops all processes of the run, and frees the model unless the caller holds a reference to it.
@@ -125,12 +269,17 @@ class DAPOTrainer:
         if run is None:
             return
         on_gpu = next(run.model.parameters()).is_cuda
+        self._callbacks.release()
         run.close()
         del run
         if on_gpu:
             gc.collect()  # libraries may have left tensors in reference cycles
             torch._C._cuda_clearCublasWorkspaces()  # cuBLAS keeps one for each stream
             torch.cuda.empty_cache()
+
+    def end(self) -> None:
+        """The same as `close`, under transformers' name."""
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -155,6 +304,7 @@ class DAPOTrainer:
             return checkpoints.save(progress.step, (*run.parts, log), config)
 
         trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
+        self._trackers = trackers
         training = loop.Training(
             config=config,
             engine=run.engine,
@@ -169,17 +319,19 @@ class DAPOTrainer:
             progress=progress,
             stop_requested=lambda: interrupts.requested or self.stop_requested(),
             track=trackers.log,
+            callbacks=self._callbacks,
         )
         with display:
             display.start(config.train.steps, config, run.description, progress.step)
             for prompts in (run.train_prompts, run.eval_prompts):
                 if prompts is not None and (report := prompts.report()):
                     display.note(report)
-            for note in run.notes:
+            for note in (*run.notes, *self._callbacks.never_called()):
                 display.note(note)
             try:
                 loop.train(training)
             finally:
+                self._trackers = None
                 trackers.close()
             if progress.step == config.train.steps:
                 save_result(self.save_model, directory.model_path)
@@ -194,11 +346,57 @@ class DAPOTrainer:
             display.finish(summary)
         return summary
 
+    @contextmanager
+    def _noting(self, directory: RunDirectory) -> Iterator[Notes]:
+        """Records the notes that the display shows meanwhile."""
+        progress = self._run.progress
+        self.display.notes = Notes(directory.path, step=lambda: progress.current)
+        try:
+            yield self.display.notes
+        finally:
+            self.display.notes = None
 
-def _as_config(config: Config | Mapping[str, Any] | str | os.PathLike[str] | None) -> Config:
-    if isinstance(config, Mapping):
-        return Config.build(config)
-    return config if isinstance(config, Config) else Config.load(Path(config) if config is not None else None)
+
+def _callbacks(run: Run, args: Any) -> Callbacks:
+    config = run.config
+    return Callbacks(
+        args,
+        {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
+        prompts=len(run.train_prompts.prompts),
+        steps=config.train.steps,
+        eval_steps=config.eval.every,
+        save_steps=config.checkpoint_every,
+    )
+
+
+@contextmanager
+def _recorded(directory: RunDirectory, progress: Progress) -> Iterator[None]:
+    """Leaves error.json for an exception that ends the run. Ctrl-C is not one: it stops the run."""
+    try:
+        yield
+    except Exception as error:
+        write_failure(directory.path, progress.current, error)
+        raise
+
+
+def _count_prompts(train_dataset: Any, config: Config) -> int | None:
+    """The rows of the training data; None if they have no length."""
+    source = choose_splits(train_dataset, None, False)[0]
+    if source is None or isinstance(source, str | os.PathLike):
+        return len(load_rows(config.data.train if source is None else source).good)
+    return len(source) if hasattr(source, "__len__") else None
+
+
+def _resumes(checkpoint: str | bool | None, run_dir: Path) -> bool:
+    """Whether to continue the run. A run continues from its newest checkpoint, so a path must be of this run."""
+    if not isinstance(checkpoint, str | os.PathLike):
+        return bool(checkpoint)
+    if not Path(checkpoint).resolve().is_relative_to(run_dir.resolve()):
+        raise UserError(
+            f"resume_from_checkpoint: {checkpoint} is not in {run_dir}; a run continues in its own directory: give it "
+            "as output_dir or run_dir, and resume_from_checkpoint=True"
+        )
+    return True
 
 
 def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength, display: Display) -> None:
@@ -212,7 +410,7 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
     if checkpoint is None:
         directory.check_log_is_short(before.checkpoint_every)
         display.note(f"{directory.path}: no checkpoint yet; starting from the first step")
-        directory.forget_after(0)
+        directory.forget_after(NOTHING)
         directory.write_config(config)
         return
     if run.progress.step != checkpoint.step:
@@ -233,6 +431,7 @@ def _evaluate(run: Run, display: Display) -> Evaluation | None:
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
+    tell_progress(run.verifier, run.config, run.progress.step)
     return evaluate(
         run.engine,
         run.verifier,

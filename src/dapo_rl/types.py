@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,22 @@ class Sample(Record):
         return self.finish_reason == "length"
 
 
+class RewardPart(NamedTuple):
+    """What one reward function adds to a score."""
+
+    name: str
+    """Unique among the functions of a run; names the curve of the function."""
+    score: float
+    """Without the weight."""
+    weight: float = 1.0
+
+
+MOST_LOGGED = 64
+"""Names that reward functions may log under, of each kind, in a call and in a step."""
+Loggable = str | int | float | bool | None
+"""A value that a reward function logs for a sample."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     score: float
@@ -114,6 +130,12 @@ class Verdict:
     """The answer extracted from the response, if the verifier extracts one."""
     detail: str = ""
     """The reason, if the verifier failed."""
+    parts: tuple[RewardPart, ...] = ()
+    """The functions that the score is the weighted sum of; empty for a built-in verifier alone."""
+    extra: Mapping[str, Loggable] = field(default_factory=dict)
+    """What reward functions log for this sample (TRL's `log_extra`)."""
+    metrics: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """What they log for the call (TRL's `log_metric`): sum and number of values. The first verdict of a call has it."""
 
     @property
     def failed(self) -> bool:

@@ -114,7 +114,7 @@ def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, e
         ("warmup_ratio=0.05", "here it is train.warmup_steps (a share of the updates; "),
         ("use_peft=true", "here it is model.lora.rank"),
         ("delta=4", "here it is algo.clip_ratio_c=4"),
-        ("reward_weights=[1, 2]", "here it is reward.verifier (one verifier; "),
+        ("reward_weights=[1, 2]", "here it is reward.verifier (a list of {verifier: NAME, weight: 0.5})"),
         ("report_to=wandb", "here it is log.to=[wandb]"),
         ("output_dir=out", "it has no counterpart here: name the run directory with --run DIR"),
         ("bf16=true", "here it is model.dtype=bfloat16"),

@@ -88,12 +88,16 @@ class Run:
         return log.stat().st_size if log.exists() else 0
 
     def lines(self) -> list[dict[str, float]]:
+        """The lines of steps: line 0 has only the evaluation before the first."""
         log = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return [line for line in lines if line["step"] > 0]
 
     def logged(self) -> int:
+        """The last step in the log."""
         log = self.path / "metrics.jsonl"
-        return log.read_bytes().count(b"\n") if log.exists() else 0
+        lines = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
+        return sum(not line.startswith(b'{"step": 0,') for line in lines)
 
     def describe(self) -> str:
         writing = "".join(f", writing {name}" for name in self.drafts())

@@ -193,7 +193,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
     resumed = dapo("train", "--run", "run", "--resume", f"train.steps={step + 1}", "eval.prompts=4", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, step + 2))
+    assert [json.loads(line)["step"] for line in lines] == list(range(step + 2))
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):

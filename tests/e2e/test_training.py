@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL
+from support import SMALL, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dapo_rl import Config, DAPOTrainer, DivergedError, UserError
@@ -45,7 +45,9 @@ def finished(tmp_path_factory):
 def test_the_run_directory_has_everything(finished):
     path, _, summary = finished
     names = {p.name for p in path.iterdir()}
-    assert names == {"config.yaml", "metrics.jsonl", "rollouts", "checkpoints", "model", "summary.json", "report.png"}
+    assert names == {
+        "config.yaml", "metrics.jsonl", "notes.jsonl", "rollouts", "checkpoints", "model", "summary.json", "report.png"
+    }  # fmt: skip
     written = json.loads((path / "summary.json").read_text())
     assert written.keys() == summary.keys()
     assert {k: written[k] for k in ("steps", "seed", "tokens")} == {k: summary[k] for k in ("steps", "seed", "tokens")}
@@ -60,8 +62,13 @@ def test_the_run_directory_has_everything(finished):
 
 
 def test_the_curves_that_the_paper_watches_are_metrics(finished):
-    path, _, _ = finished
-    lines = without_times(path)
+    path, _, summary = finished
+    before, *lines = without_times(path)
+    assert before.keys() == {
+        "step", "eval/accuracy", "eval/reward", "eval/pass@1", "eval/response_length", "eval/truncated",
+        "eval/verifier_errors",
+    }  # fmt: skip
+    assert (before["step"], before["eval/accuracy"]) == (0, summary["accuracy_before"])
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     for name in (
         "response_length/mean", "reward/mean", "acc/mean", "actor/entropy", "actor/prob",
@@ -79,14 +86,14 @@ def test_every_generated_token_is_accounted_for(finished):
     tokens = summary["tokens"]
     assert tokens["total"] > 0
     assert sum(count for fate, count in tokens.items() if fate != "total") == tokens["total"]
-    lines = without_times(path)
+    lines = without_times(path)[1:]
     assert tokens["total"] == sum(line["sampling/tokens_generated"] for line in lines)
     assert tokens["trained"] == sum(line["sampling/tokens_trained"] for line in lines)
 
 
 def test_rollouts_hold_every_group_with_its_fate(finished):
     path, _, _ = finished
-    for line in without_times(path):
+    for line in without_times(path)[1:]:
         table = pq.read_table(path / "rollouts" / f"step-{line['step']:06d}.parquet").to_pylist()
         kept = [row for row in table if row["fate"] == "kept"]
         assert len(kept) == line["sampling/kept"] * 4
@@ -168,7 +175,7 @@ def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
     with pytest.raises(DivergedError, match=r"diverged at step 3: .* the last good checkpoint is .*step-2") as caught:
         trainer.train()
     assert caught.value.step == 3
-    assert [line["step"] for line in without_times(path)] == [1, 2]
+    assert [line["step"] for line in without_times(path)] == [0, 1, 2]
     stored = load_file(path / "checkpoints" / "step-2" / "model" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
     assert trainer_for(path, "checkpoint.every=1", steps=4).train(resume=True)["steps"] == 4
@@ -262,7 +269,10 @@ def test_a_model_object_needs_its_tokenizer(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=1"])
     with pytest.raises(UserError, match="processing_class"):
-        DAPOTrainer(model, config=config, run_dir=tmp_path / "a")
+        DAPOTrainer(small_model(), config=config, run_dir=tmp_path / "none")
+    # A model that was loaded from somewhere has its tokenizer there.
+    with DAPOTrainer(model, config=config, run_dir=tmp_path / "a") as trainer:
+        assert trainer.tokenizer.get_vocab() == AutoTokenizer.from_pretrained(TINY).get_vocab()
     tokenizer = AutoTokenizer.from_pretrained(TINY)
     trainer = DAPOTrainer(model, config=config, processing_class=tokenizer, run_dir=tmp_path / "b")
     assert trainer.train()["steps"] == 1

@@ -113,6 +113,40 @@ def test_ms_swift_without_dynamic_sampling_counts_epochs_exactly(converted):
     assert [row.key for row in result.changes] == ["dataset"]
 
 
+TRL_REWARDS = """
+num_generations: 8
+per_device_train_batch_size: 8
+max_steps: 10
+max_completion_length: 1024
+reward_funcs: [accuracy_reward, think_format_reward, my.rewards.brevity, get_soft_overlong_punishment]
+reward_weights: [1.0, 0.5, 0.25, 0.75]
+"""
+
+
+def test_several_rewards_keep_their_weights(converted):
+    result, config, _ = converted(TRL_REWARDS, "trl.yaml", processes=1)
+    assert [(entry.verifier, entry.weight) for entry in config.reward.verifiers] == [
+        ("math", 1.0),
+        ("trl.rewards:think_format_reward", 0.5),
+        ("my.rewards:brevity", 0.25),
+    ]
+    assert (config.reward.wrong, config.overlong.shape, config.overlong.factor) == (0, "soft", 0.75)
+    assert result.changes == []
+
+
+def test_a_reward_that_is_not_known_is_named_with_its_weight(converted):
+    funcs = "swift rlhf --rlhf_type grpo --model m --dataset d --num_generations 8 --per_device_train_batch_size 8"
+    result, config, _ = converted(f"{funcs} --reward_funcs accuracy cosine --reward_weights 2 0.5 --train_type full")
+    assert [(entry.verifier, entry.weight) for entry in config.reward.verifiers] == [("math", 2.0)]
+    (row,) = [row for row in result.changes if row.key == "reward_funcs"]
+    assert row.note.startswith("cosine (weight 0.5): add your own function to reward.verifier")
+
+
+def test_weights_that_do_not_fit_are_an_error(converted):
+    with pytest.raises(UserError, match="reward_weights: expected 4 numbers, one for each of reward_funcs"):
+        converted(TRL_REWARDS.replace("1.0, ", ""), "trl.yaml", processes=1)
+
+
 def test_areal_scales_rewards_and_the_penalty(converted):
     result, config, _ = converted(published.AREAL, "areal.yaml", rows=7473)
     # (1 − 0.5) × 10 and (0 − 0.5) × 10; the penalty of 1 is scaled with them.

@@ -30,6 +30,8 @@ def test_trl_on_a_plain_prompt():
         return [1, 0.25]
 
     first, second = verdicts(reward)
+    given = {name: calls[0][2].pop(name) for name in ("trainer_state", "log_extra", "log_metric")}
+    assert given["trainer_state"].global_step == 0
     assert calls == [
         (
             ["2+3=", "2+3="],
@@ -149,7 +151,8 @@ def test_a_bad_score_is_a_failure_of_its_sample_alone(value, what):
 
 
 @pytest.mark.parametrize(
-    ("value", "what"), [([1.0], "1 score for 2"), ([1.0] * 3, "3 scores for 2"), (1.0, "float"), (None, "NoneType")]
+    ("value", "what"),
+    [([1.0], "1 score for 2"), ([1.0] * 3, "3 scores for 2"), (1.0, "returned a float"), (None, "returned None")],
 )
 def test_a_bad_list_is_a_failure_of_the_group(value, what):
     for verdict in verdicts(lambda completions: value):

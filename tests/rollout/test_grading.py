@@ -12,7 +12,7 @@ from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.sampler_state import SavedSampler
-from dapo_rl.types import Verdict
+from dapo_rl.types import RewardPart, Verdict
 
 
 def judge(prompt, samples):
@@ -26,7 +26,7 @@ def judge(prompt, samples):
     return verdicts
 
 
-def sampler_for(*groups, **changes):
+def sampler_for(*groups, verifier=judge, **changes):
     """The n-th request gets the n-th of these groups of scores, again and again."""
 
     def script(request):
@@ -37,7 +37,7 @@ def sampler_for(*groups, **changes):
     return Sampler(
         Prompts(),
         ScriptedEngine(script),
-        judge,
+        verifier,
         SamplingParams(max_new_tokens=100),
         settings,
         cap=settings.cap or 50,
@@ -110,6 +110,7 @@ def test_what_was_recognised_is_saved(tmp_path):
         "correct": 1.0,
         "wrong": 0.0,
         "graded": True,
+        "rewards": {},
     }
     after = sampler_for("0,0", "1,0")  # on its own it would call the first of these all wrong
     after.load(tmp_path)
@@ -121,3 +122,74 @@ def test_what_was_recognised_is_saved(tmp_path):
 def test_a_checkpoint_without_it_can_be_read():
     state = {"next_draw": 3, "acceptance": {"overall": [3.0, 4.0], "sources": {}}, "carried": [], "flights": []}
     assert Grading(**parse_state(SavedSampler, state).grading.model_dump()) == Grading()
+
+
+# Several rewards.
+
+LENGTH = 0.2
+"""Weight of the second reward."""
+
+
+def judge_both(weight):
+    """The text is the score of the first reward and, after a slash, that of the second, which may not apply."""
+
+    def verifier(prompt, samples):
+        verdicts = []
+        for sample in samples:
+            first, _, second = sample.text.partition("/")
+            parts = [RewardPart("math", float(first))] if first else []
+            parts += [RewardPart("length", float(second), weight)] if second else []
+            score = sum(part.weight * part.score for part in parts)
+            correct = parts[0].score > 0.5
+            verdicts.append(Verdict(score, correct, "correct" if correct else "wrong", parts=tuple(parts)))
+        return verdicts
+
+    return verifier
+
+
+def outcomes(*groups, weight=LENGTH, n=2, **changes):
+    sampler = sampler_for(*groups, verifier=judge_both(weight), **changes)
+    fill = sampler.fill(n)
+    return outcome(fill), fill.notes
+
+
+ALL_RIGHT, MIXED, ALL_WRONG = "1/0.1,1/0.9", "1/0.5,-1/0.5", "-1/0.1,-1/0.2"
+
+
+def test_a_minor_reward_does_not_keep_a_group():
+    fates, notes = outcomes(ALL_RIGHT, MIXED, ALL_WRONG)
+    assert fates[0] == "all_correct"
+    assert fates[1] == fates[4] == "kept"
+    assert fates[2] == "all_wrong"
+    assert notes == (
+        "length adds at most half as much as math: groups are kept if math differs; sampling.metric=score compares the "
+        "sums of all rewards",
+    )
+
+
+def test_sums_decide_between_rewards_of_one_size():
+    fates, notes = outcomes("1/0,1/1", "0/1,0/1", "0/1,1/0", "1/1,0/1", weight=1.0)
+    assert [fates[n] for n in (0, 1, 2, 3)] == ["kept", "all_wrong", "no_spread", "kept"]
+    assert notes == ()
+
+
+def test_the_larger_reward_counts_wherever_it_stands():
+    fates, notes = outcomes("1/5,1/5", "1/5,0/5", "1/5,1/80", weight=0.1)  # contributes up to 7.5
+    assert [fates[n] for n in (0, 1, 2)] == ["all_correct", "kept", "kept"]
+    assert "math adds at most half as much as length: groups are kept if length differs" in notes[-1]
+
+
+def test_a_group_to_which_only_a_minor_reward_applies_is_kept_by_it():
+    fates, _ = outcomes("1/,-1/", "/0.1,/0.9", "/0.4,/0.4", MIXED, n=3)
+    assert [fates[n] for n in (0, 1, 2, 3)] == ["kept", "kept", "all_wrong", "kept"]
+
+
+def test_a_reward_of_weight_0_does_not_count():
+    fates, _ = outcomes("1/0,1/1", MIXED, weight=0.0, n=1)
+    assert [fates[n] for n in (0, 1)] == ["all_correct", "kept"]
+
+
+@pytest.mark.parametrize(("metric", "first"), [("correct", "all_correct"), ("score", "kept")])
+def test_explicit_settings_win_with_several_rewards(metric, first):
+    fates, notes = outcomes(ALL_RIGHT, MIXED, MIXED, metric=metric)
+    assert (fates[0], fates[1], notes) == (first, "kept", ())

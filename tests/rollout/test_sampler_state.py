@@ -11,9 +11,9 @@ from support import make_prompt
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request, SamplingParams
 from dapo_rl.rollout.flights import Flight
-from dapo_rl.rollout.grading import Grading
+from dapo_rl.rollout.grading import Grading, Observed
 from dapo_rl.rollout.sampler_state import SamplerState
-from dapo_rl.types import Group, Sample, Verdict
+from dapo_rl.types import Group, RewardPart, Sample, Verdict
 
 LONGEST, VOCABULARY = 12, 100
 
@@ -52,15 +52,25 @@ def request(draw, prompt):
 def test_everything_comes_back_as_it_was(carried, arrived, begun, graded):
     verdicts = (
         Verdict(1.0, True, "correct", "2"),
-        Verdict(-1.0, False, "wrong"),
+        Verdict(
+            -0.9,
+            False,
+            "wrong",
+            parts=(RewardPart("math", -1.0), RewardPart("½", 0.1 + 0.2, 0.25)),
+            extra={"text": "a", "number": 0.1, "count": 3, "flag": True, "nothing": None},
+            metrics={"m": (0.1 + 0.2, 3)},
+        ),
         Verdict(0.0, False, "error", None, "x"),
     )
     groups = tuple(Group(n, make_prompt(f"p{n}"), whole, verdicts) for n, whole in enumerate(carried))
     prompt = make_prompt("p9")
     left = request(9, prompt).left([Begun(0, *begun), Begun.nothing(2)])
     flight = Flight(9, prompt, 4, left, [None, arrived, None])
-    state = SamplerState(10, Acceptance(), Grading(1.0, -1.0, graded), groups, (flight,))
+    rewards = {"math": Observed(-1.0, 1.0, 1.0), "½": Observed(0.1, 0.3, 0.25)}
+    state = SamplerState(10, Acceptance(), Grading(1.0, -1.0, graded, rewards), groups, (flight,))
     with TemporaryDirectory() as directory:
         state.write(Path(directory))
         again = SamplerState.read(Path(directory), make_prompt, request, 3, LONGEST, VOCABULARY)
     assert again == state
+    for group in again.carried:
+        assert [type(value) for value in group.verdicts[1].extra.values()] == [str, float, int, bool, type(None)]

@@ -115,4 +115,4 @@ def test_a_run_and_its_resumption(tmp_path):
     assert whole.rollout_steps() == resumed.rollout_steps() == [4, 5]
     for step in (4, 5):
         assert pq.read_table(whole.rollout(step)).equals(pq.read_table(resumed.rollout(step)))
-    assert [row["step"] for row in whole.read_metrics()] == [1, 2, 3, 4, 5]
+    assert [row["step"] for row in whole.read_metrics()] == [0, 1, 2, 3, 4, 5]

@@ -115,3 +115,19 @@ def test_ten_thousand_steps_are_drawn_in_seconds(tmp_path):
     start = time.monotonic()
     draw_report(rows(10_000), [(s, 0.5) for s in range(0, 10_001, 100)], tmp_path / "report.png", "x")
     assert time.monotonic() - start < 20
+
+
+def test_the_evaluation_before_the_first_step_starts_its_own_curve_alone():
+    """Line 0 of the log has only an evaluation; the other curves start at step 1, as in logs without it."""
+    before = {"step": 0, "eval/accuracy": 0.1}
+    for n in (4, 40):
+        figure = report_figure([before, *rows(n)], [(0, 0.1), (n, 0.75)], "run")
+        without = report_figure(rows(n), [(0, 0.1), (n, 0.75)], "run")
+        (curve,) = panel(figure, "Held-out accuracy").get_lines()
+        assert curve.get_xydata().tolist() == [[0, 0.1], [n, 0.75]]
+        for title in ("Response length", "Reward", "Entropy", "Clipped tokens"):
+            drawn, expected = ([line.get_xydata() for line in panel(f, title).get_lines()] for f in (figure, without))
+            assert len(drawn) == len(expected) > 0
+            assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(drawn, expected, strict=True))
+        fates = [panel(f, "Fate of the groups").collections for f in (figure, without)]
+        assert fates[0][0].get_paths()[0].vertices.tolist() == fates[1][0].get_paths()[0].vertices.tolist()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
-from dapo_rl.types import Group, Prompt, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
+from dapo_rl.runs.rollouts import SCHEMA
+from dapo_rl.types import Group, Prompt, RewardPart, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
 
 
 @pytest.fixture
@@ -226,3 +227,25 @@ def test_atomic_write_replaces_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         atomic_write(file, b"new")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("f", "grün".encode())]
+
+
+def test_what_reward_functions_say_of_a_sample_is_in_columns_of_its_own(run):
+    judged = group()
+    both = (RewardPart("math", 1.0), RewardPart("length", 0.25, 0.5))
+    first = replace(judged.verdicts[0], parts=both, extra={"n": 3, "x": 1, "word": "a\ud800", "ok": True, "any": 1})
+    second = replace(judged.verdicts[1], parts=both[:1], extra={"n": None, "x": 0.5, "any": "b", "none": None})
+    run.write_rollouts(1, [GroupRow(replace(judged, verdicts=(first, second)), "all_wrong")], None)
+    run.write_rollouts(2, [GroupRow(group(), "all_wrong")], None)
+    one, two = (pq.read_table(path) for path in sorted((run.path / "rollouts").glob("*.parquet")))
+    added = {name: one[name].to_pylist() for name in one.column_names if name not in two.column_names}
+    assert added == {
+        "reward/length": [0.25, None],
+        "reward/math": [1.0, 1.0],
+        "extra/any": ["1", "b"],
+        "extra/n": [3, None],
+        "extra/none": [None, None],
+        "extra/ok": [True, None],
+        "extra/word": ["a?", None],
+        "extra/x": [1.0, 0.5],
+    }
+    assert two.schema == SCHEMA

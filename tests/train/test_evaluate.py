@@ -40,6 +40,7 @@ def test_figures_by_hand():
 def test_trap_9_a_crash_is_no_wrong_answer_here_either():
     result = run(["eval-0", "eval-1", "eval-2", "eval-3"])
     assert result.accuracy == pytest.approx(3 / 6)
+    assert result.reward == result.metrics()["eval/reward"] == pytest.approx((1 + 0 - 1) / 3)
     assert result.verifier_errors == 2
     assert result.first_error == "ValueError: it crashed"
 

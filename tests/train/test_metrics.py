@@ -9,7 +9,7 @@ from dapo_rl.config import Config
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.train.batch import make_batch, shaped_rewards
 from dapo_rl.train.metrics import step_metrics
-from dapo_rl.types import Group, Verdict
+from dapo_rl.types import Group, RewardPart, Verdict
 
 
 @pytest.mark.parametrize(("first", "shown"), [(0.25, 0.25), (math.nan, None)])
@@ -26,3 +26,45 @@ def test_the_mismatch_of_engine_and_trainer_is_the_first_updates(first, shown):
     else:
         assert metrics["rollout/mismatch_kl"] == shown
     assert "actor/mismatch_kl" not in metrics
+
+
+def test_the_spread_of_rewards_is_over_samples_and_over_groups():
+    right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
+    samples = (make_sample(), make_sample())
+    groups = [
+        Group(draw, make_prompt(f"p{draw}"), samples, verdicts)
+        for draw, verdicts in enumerate([(right, wrong), (right, right), (wrong, wrong), (right, wrong)])
+    ]
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
+    fill = Fill((groups[0],), (), tuple(groups), tokens_generated=24)
+    metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
+    assert metrics["reward/std"] == pytest.approx((8 / 7) ** 0.5)  # four of 1, four of -1
+    assert metrics["reward/zero_std_share"] == 0.5
+    empty = step_metrics(Fill((), (), (), tokens_generated=0), [], [], {})
+    assert math.isnan(empty["reward/std"])
+    assert math.isnan(empty["reward/zero_std_share"])
+
+
+def test_each_reward_function_has_its_curve_and_what_it_logs_is_averaged():
+    def verdict(math_score, length, metrics=None):
+        parts = (RewardPart("math", math_score), *([RewardPart("length", length, 0.5)] if length is not None else []))
+        score = sum(part.weight * part.score for part in parts)
+        right = math_score > 0
+        return Verdict(score, right, "correct" if right else "wrong", parts=parts, metrics=metrics or {})
+
+    first = (verdict(1.0, 3.0, {"m": (4.0, 2), "a": (1.0, 1)}), verdict(-1.0, 5.0))
+    second = (verdict(1.0, None, {"m": (2.0, 1)}), Verdict(-1.0, False, "error", metrics={"m": (6.0, 1)}))
+    samples = (make_sample(), make_sample())
+    groups = [Group(n, make_prompt("p"), samples, verdicts) for n, verdicts in enumerate((first, second))]
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
+    fill = Fill((groups[0],), ((groups[1], "verifier_error"),), tuple(groups), tokens_generated=6)
+    metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
+    ours = {name: value for name, value in metrics.items() if name.count("/") == 2 or name.startswith("metric/")}
+    assert ours == {
+        "reward/length/mean": 4.0,
+        "reward/length/std": pytest.approx(2**0.5),
+        "reward/math/mean": pytest.approx(1 / 3),
+        "reward/math/std": pytest.approx(((2 * (2 / 3) ** 2 + (4 / 3) ** 2) / 2) ** 0.5),
+        "metric/a": 1.0,
+        "metric/m": 3.0,
+    }

@@ -51,6 +51,11 @@ class PromptStream(Iterator[Prompt]):
         """The epoch of the next draw, from 0."""
         return self._drawn // len(self._prompts)
 
+    @property
+    def epochs_drawn(self) -> float:
+        """Passes over the prompts so far, as a fraction."""
+        return self._drawn / len(self._prompts)
+
     def draw(self) -> Prompt:
         if self._front:
             return self._front.popleft()

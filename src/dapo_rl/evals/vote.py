@@ -23,7 +23,7 @@ class Voting:
 
     def __init__(self, settings: RewardSettings) -> None:
         limits = {"timeout_s": PROBLEM_S, "workers": min(1, 1 if settings.workers is None else settings.workers)}
-        is_math = settings.verifier == "math"
+        is_math = settings.verifiers[0].verifier == "math"
         self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
 
     def votes(self, prompt: Prompt, samples: Sequence[Sample], verdicts: Sequence[Verdict]) -> list[str | None]:

@@ -63,6 +63,10 @@ def _fp16(value: Any) -> Any:
     return "auto"
 
 
+def _device(value: Any) -> Any:
+    return "cpu" if value else "auto"
+
+
 def _optimizer(value: Any) -> Any:
     names = dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"), "adamw")
     names |= dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), "adamw_8bit")
@@ -119,8 +123,8 @@ TRAINER: dict[str, Foreign] = {
     "train_sampling_strategy": changes("prompts are always shuffled", "random"),
     "full_determinism": none("a seed always gives the same run"),
     "ignore_data_skip": none("a resumed run continues with the next prompt"),
-    "use_cpu": none("model.device"),
-    "no_cuda": none("model.device"),
+    "use_cpu": to("model.device", _device),
+    "no_cuda": to("model.device", _device),
     "use_liger_kernel": none(SPEED),
     "liger_kernel_config*": none(SPEED),
     "use_liger_loss": none(SPEED),
@@ -147,7 +151,7 @@ TRAINER: dict[str, Foreign] = {
     "prediction_loss_only": none(LIMITS),
     "batch_eval_metrics": none(LIMITS),
     "include_*": none(LOGS),
-    "load_best_model_at_end": none("DIR/model is the model after the last step; checkpoints are kept as well"),
+    "load_best_model_at_end": changes("DIR/model is the model after the last step", False),
     "metric_for_best_model": none("DIR/model is the model after the last step; checkpoints are kept as well"),
     "greater_is_better": none("DIR/model is the model after the last step; checkpoints are kept as well"),
     "save_*": none("checkpoints are complete, in safetensors"),
@@ -177,7 +181,7 @@ TRAINER: dict[str, Foreign] = {
 GRPO: dict[str, Foreign] = {
     # GRPO's settings, in TRL and ms-swift.
     "num_generations": to("sampling.group_size"),
-    "num_generations_eval": to("eval.samples"),
+    "num_generations_eval": joint("eval.samples", "the same as num_generations unless set", alone=as_is),
     "max_completion_length": to("sampling.max_new_tokens"),
     "max_prompt_length": to("data.max_prompt_tokens", note="longer prompts are dropped and counted"),
     "generation_batch_size": joint("sampling.prompts_per_step", BATCH),
@@ -200,9 +204,9 @@ GRPO: dict[str, Foreign] = {
     ),
     "mask_truncated_completions": to("overlong.mask_truncated"),
     "reward_funcs": joint("reward.verifier"),
-    "reward_weights": joint("reward.verifier", "one verifier; combine several rewards in a function of your own"),
+    "reward_weights": joint("reward.verifier", "a list of {verifier: NAME, weight: 0.5}"),
     "reward_model_name_or_path": changes("rewards come from a verifier, not from a model"),
-    "multi_objective_aggregation": changes("there is one reward", "sum_then_normalize"),
+    "multi_objective_aggregation": changes("rewards are summed, then normalised", "sum_then_normalize"),
     "temperature": to("sampling.temperature"),
     "top_p": to("sampling.top_p", lambda value: 1.0 if value is None else value),
     "top_k": to("sampling.top_k", off_at_most(0, 0)),
@@ -223,19 +227,32 @@ GRPO: dict[str, Foreign] = {
     "ref_model_*": none("the reference model of the KL penalty is the initial model"),
     "entropy_coef": changes("there is no entropy bonus in the loss", 0, 0.0),
     "top_entropy_quantile": changes("every token of a response is trained on", 1, 1.0),
+    "use_adaptive_entropy": changes("there is no entropy bonus in the loss", False),
+    "entropy_coef_*": none("an option of the entropy bonus"),
+    "entropy_target": none("an option of the entropy bonus"),
     "sapo_*": none("an option of the loss sapo"),
+    "vespo_*": none("an option of the loss vespo"),
+    "router_aux_loss_coef": changes("experts are trained without a load-balancing loss", 0, 0.0),
     "disable_dropout": Foreign(note="the model runs without dropout", off=(None, False, True)),
     "cast_lm_head_to_fp32": none("the loss is computed in float32"),
     "shuffle_dataset": changes("prompts are always shuffled", True),
     "log_completions*": none(LOGS),
     "log_unique_prompts": none(LOGS),
+    "log_multimodal": none(LOGS),
     "num_completions_to_print": none(LOGS),
     "wandb_log_unique_prompts": none(LOGS),
     "use_transformers_*": none("engine=native batches continuously"),
+    "transformers_continuous_batching_config*": none("engine=native batches continuously"),
+    "pad_to_multiple_of": none(SPEED),
     "cache_implementation": none(SPEED),
     "max_tool_calling_iterations": changes(SEVERAL_TURNS),
     "model_init_kwargs.dtype": to("model.dtype", dtype_here),
     "model_init_kwargs.torch_dtype": to("model.dtype", dtype_here),
+    "model_init_kwargs.revision": changes("give a directory as the model for another revision", "main"),
+    "model_init_kwargs.trust_remote_code": changes("code of a model repository is never run", False),
+    "model_init_kwargs.quantization_config*": changes("weights are stored in float32"),
+    "model_init_kwargs.load_in_4bit": changes("weights are stored in float32", False),
+    "model_init_kwargs.load_in_8bit": changes("weights are stored in float32", False),
     "model_init_kwargs*": none("the model is loaded as its files say"),
     "use_peft": joint("model.lora.rank", "true: train adapters (model.lora); false: train the weights"),
     "lora_rank": joint("model.lora.rank", alone=as_is),
@@ -276,7 +293,7 @@ TRL: dict[str, Foreign] = {
 
 TRL_DEFAULTS: dict[str, Any] = {
     "num_generations": 8,
-    "max_completion_length": 256,
+    "max_completion_length": 512,
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "num_train_epochs": 3.0,
@@ -288,6 +305,7 @@ TRL_DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.0,
     "gradient_checkpointing": True,
     "vllm_importance_sampling_correction": True,
+    "use_bias_correction_kl": True,
     "seed": 42,
 }
 """TRL's values of settings that its user leaves out, where learning or memory depends on them."""

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo_rl.base.format import counted
-from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, is_function
+from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, VERIFIERS, is_function
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
 
 Kind = Literal["algorithm", "settings", "evaluation"]
 """A technique that is on or off, a value, or how accuracy is measured."""
-
-BUILT_IN_VERIFIERS = ("math", "exact", "gym")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,10 @@ def _punishment_interval(config: Config) -> Finding | None:
 )
 def _reward(config: Config) -> Finding:
     reward = config.reward
-    if reward.verifier not in BUILT_IN_VERIFIERS:
+    if not isinstance(reward.verifier, str):
+        weighted = " + ".join(f"{entry.weight:g} × {entry.verifier}" for entry in reward.verifiers)
+        return weighted, False, f"a sum of several rewards; {reward.verifiers[0].verifier} decides what is right"
+    if reward.verifier not in VERIFIERS:
         meaning = "the function defines the scores; reward.correct and reward.wrong have no effect"
         return f"scores of {reward.verifier}", False, meaning
     recipe = f"right {reward.correct:+g}, wrong {reward.wrong:+g}"

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -36,7 +36,7 @@ from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.judging import fate_of
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
-from dapo_rl.types import FinishReason, Group, Prompt, VerdictStatus
+from dapo_rl.types import FinishReason, Group, Loggable, Prompt, RewardPart, VerdictStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class DryAnswer:
     tokens: int
     detail: str
     """Why the verifier failed, if it did."""
+    parts: tuple[RewardPart, ...] = ()
+    """The reward functions that the score is the weighted sum of; empty for a built-in verifier."""
+    extra: Mapping[str, Loggable] = field(default_factory=dict)
+    """What the functions log for this response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,10 @@ def dry_run(
 
 
 def dry_run_json(result: DryRun) -> str:
-    return json.dumps(asdict(result), indent=2)
+    rows = asdict(result)
+    for each in (each for row in rows["rows"] for each in row["answers"]):
+        each["parts"] = [part._asdict() for part in each["parts"]]
+    return json.dumps(rows, indent=2)
 
 
 def check_trainable(result: DryRun) -> None:
@@ -166,7 +173,7 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             prompt=seen_by_the_model(run.tokenizer, group.prompt),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
-            fate=fate_of(group, run.config.sampling, keep, grading.graded),
+            fate=fate_of(group, run.config.sampling, keep, grading),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups
@@ -186,6 +193,8 @@ def _dry_answers(group: Group, rewards: Tensor) -> tuple[DryAnswer, ...]:
             finish_reason=sample.finish_reason,
             tokens=len(sample.token_ids),
             detail=verdict.detail,
+            parts=verdict.parts,
+            extra=verdict.extra,
         )
         for sample, verdict, penalty, reward in zip(
             group.samples, group.verdicts, penalties.tolist(), rewards.tolist(), strict=True

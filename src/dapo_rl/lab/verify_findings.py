@@ -131,9 +131,10 @@ def _unparseable(facts: Facts) -> Iterator[Advice]:
     if not count:
         return
     share = f"all {total}" if count == total else f"{count} of {total}"
-    what = f"{share} responses have no answer that reward.verifier={reward.verifier} can parse"
+    decides = reward.verifiers[0].verifier
+    what = f"{share} responses have no answer that reward.verifier={decides} can parse"
     remedy = "ask for the answer's format in data.system_prompt or the prompts"
-    if reward.verifier == "math":
+    if decides == "math":
         remedy = "ask for a last line 'Answer: ...' in data.system_prompt or the prompts"
         remedy += "" if reward.boxed else ", or set reward.boxed=true"
     yield Advice("warning" if count >= MANY * total else "note", what, remedy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -60,6 +60,8 @@ def _print_row(row: DryRow, special: Sequence[str], write: _Writer) -> None:
     console.print(Text("first response", style="dim"))
     console.print(write.block(row.answers[0].text, special))
     console.print(_answers(row.answers, write))
+    for line in (*_parts(row.answers, write), *_logged(row.answers, write)):
+        console.print(line)
     console.print()
 
 
@@ -81,6 +83,23 @@ def _answers(answers: Sequence[DryAnswer], write: _Writer) -> Table:
             f"{each.tokens:,}",
         )
     return table
+
+
+def _parts(answers: Sequence[DryAnswer], write: _Writer) -> Iterator[Text]:
+    """A line for each of several reward functions, with its scores before the weight."""
+    weights = {part.name: part.weight for each in answers for part in each.parts}
+    if len(weights) == 1 and set(weights.values()) == {1.0}:
+        return
+    for name, weight in weights.items():
+        scores = [{part.name: f"{part.score:.4g}" for part in each.parts}.get(name, "-") for each in answers]
+        yield write.text(f"{name}{'' if weight == 1 else f' ×{weight:g}'}: {', '.join(scores)}")
+
+
+def _logged(answers: Sequence[DryAnswer], write: _Writer) -> Iterator[Text]:
+    """A line for each name that the reward functions log, with the values of the responses."""
+    for name in dict.fromkeys(name for each in answers for name in each.extra):
+        values = (" ".join(str(each.extra.get(name, "-")).split()) for each in answers)
+        yield write.text(f"{name}: {', '.join(cut(value, LONGEST_ANSWER) for value in values)}", "dim")
 
 
 def _summary(result: DryRun) -> str:

@@ -43,12 +43,26 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     return _load(path, name, device)
 
 
-def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model that was loaded under this name."""
+    path = find_model(name)
+    if not isinstance(path, Path) and (problem := hub_problem()):
+        _check_cached(name, problem)
+        with cache_only():
+            return _tokenizer(path, name)
+    return _tokenizer(path, name)
+
+
+def _tokenizer(path: str | Path, name: str) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # a missing file, a damaged one, an unknown class: each raises another type
         what = f"the tokenizer of {name}" if isinstance(path, Path) else name
         raise UserError(f"model.name: {what} {_why_not(error, 'tokenizer_config.json')}") from None
+
+
+def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
+    tokenizer = _tokenizer(path, name)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path,

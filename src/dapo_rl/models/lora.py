@@ -6,6 +6,8 @@ model's names, with the adapters merged in: base + scaling · B · A.
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo_rl.base.quote import shown
 from dapo_rl.config import LoraSettings
 from dapo_rl.errors import UserError
+from dapo_rl.foreign import LIBRARIES
 from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.types import TrainSample
@@ -35,10 +39,14 @@ def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
             inject_adapter_in_model(lora_config(settings), model, adapter_name=_ADAPTER)
     except ValueError as error:
         raise UserError(f"model.lora.targets: {' '.join(str(error).split())}") from None
+    _check_embeddings(model, "model.lora.targets")
+    model.eval()
+
+
+def _check_embeddings(model: Any, key: str) -> None:
     for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
         if _is_adapted(embedding):
-            raise UserError("model.lora.targets: embeddings and the output layer cannot have adapters; leave them out")
-    model.eval()
+            raise UserError(f"{key}: embeddings and the output layer cannot have adapters; leave them out")
 
 
 def lora_config(settings: LoraSettings, base: str | None = None) -> Any:
@@ -52,6 +60,99 @@ def lora_config(settings: LoraSettings, base: str | None = None) -> Any:
         lora_alpha=settings.alpha,
         target_modules=targets,
     )
+
+
+def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
+    """peft's `LoraConfig` as settings. Raises UserError for what would train something else than plain LoRA."""
+    kind = _name(getattr(peft_config, "peft_type", None))
+    if kind != "LORA":
+        raise UserError(f"peft_config: {type(peft_config).__name__} ({kind}): adapters are LoRA; give a LoraConfig")
+    if _name(peft_config.task_type) not in ("None", "CAUSAL_LM"):
+        raise UserError(f"peft_config: task_type={_name(peft_config.task_type)}: models are causal language models")
+    default = type(peft_config)()
+    for field in dataclasses.fields(peft_config):
+        value = getattr(peft_config, field.name)
+        if field.name not in (*_CARRIED, *_WITHOUT_EFFECT) and value != getattr(default, field.name):
+            raise UserError(f"peft_config: {field.name}={shown(value)}: {_why_not(field.name)}; leave it out")
+    targets = peft_config.target_modules
+    if targets is None:
+        targets = _usual_targets(model)
+    chosen = targets if isinstance(targets, str) else tuple(sorted(targets))
+    return LoraSettings(rank=peft_config.r, alpha=peft_config.lora_alpha, targets=chosen)
+
+
+_CARRIED = ("r", "lora_alpha", "target_modules")
+_WITHOUT_EFFECT = (
+    *("task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
+    *("inference_mode", "runtime_config"),
+)
+
+
+def _why_not(name: str) -> str:
+    """Why a field of `LoraConfig` has no counterpart."""
+    table = LIBRARIES["trl"].settings
+    entry = table.get(name) or table.get(f"lora_{name}")
+    return entry.note if entry else "adapters are plain LoRA on linear layers"
+
+
+def _name(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _usual_targets(model: Any) -> Any:
+    """The layers that peft adapts if none are named."""
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
+
+    kind = model.config.model_type
+    if kind not in USUAL:
+        raise UserError(f"peft_config: target_modules: peft knows none for {kind}; name them, or give 'all-linear'")
+    return USUAL[kind]
+
+
+def base_of(model: Any) -> Any:
+    """The model inside a `PeftModel`, with its adapters; any other model as it is."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def peft_config_of(model: Any) -> Any | None:
+    """The configuration of the adapters that a model already has; None if it has none."""
+    if not has_lora(model):
+        if getattr(model, "peft_config", None):
+            kind = _name(next(iter(model.peft_config.values())).peft_type)
+            raise UserError(f"model: its adapters are {kind}, and LoRA is what can be trained; merge them first")
+        return None
+    configs = dict(model.peft_config)
+    if set(configs) != {_ADAPTER}:
+        names = ", ".join(configs)
+        raise UserError(f"model: its adapters are {names}; one that is named {_ADAPTER} can be trained")
+    return configs[_ADAPTER]
+
+
+def train_adapters(model: Any) -> None:
+    """Trains the adapters that the model has, and nothing else."""
+    _check_embeddings(model, "model")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+    for module in model.modules():
+        if _is_adapted(module) and module.merged:
+            module.unmerge()
+
+
+def merged_copy(model: Any) -> Any:
+    """A frozen copy with the adapters merged into the weights, and without their layers."""
+    copied = copy.deepcopy(model)
+    for parent in list(copied.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_adapted(child):
+                if not child.merged:
+                    child.merge()
+                setattr(parent, name, child.base_layer)
+    return copied.requires_grad_(False)
+
+
+def is_adapted(model: Any) -> bool:
+    """Whether the adapters change the model's output: new ones do not, because B is zero."""
+    return any(bool(weight.detach().any()) for name, weight in model.named_parameters() if ".lora_B." in name)
 
 
 def has_lora(model: Any) -> bool:

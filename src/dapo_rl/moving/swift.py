@@ -5,7 +5,7 @@ from __future__ import annotations
 from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora
 from dapo_rl.moving.draft import Draft
-from dapo_rl.moving.trl import derive_rewards, derive_updates
+from dapo_rl.moving.trl import derive_evaluation, derive_rewards, derive_updates
 
 
 def derive_swift(draft: Draft) -> None:
@@ -18,6 +18,7 @@ def derive_swift(draft: Draft) -> None:
     if not draft.value("dynamic_sample"):
         _no_dynamic_sampling(draft)
     derive_updates(draft)
+    derive_evaluation(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))
     for key, ours in (("soft_max_length", "overlong.max_length"), ("soft_cache_length", "overlong.cache_length")):
         if draft.settings.get("overlong.shape") == "soft":

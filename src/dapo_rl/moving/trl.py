@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dapo_rl.base.format import counted
 from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs
-from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.draft import Draft, written
 
 _BATCH_KEYS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"),
@@ -20,21 +21,43 @@ _SCORED = {
     "gsm8k": "math",
 }
 """Their reward functions for mathematics, which give 1 and 0."""
+_OF_TRL = {name: f"trl.rewards:{name}" for name in ("reasoning_accuracy_reward", "think_format_reward")}
+"""Functions of TRL that run here as they are, where TRL is installed."""
 _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 
 def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
-    if not draft.value("use_vllm"):
-        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
-            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+    explain_switched_off(draft)
     derive_updates(draft)
+    derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     uses_lora = bool(draft.value("use_peft"))
     lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16)
     if not uses_lora:
         draft.explain("use_peft", "default here", note="the weights are trained")
+
+
+def explain_switched_off(draft: Draft) -> None:
+    """Options of what the run does not use."""
+    if not draft.value("use_vllm"):
+        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
+            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+    if not draft.value("beta"):
+        draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
+
+
+def derive_evaluation(draft: Draft) -> None:
+    """Held-out prompts are sampled like the training prompts, as often as `num_generations_eval` says."""
+    samples = draft.size("num_generations_eval")
+    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in (None, "no"):
+        draft.explain("num_generations_eval", "default here", note="null, and nothing is evaluated")
+        return
+    draft.put("eval.samples", samples or draft.settings["sampling.group_size"], "num_generations_eval")
+    for name in ("temperature", "top_p"):
+        if f"sampling.{name}" in draft.settings:
+            draft.put(f"eval.{name}", draft.settings[f"sampling.{name}"])
 
 
 def derive_updates(draft: Draft) -> None:
@@ -76,9 +99,10 @@ def _batch(draft: Draft) -> None:
     arithmetic = f"{step} completions per step / {group} per prompt, {update} completions per update"
     if step % group or step % update or (step // group) % (step // update):
         keys = "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation and num_generations"
+        remedy = "raise gradient_accumulation_steps" if known else "--processes sets the number of processes"
         raise UserError(
             f"{keys} give {arithmetic}, on {processes} process{'es' if processes > 1 else ''}: not whole groups in an "
-            "update; --processes sets the number of processes"
+            f"update; {remedy}"
         )
     note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
     if not known:
@@ -138,6 +162,9 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
     updates = draft.number(key)
     if updates is None:
         draft.explain(key, "default here", note="null: the default")
+    elif updates < 1 and "train.steps" in draft.settings:
+        steps = max(1, math.ceil(updates * draft.settings["train.steps"]))
+        draft.put(ours, steps, key, note=f"{updates:g} of {draft.settings['train.steps']} steps")
     elif updates < 1:
         draft.explain(key, "differs", ours, "a share of the run; set a number of steps")
     else:
@@ -146,62 +173,99 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
 
 
 def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None:
-    """The verifier and the overlong punishment, from the names of reward functions."""
+    """The verifiers with their weights and the overlong punishment, from the names of reward functions."""
     names = _listed(draft.value("reward_funcs"))
-    overlong = [name for name in names if name in _OVERLONG]
-    scored = [name for name in names if name not in _OVERLONG]
+    weights = _weights(draft, names)
+    overlong = [weight for name, weight in zip(names, weights, strict=True) if name in _OVERLONG]
     if overlong:
         limit = draft.settings.get("sampling.max_new_tokens", 1024)
-        soft_overlong(draft, min(cache or limit // 5, limit - 1), 1.0, min(longest or limit, limit))
+        soft_overlong(draft, min(cache or limit // 5, limit - 1), max(sum(overlong), 0.0), min(longest or limit, limit))
     else:
         draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
+    scored: dict[str, float] = {}
+    for name, weight in zip(names, weights, strict=True):
+        if name not in _OVERLONG:
+            scored[name] = scored.get(name, 0.0) + weight
     _verifier(draft, scored)
-    _weights(draft, names)
 
 
 def _listed(value: Any) -> list[str]:
     return [] if value is None else [str(name) for name in (value if isinstance(value, list) else [value])]
 
 
-def _verifier(draft: Draft, names: list[str]) -> None:
+def _verifier(draft: Draft, weights: dict[str, float]) -> None:
+    """`reward.verifier` from the functions and their weights, without the overlong punishment."""
     key, plugin = "reward_funcs", draft.value("external_plugins")
-    mathematical = [name for name in names if name in _SCORED]
-    others = [name for name in names if name not in _SCORED]
-    if mathematical:
-        draft.put("reward.verifier", "math")
+    known = {name: ours for name in weights if (ours := _here(name, draft.library.name))}
+    unknown = [name if w == 1 else f"{name} (weight {w:g})" for name, w in weights.items() if name not in known]
+    if any(ours == "math" for ours in known.values()):
         draft.put("reward.boxed", True)
         draft.put("reward.wrong", 0.0)
-    if len(names) == 1 and mathematical:
-        note = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
-        draft.explain(key, "same", "reward.verifier: math", note)
-    elif len(names) == 1 and "." in others[0]:
-        module, _, function = others[0].rpartition(".")
-        draft.put("reward.verifier", f"{module}:{function}", key, note="your own function, with TRL's signature")
-    elif names:
-        what = f"{', '.join(others)}: " if others else ""
+    if known:
+        draft.put("reward.verifier", _entries(known, weights))
+    here = f"reward.verifier: {written(draft.settings['reward.verifier'])}" if known else "reward.verifier"
+    if unknown:
         where = f" (from {written_plugin(plugin)})" if plugin else ""
-        note = f"{what}one verifier; combine the rewards in a function of your own, reward.verifier=file.py:name{where}"
-        draft.explain(key, "differs", "reward.verifier", note, True)
+        what = f"{', '.join(unknown)}: add your own function to reward.verifier, file.py:name{where}"
+        draft.explain(key, "differs", here, what, True)
+    elif len(known) > 1:
+        draft.explain(key, "same", here, f"the first one decides what is right; {_MATH if _has_math(known) else _OWN}")
+    elif known:
+        draft.explain(key, "same", here, _MATH if _has_math(known) else _OWN)
     else:
         note = "no reward but the length penalty; set reward.verifier"
         draft.explain(key, "differs", "overlong.shape: soft", note, True)
-    draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(others))
+    draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(unknown))
+
+
+_MATH = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
+_OWN = "a function with TRL's signature"
+
+
+def _has_math(known: dict[str, str]) -> bool:
+    return "math" in known.values()
+
+
+def _here(name: str, library: str) -> str | None:
+    """The verifier for one of their reward functions, if there is one."""
+    if name in _SCORED:
+        return _SCORED[name]
+    if name in _OF_TRL and library == "TRL":
+        return _OF_TRL[name]
+    module, dot, function = name.rpartition(".")
+    return f"{module}:{function}" if dot else None
+
+
+def _entries(known: dict[str, str], weights: dict[str, float]) -> str | list[Any]:
+    """The value of `reward.verifier`. Functions that are the same here are one, with the sum of their weights."""
+    summed: dict[str, float] = {}
+    for name, ours in known.items():
+        summed[ours] = summed.get(ours, 0.0) + weights[name]
+    if list(summed.values()) == [1.0]:
+        return next(iter(summed))
+    return [ours if weight == 1 else {"verifier": ours, "weight": weight} for ours, weight in summed.items()]
 
 
 def written_plugin(value: Any) -> str:
     return ", ".join(_listed(value))
 
 
-def _weights(draft: Draft, names: list[str]) -> None:
+def _weights(draft: Draft, names: list[str]) -> list[float]:
+    """A weight for each reward function."""
     key = "reward_weights"
     weights = draft.value(key)
     listed = weights if isinstance(weights, list) else [weights]
     if weights is None or all(weight == 1 for weight in listed):
         draft.explain(key, "default here", note="every reward has the weight 1")
-    elif len(names) == 1 and len(listed) == 1:
-        draft.explain(key, "default here", note="one reward: the group's standard deviation divides the weight out")
-    else:
-        draft.explain(key, "differs", "reward.verifier", "combine the rewards in a function of your own", True)
+        return [1.0] * len(names)
+    if len(listed) != len(names) or not all(_is_number(weight) for weight in listed):
+        raise UserError(f"{key}: expected {counted(len(names), 'number')}, one for each of reward_funcs")
+    draft.explain(key, "same", "reward.verifier", "the weights of its entries")
+    return [float(weight) for weight in listed]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _source(draft: Draft) -> None:

@@ -6,15 +6,16 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from dapo_rl.base.load import load_function
+from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.config import RewardSettings
+from dapo_rl.config import RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.combined import CombinedVerifier
+from dapo_rl.rewards.combined import CombinedVerifier, unique
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
+from dapo_rl.rewards.judge import limit_of
 from dapo_rl.rewards.math_rule import MathVerifier
-from dapo_rl.rewards.user import SIGNATURES, UserVerifier, signature_of
+from dapo_rl.rewards.user import SIGNATURES, UserVerifier, plain_name, short_name, signature_of
 from dapo_rl.types import Verifier
 
 VERIFIERS: dict[str, Callable[[RewardSettings], Verifier]] = {
@@ -28,13 +29,13 @@ RewardFunction = str | Callable[..., Any]
 
 def build_verifier(settings: RewardSettings) -> Verifier:
     """The verifier that `reward.verifier` names."""
-    name = settings.verifier
-    if name in VERIFIERS:
-        return VERIFIERS[name](settings)
-    if ":" in name:
-        return _from_callable(load_function(name), settings)
-    hint = did_you_mean(nearest(name, VERIFIERS), "a function is named module:name or file.py:name")
-    raise UserError(f"reward.verifier: {name!r} is not one of {', '.join(VERIFIERS)}{hint}")
+    entries = settings.verifiers
+    if isinstance(settings.verifier, str):
+        return _build_one(settings.verifier, settings)
+    verifiers = [_build_one(entry.verifier, settings, entry.timeout_s) for entry in entries]
+    limits = [e.timeout_s or limit_of(v) for e, v in zip(entries, verifiers, strict=True)]
+    weights, names = [entry.weight for entry in entries], [curve_name(entry.verifier) for entry in entries]
+    return CombinedVerifier(verifiers, weights, names, limits, settings.timeout_s)
 
 
 def as_verifier(
@@ -43,25 +44,65 @@ def as_verifier(
     weights: Sequence[float] | None = None,
 ) -> Verifier:
     """Turns a verifier's name, a function or its name, a verifier, or a list of these into one verifier."""
-    if isinstance(reward_funcs, str):
-        return build_verifier(settings.model_copy(update={"verifier": reward_funcs}))
-    if callable(reward_funcs):
-        return _from_callable(reward_funcs, settings)
-    if not isinstance(reward_funcs, Sequence):
+    if not isinstance(reward_funcs, str) and not callable(reward_funcs) and not isinstance(reward_funcs, Sequence):
         raise UserError(f"reward functions: cannot use a value of type {type(reward_funcs).__name__}; {_EXPECTED}")
-    verifiers = [as_verifier(one, settings) for one in reward_funcs]
-    return verifiers[0] if len(verifiers) == 1 and weights is None else CombinedVerifier(verifiers, weights)
+    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
+    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    for index, function in enumerate(functions):
+        if any(function is other or (isinstance(function, str) and function == other) for other in functions[:index]):
+            raise UserError(f"reward functions: {curve_name(function)} appears twice; give it once, with one weight")
+    verifiers = [_from_any(function, settings) for function in functions]
+    if len(verifiers) == 1 and weights is None:
+        return verifiers[0]
+    return CombinedVerifier(verifiers, weights, [curve_name(f) for f in functions], timeout_s=settings.timeout_s)
+
+
+def recorded_verifier(
+    reward_funcs: RewardFunction | Sequence[RewardFunction], weights: Sequence[float] | None = None
+) -> str | tuple[WeightedVerifier, ...]:
+    """What `reward.verifier` says of the trainer's `reward_funcs` in the files of a run."""
+    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
+    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    names = unique([each if isinstance(each, str) else spec_of(each) for each in functions])
+    if len(names) == 1 and weights is None:
+        return names[0]
+    shares = [1.0] * len(names) if weights is None else weights
+    return tuple(WeightedVerifier(verifier=n, weight=w) for n, w in zip(names, shares, strict=True))
+
+
+def curve_name(function: RewardFunction) -> str:
+    """The name of a verifier's curve: `math`, or the name of the function."""
+    if isinstance(function, str):
+        return plain_name(function.rpartition(":")[2])
+    return function.name if isinstance(function, UserVerifier) else short_name(function)
 
 
 _EXPECTED = f"give {', '.join(VERIFIERS)}, module:name, file.py:name, or a function {SIGNATURES}"
 
 
-def _from_callable(function: Callable[..., Any], settings: RewardSettings) -> Verifier:
+def _from_any(function: RewardFunction, settings: RewardSettings) -> Verifier:
+    if isinstance(function, str):
+        return _build_one(function, settings)
+    if not callable(function):
+        raise UserError(f"reward functions: cannot use a value of type {type(function).__name__}; {_EXPECTED}")
+    return _from_callable(function, settings)
+
+
+def _build_one(name: str, settings: RewardSettings, timeout_s: float | None = None) -> Verifier:
+    if ":" in name:
+        return _from_callable(load_function(name), settings, timeout_s)
+    if name not in VERIFIERS:
+        hint = did_you_mean(nearest(name, VERIFIERS), "a function is named module:name or file.py:name")
+        raise UserError(f"reward.verifier: {name!r} is not one of {', '.join(VERIFIERS)}{hint}")
+    return VERIFIERS[name](settings)
+
+
+def _from_callable(function: Callable[..., Any], settings: RewardSettings, timeout_s: float | None = None) -> Verifier:
     if not inspect.isclass(function) and signature_of(function) is None and _is_verifier(function):
         return cast(Verifier, function)
     if inspect.isclass(function):
         raise UserError(f"{function.__name__}: it is a class; give an object of it, or a function {SIGNATURES}")
-    return UserVerifier(function, settings)
+    return UserVerifier(function, settings, timeout_s=timeout_s)
 
 
 def _is_verifier(function: Callable[..., Any]) -> bool:

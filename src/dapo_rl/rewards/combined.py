@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import judge, trait
-from dapo_rl.rewards.user import UserVerifier
-from dapo_rl.types import Prompt, Sample, Verdict, Verifier
+from dapo_rl.rewards.judge import fault_of_score, judge, limit_of, trait
+from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.rewards.user import Calls, UserVerifier, short_name, wait_for, with_metrics
+from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Sample, Verdict, Verifier
 
 
 class CombinedVerifier:
     """The weighted sum of the scores of several verifiers.
 
-    The first verifier that applies to a sample decides whether it is correct, which dynamic sampling filters on. A
-    user function that returns None does not apply, and adds nothing. One failed verdict fails the sample.
+    The first verifier that applies to a sample decides whether it is correct. A user function that returns None does
+    not apply, and adds nothing. One failed verdict fails the sample. Asynchronous functions run at the same time.
     """
 
-    def __init__(self, verifiers: Sequence[Verifier], weights: Sequence[float] | None = None) -> None:
+    takes_state = True
+
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        weights: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
+        limits: Sequence[float | None] | None = None,
+        timeout_s: float = 0.0,
+    ) -> None:
+        """`names` are those of the curves. `limits` are the time limits of verifiers with one of their own, by default
+        their attribute `timeout_s`; `timeout_s` is the limit of all others together."""
         if not verifiers:
             raise UserError("reward functions: the list is empty; give at least one")
-        if weights is not None and len(weights) != len(verifiers):
-            raise UserError(f"reward weights: {len(weights)} for {len(verifiers)} reward functions; give one for each")
+        if len(verifiers) > MOST_LOGGED:
+            raise UserError(f"reward functions: {len(verifiers)} are too many; the limit is {MOST_LOGGED}")
         self.verifiers = tuple(verifiers)
-        self.weights = tuple(weights) if weights is not None else (1.0,) * len(verifiers)
+        self.weights = _checked(weights, len(verifiers))
+        self.names = unique([_name(verifier) for verifier in verifiers] if names is None else names)
+        self._limits = [limit_of(verifier) for verifier in verifiers] if limits is None else list(limits)
+        self._others_s = timeout_s
 
     @property
     def needs_answer(self) -> bool:
@@ -37,6 +56,16 @@ class CombinedVerifier:
     def text_only(self) -> bool:
         return all(trait(verifier, "text_only") for verifier in self.verifiers)
 
+    @property
+    def timeout_s(self) -> float | None:
+        """The limit of a call, if a verifier has a limit of its own: those of asynchronous ones overlap."""
+        if all(limit is None for limit in self._limits):
+            return None
+        pairs = list(zip(self.verifiers, self._limits, strict=True))
+        together = max((limit for verifier, limit in pairs if limit and _is_async(verifier)), default=0.0)
+        one_by_one = sum(limit for verifier, limit in pairs if limit and not _is_async(verifier))
+        return together + one_by_one + (self._others_s if None in self._limits else 0.0)
+
     def warm_up(self) -> None:
         for verifier in self.verifiers:
             if hasattr(verifier, "warm_up"):
@@ -47,20 +76,80 @@ class CombinedVerifier:
             if hasattr(verifier, "check"):
                 verifier.check(prompts)
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
-        opinions = [
-            verifier.judge(prompt, samples) if isinstance(verifier, UserVerifier) else judge(verifier, prompt, samples)
-            for verifier in self.verifiers
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> list[Verdict]:
+        begun = [v.begin(prompt, samples, state) if isinstance(v, UserVerifier) else None for v in self.verifiers]
+        calls = [each for each in begun if each is not None]
+        wait_for(calls)
+        opinions: list[Sequence[Verdict | None]] = [
+            judge(verifier, prompt, samples, state=state) if each is None else each.verdicts()
+            for verifier, each in zip(self.verifiers, begun, strict=True)
         ]
-        return [self._combine(of_sample) for of_sample in zip(*opinions, strict=True)]
+        verdicts = [
+            self._combine(of_sample, _extra(calls, index))
+            for index, of_sample in enumerate(zip(*opinions, strict=True))
+        ]
+        return with_metrics(verdicts, _joined([each.log.metrics for each in calls]))
 
-    def _combine(self, verdicts: Sequence[Verdict | None]) -> Verdict:
-        weighted = [(w, v) for w, v in zip(self.weights, verdicts, strict=True) if v is not None]
-        if not weighted:
-            return Verdict(0.0, False, "error", detail="every reward function returned None")
-        for _, verdict in weighted:
+    def _combine(self, verdicts: Sequence[Verdict | None], extra: Mapping[str, Loggable]) -> Verdict:
+        named = zip(self.names, self.weights, verdicts, strict=True)
+        applied = [(name, weight, verdict) for name, weight, verdict in named if verdict is not None]
+        if not applied:
+            return Verdict(0.0, False, "error", detail="every reward function returned None", extra=extra)
+        for _, _, verdict in applied:
             if verdict.failed:
-                return verdict
-        first = weighted[0][1]
-        score = sum(weight * verdict.score for weight, verdict in weighted)
-        return Verdict(score, first.correct, first.status, first.answer, first.detail)
+                return replace(verdict, extra=extra)
+        first = applied[0][2]
+        score = sum(weight * verdict.score for _, weight, verdict in applied)
+        parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
+        return Verdict(score, first.correct, first.status, first.answer, first.detail, parts, extra)
+
+
+def unique(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with a number where one is taken: length, length_2."""
+    taken: list[str] = []
+    for name in names:
+        candidates = (name if n == 1 else f"{name}_{n}" for n in itertools.count(1))
+        taken.append(next(candidate for candidate in candidates if candidate not in taken))
+    return tuple(taken)
+
+
+def _checked(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+    if weights is None:
+        return (1.0,) * count
+    if len(weights) != count:
+        raise UserError(f"reward weights: {len(weights)} for {count} reward functions; give one for each")
+    for weight in weights:
+        if fault := fault_of_weight(weight):
+            raise UserError(f"reward weights: {fault}")
+    if not any(weights):
+        raise UserError("reward weights: all are 0, so every reward is 0; give one that is not")
+    return tuple(float(weight) for weight in weights)
+
+
+def fault_of_weight(weight: Any) -> str:
+    if not isinstance(weight, int | float) or isinstance(weight, bool):
+        return f"{shown(weight)} is not a number"
+    return fault_of_score(weight)
+
+
+def _name(verifier: Verifier) -> str:
+    return verifier.name if isinstance(verifier, UserVerifier) else short_name(verifier)
+
+
+def _is_async(verifier: Verifier) -> bool:
+    return isinstance(verifier, UserVerifier) and verifier.is_async
+
+
+def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:
+    logged = ((name, value) for each in calls for name, value in each.log.extra(index).items())
+    return dict(itertools.islice(dict(logged).items(), MOST_LOGGED))
+
+
+def _joined(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+    """The metrics of several functions; a name that several log is averaged over all of them."""
+    joined: dict[str, tuple[float, int]] = {}
+    for metrics in logged:
+        for name, (total, count) in metrics.items():
+            before = joined.get(name, (0.0, 0))
+            joined[name] = (before[0] + total, before[1] + count)
+    return dict(itertools.islice(joined.items(), MOST_LOGGED))

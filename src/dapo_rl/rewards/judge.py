@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten
+from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten, shown
 from dapo_rl.errors import UserError
-from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
+from dapo_rl.rewards.logbook import fault_of_extra, fault_of_metrics, fault_of_name
+from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.types import MOST_LOGGED, Prompt, RewardPart, Sample, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6
 """A larger score is treated as a mistake: advantages would lose their precision."""
+MAX_LIMIT_S = 1e9
 STATUSES: tuple[str, ...] = get_args(VerdictStatus)
 _DETAIL_LIMIT = LINE_LIMIT + TRACEBACK_LIMIT + 200
 
 
-def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: float = 0.0) -> list[Verdict]:
+def judge(
+    verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: float = 0.0, state: RewardState = AT_START
+) -> list[Verdict]:
     """One verdict per sample; if the verifier fails, they have status `error` and score `wrong`.
+
+    A verifier with the attribute `takes_state` gets the state of the run as a third argument.
 
     A `UserError` propagates: with it, a verifier says that it cannot judge at all, for example because a ground truth
     or a package is missing. So does Ctrl-C.
     """
     try:
-        returned = verifier(prompt, samples)
+        given = (prompt, samples, state) if trait(verifier, "takes_state") else (prompt, samples)
+        returned = verifier(*given)
         if not isinstance(returned, list | tuple):
-            fault = f"returned {_kind(returned)}, not a list of {counted(len(samples), 'verdict')}"
+            fault = f"returned {kind_of(returned)}, not a list of {counted(len(samples), 'verdict')}"
         elif len(returned) != len(samples):
             fault = f"returned {counted(len(returned), 'verdict')} for {counted(len(samples), 'sample')}"
         else:
@@ -44,7 +53,7 @@ def judge(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: 
 
 
 def trait(verifier: Verifier, name: str) -> bool:
-    """An attribute that a verifier may have: `needs_answer`, `per_sample` or `text_only`."""
+    """An attribute that a verifier may have: `needs_answer`, `per_sample`, `text_only` or `takes_state`."""
     try:
         return bool(getattr(verifier, name, False))
     except (UserError, KeyboardInterrupt):
@@ -65,8 +74,7 @@ def failures(detail: str, count: int, wrong: float, status: VerdictStatus = "err
 
 
 def without_traceback(verdict: Verdict) -> Verdict:
-    line = verdict.detail.partition("\n")[0]
-    return Verdict(verdict.score, verdict.correct, verdict.status, verdict.answer, line)
+    return replace(verdict, detail=verdict.detail.partition("\n")[0])
 
 
 def has_traceback(verdict: Verdict) -> bool:
@@ -76,20 +84,40 @@ def has_traceback(verdict: Verdict) -> bool:
 def fault_of(verdict: Any) -> str:
     """What is wrong with a verdict; empty if nothing is."""
     if not isinstance(verdict, Verdict):
-        return f"returned {_kind(verdict)} instead of a Verdict"
+        return f"returned {kind_of(verdict)} instead of a Verdict"
     if type(verdict.score) not in (int, float):
-        return f"returned a Verdict whose score is {_kind(verdict.score)}, not a float"
+        return f"returned a Verdict whose score is {kind_of(verdict.score)}, not a float"
     if fault := fault_of_score(verdict.score):
         return f"returned a Verdict whose score {fault}"
     if type(verdict.correct) is not bool:
-        return f"returned a Verdict whose correct is {_kind(verdict.correct)}, not a bool"
+        return f"returned a Verdict whose correct is {kind_of(verdict.correct)}, not a bool"
     if not isinstance(verdict.status, str) or verdict.status not in STATUSES:
         return f"returned a Verdict whose status is not one of {', '.join(STATUSES)}"
+    if verdict.correct is not (verdict.status == "correct"):
+        return f"returned a Verdict whose correct is {verdict.correct}, but whose status is {verdict.status}"
     if verdict.answer is not None and not isinstance(verdict.answer, str):
-        return f"returned a Verdict whose answer is {_kind(verdict.answer)}, not a string or None"
+        return f"returned a Verdict whose answer is {kind_of(verdict.answer)}, not a string or None"
     if not isinstance(verdict.detail, str):
-        return f"returned a Verdict whose detail is {_kind(verdict.detail)}, not a string"
+        return f"returned a Verdict whose detail is {kind_of(verdict.detail)}, not a string"
+    if verdict.parts != () and (fault := _fault_of_parts(verdict.parts)):
+        return f"returned a Verdict whose parts {fault}"
+    if verdict.extra != {} and (fault := fault_of_extra(verdict.extra)):
+        return f"returned a Verdict whose extra {fault}"
+    if verdict.metrics != {} and (fault := fault_of_metrics(verdict.metrics)):
+        return f"returned a Verdict whose metrics {fault}"
     return ""
+
+
+def _fault_of_parts(parts: Any) -> str:
+    if not isinstance(parts, tuple) or len(parts) > MOST_LOGGED or any(type(part) is not RewardPart for part in parts):
+        return f"are not a tuple of at most {MOST_LOGGED} RewardPart"
+    for part in parts:
+        if fault := fault_of_name(part.name):
+            return f"have a wrong name: {fault}"
+        for value in (part.score, part.weight):
+            if type(value) is not float or fault_of_score(value):
+                return f"have a score or a weight for {part.name!r} that is not a finite float"
+    return "have a name twice" if len({part.name for part in parts}) < len(parts) else ""
 
 
 def fault_of_score(score: float) -> str:
@@ -100,6 +128,19 @@ def fault_of_score(score: float) -> str:
     if abs(value) <= MAX_SCORE:
         return ""
     return f"{value:g} is beyond ±{MAX_SCORE:.0f}" if math.isfinite(value) else f"{value} is not finite"
+
+
+def limit_of(verifier: Verifier) -> float | None:
+    """The verifier's own time limit for a call in seconds, its attribute `timeout_s`; None if it has none."""
+    try:
+        limit = getattr(verifier, "timeout_s", None)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise UserError(f"reward.verifier: {name_of(verifier)}.timeout_s raised {describe(error)}") from error
+    if limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit <= MAX_LIMIT_S):
+        return limit
+    raise UserError(f"{name_of(verifier)}.timeout_s: {shown(limit)} is not a number of seconds above 0")
 
 
 def name_of(verifier: Callable[..., Any]) -> str:
@@ -113,11 +154,11 @@ def _checked(verdict: Any, verifier: Verifier, wrong: float) -> Verdict:
         return failures(f"{name_of(verifier)} {fault}", 1, wrong)[0]
     if type(verdict) is Verdict and type(verdict.score) is float and not verdict.detail:
         return verdict
-    detail = printable(shorten(verdict.detail, _DETAIL_LIMIT))
-    return Verdict(float(verdict.score), verdict.correct, verdict.status, verdict.answer, detail)
+    fields = {field: getattr(verdict, field) for field in ("correct", "status", "answer", "parts", "extra", "metrics")}
+    return Verdict(score=float(verdict.score), detail=printable(shorten(verdict.detail, _DETAIL_LIMIT)), **fields)
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """The type of a value, with its module unless it is built in: a numpy.float64 is not a float."""
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

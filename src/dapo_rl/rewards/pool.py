@@ -22,7 +22,8 @@ from dapo_rl.rewards.fork_server import (
     ForkServerGoneError,
     WorkerDiedError,
 )
-from dapo_rl.rewards.judge import failures, has_traceback, judge, name_of, trait, without_traceback
+from dapo_rl.rewards.judge import failures, has_traceback, judge, limit_of, name_of, trait, without_traceback
+from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
 from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
@@ -55,6 +56,8 @@ class VerifierPool:
         if self.workers and not hasattr(os, "fork"):
             self.workers = 0
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
+        self.state = AT_START
+        """The progress of the run, for reward functions; calls submitted from now on get it."""
         self._one_traceback = _OneTraceback()
         self._processes = _Processes(verifier, settings, self.workers, self._one_traceback) if self.workers else None
         self._close = weakref.finalize(self, self._processes.close) if self._processes is not None else None
@@ -77,10 +80,11 @@ class VerifierPool:
     def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
         """A ticket whose `result()` waits for the verdicts. It can be cancelled until a worker has taken it."""
         if self._processes is not None:
-            return self._processes.submit(prompt, samples)
+            return self._processes.submit(prompt, samples, self.state)
         ticket = Ticket()
         try:
-            ticket.set_result(self._one_traceback(judge(self.verifier, prompt, samples, self.settings.wrong)))
+            verdicts = judge(self.verifier, prompt, samples, self.settings.wrong, self.state)
+            ticket.set_result(self._one_traceback(verdicts))
         except UserError as error:
             ticket.set_exception(error)
         return ticket
@@ -141,9 +145,10 @@ class _Processes:
         self.one_by_one = False
         self.one_traceback = one_traceback
         self.lock = threading.Lock()
-        self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Sample]] | None] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Sample], RewardState] | None] = queue.SimpleQueue()
         self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before any threads start
-        self.callers = [_Caller(self.fork_server, settings) for _ in range(workers)]
+        limit_s = limit_of(verifier) or settings.timeout_s
+        self.callers = [_Caller(self.fork_server, settings, limit_s) for _ in range(workers)]
         self.threads = [
             threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
             for index, caller in enumerate(self.callers)
@@ -155,14 +160,14 @@ class _Processes:
             self.close()
             raise
 
-    def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
+    def submit(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> Ticket:
         ticket = Ticket()
         if os.getpid() != self.run:
             raise RuntimeError("this process was forked from the owner of the verifier pool; create a pool here")
         with self.lock:
             if self.closed:
                 raise RuntimeError("the verifier pool is closed")
-            self.tasks.put((ticket, prompt, tuple(samples)))
+            self.tasks.put((ticket, prompt, tuple(samples), state))
         return ticket
 
     def pids(self) -> list[int]:
@@ -190,20 +195,20 @@ class _Processes:
 
     def _serve(self, caller: _Caller) -> None:
         while (task := self.tasks.get()) is not None:
-            ticket, prompt, samples = task
+            ticket, prompt, samples, state = task
             if ticket.set_running_or_notify_cancel():
                 try:
-                    ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples)))
+                    ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples, state)))
                 except BaseException as error:
                     ticket.set_exception(RuntimeError("the verifier pool was closed") if self.closed else error)
             del task, ticket, prompt, samples  # hold no references while waiting
         caller.leave()
 
-    def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> list[Verdict]:
         if self.text_only:
             samples = [Sample.of_text(sample.text, sample.finish_reason) for sample in samples]
         if not self.one_by_one:
-            verdicts = caller.call(prompt, samples)
+            verdicts = caller.call(prompt, samples, state)
             if not isinstance(verdicts, Verdict):
                 return verdicts
             if not self.per_sample or len(samples) <= 1:
@@ -213,7 +218,7 @@ class _Processes:
         for sample in samples:
             verdict = known.get(sample.text) if self.text_only else None
             if verdict is None:
-                answer = caller.call(prompt, [sample])
+                answer = caller.call(prompt, [sample], state)
                 verdict = known[sample.text] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
@@ -224,17 +229,18 @@ class _Processes:
 class _Caller:
     """The worker of a thread, forked at the first call and again after it was killed or died."""
 
-    def __init__(self, fork_server: ForkServer, settings: RewardSettings) -> None:
+    def __init__(self, fork_server: ForkServer, settings: RewardSettings, limit_s: float) -> None:
         self.fork_server = fork_server
         self.settings = settings
+        self.limit_s = limit_s
         self.worker: Worker | None = None
 
-    def call(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
+    def call(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> list[Verdict] | Verdict:
         """The verdicts, or a single verdict for all samples if the call failed."""
         failure = ""
         for _ in range(2):
             try:
-                return self._call(self._living_worker(), prompt, samples)
+                return self._call(self._living_worker(), prompt, samples, state)
             except ForkServerGoneError:  # the worker died with it; the call is probably not at fault
                 self.worker = None
                 failure = "the process that forks the verifier's workers died during the call, twice"
@@ -257,13 +263,15 @@ class _Caller:
             self.worker = self.fork_server.spawn()
         return self.worker
 
-    def _call(self, worker: Worker, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict] | Verdict:
+    def _call(
+        self, worker: Worker, prompt: Prompt, samples: Sequence[Sample], state: RewardState
+    ) -> list[Verdict] | Verdict:
         try:
-            reply = worker.call(prompt, samples, self.settings.timeout_s + GRACE_S)
+            reply = worker.call(prompt, samples, self.limit_s + GRACE_S, state)
         except TimeoutError:
             with contextlib.suppress(ForkServerGoneError):
                 self._kill()
-            return self._failure("timeout", f"killed: not decided within {self.settings.timeout_s:g} s")
+            return self._failure("timeout", f"killed: not decided within {self.limit_s:g} s")
         except CorruptReplyError:
             with contextlib.suppress(ForkServerGoneError):
                 self._kill()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import fault_of_score, name_of
-from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
+from dapo_rl.rewards.judge import failures, fault_of_score, kind_of, limit_of, name_of
+from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
+from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.types import Loggable, Prompt, RewardPart, Sample, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
@@ -23,24 +27,70 @@ SIGNATURES = (
 )
 
 
+GIVEN = ("trainer_state", "log_extra", "log_metric")
+"""Arguments in TRL's form that do not come from the data."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a function, for one sample or for all of a group."""
+
+    count: int
+    """Samples that the call is about."""
+    value: Any = None
+    """What the function returned; awaitable until the call is complete."""
+    error: BaseException | None = None
+    late: bool = False
+    """Whether it exceeded its own limit of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls about the samples of a group, with what they log."""
+
+    verifier: UserVerifier
+    calls: list[Call]
+    log: Logbook
+
+    def verdicts(self) -> list[Verdict | None]:
+        """The verdicts of complete calls; None for samples for which the function returned None: it does not apply."""
+        return [verdict for call in self.calls for verdict in self.verifier.verdicts_of(call)]
+
+
 class UserVerifier:
     """A user-defined function as a verifier. Any failure in it becomes a verdict of status `error`; only a `UserError`
     of this package propagates.
 
     A function with TRL's signature is called once per group, one with verl's once per sample. The returned score is
     the reward; a sample is correct by the `acc` of a returned dict, by a boolean score, or by a score above
-    `reward.threshold`. Time is not limited here, but by `VerifierPool`.
+    `reward.threshold`. `timeout_s`, or the function's attribute of that name, limits the time of an asynchronous
+    function; `VerifierPool` limits that of any call.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: RewardSettings) -> None:
+    takes_state = True
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        settings: RewardSettings,
+        name: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
         kind = signature_of(function)
         if kind is None:
             raise UserError(f"{name_of(function)}: its parameters fit no known signature; write it as {SIGNATURES}")
         self.function = function
         self.settings = settings
+        self.name = name or short_name(function)
+        """The name of its curve."""
+        self.timeout_s = limit_of(function) if timeout_s is None else timeout_s
         self.kind: Literal["trl", "verl"] = kind
         self._parameters = inspect.signature(function).parameters
         self._traceback_given = False
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(type(self.function).__call__)
 
     @property
     def per_sample(self) -> bool:
@@ -50,38 +100,58 @@ class UserVerifier:
     def text_only(self) -> bool:
         return self.kind == "verl"
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> list[Verdict]:
+        begun = self.begin(prompt, samples, state)
+        wait_for([begun])
         nothing = self._failure("returned None, and no other reward function applies")
-        return [nothing if verdict is None else verdict for verdict in self.judge(prompt, samples)]
+        verdicts = [
+            self._alone(nothing if verdict is None else verdict, begun.log.extra(index))
+            for index, verdict in enumerate(begun.verdicts())
+        ]
+        return with_metrics(verdicts, begun.log.metrics)
 
-    def judge(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict | None]:
-        """Verdicts like a call, but None for samples for which the function returned None: it does not apply."""
+    def _alone(self, verdict: Verdict, extra: Mapping[str, Loggable]) -> Verdict:
+        parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
+        return replace(verdict, parts=parts, extra=extra)
+
+    def begin(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> Calls:
+        """Calls the function. An asynchronous one starts in `wait_for`, with others at the same time."""
+        log = Logbook(len(samples))
         if self.kind == "trl":
-            return self._attempt(lambda: self._call_group(prompt, samples), len(samples))
-        verdicts: list[Verdict | None] = []
-        for sample in samples:
-            arguments = self._verl_arguments(prompt, sample)
-            verdicts += self._attempt(lambda arguments=arguments: [self._call(arguments)], 1)  # type: ignore[misc]
-        return verdicts
+            given = self._trl_arguments(prompt, samples)
+            given |= {"trainer_state": state, "log_extra": log.log_extra, "log_metric": log.log_metric}
+            return Calls(self, [self._start(given, len(samples))], log)
+        return Calls(self, [self._start(self._verl_arguments(prompt, sample), 1) for sample in samples], log)
 
-    def _attempt(self, call: Callable[[], list[Any]], count: int) -> list[Verdict | None]:
-        """Verdicts for the `count` scores that the call returns, or failures if it raises."""
+    def _start(self, given: Mapping[str, Any], count: int) -> Call:
         try:
-            return [self._verdict(score) for score in call()]
+            return Call(count, self._call(given))
         except (UserError, KeyboardInterrupt):
             raise
         except BaseException as error:
-            return [self._crash(error) for _ in range(count)]
+            return Call(count, error=error)
 
-    def _call_group(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Any]:
-        scores = self._call(self._trl_arguments(prompt, samples))
-        scores = scores.tolist() if hasattr(scores, "tolist") else scores
-        if not isinstance(scores, list | tuple):
-            raise TypeError(f"returned a {type(scores).__name__}, not a list of {counted(len(samples), 'score')}")
-        if len(scores) != len(samples):
-            given, wanted = counted(len(scores), "score"), counted(len(samples), "completion")
-            raise ValueError(f"returned {given} for {wanted}")
-        return list(scores)
+    def verdicts_of(self, call: Call) -> list[Verdict | None]:
+        if isinstance(call.error, UserError | KeyboardInterrupt):
+            raise call.error
+        if call.late:
+            detail = f"{name_of(self.function)}: not decided within {self.timeout_s:g} s"
+            return list(failures(detail, call.count, self.settings.wrong, "timeout"))
+        if call.error is not None:
+            return [self._crash(call.error) for _ in range(call.count)]
+        if self.kind == "verl":
+            return [self._verdict(call.value)]
+        try:
+            scores = call.value.tolist() if hasattr(call.value, "tolist") else call.value
+            if isinstance(scores, list | tuple) and len(scores) == call.count:
+                return [self._verdict(score) for score in scores]
+        except Exception as error:
+            return [self._crash(error) for _ in range(call.count)]
+        if isinstance(scores, list | tuple):
+            fault = f"returned {counted(len(scores), 'score')} for {counted(call.count, 'completion')}"
+        else:
+            fault = f"returned {kind_of(scores)}, not a list of {counted(call.count, 'score')}"
+        return [self._failure(fault)] * call.count
 
     def _trl_arguments(self, prompt: Prompt, samples: Sequence[Sample]) -> dict[str, Any]:
         count = len(samples)
@@ -108,13 +178,13 @@ class UserVerifier:
             "extra_info": prompt.columns.get("extra_info"),
         }
 
-    def _call(self, columns: Mapping[str, Any]) -> Any:
-        missing = [name for name, p in self._parameters.items() if _is_required(p) and name not in columns]
+    def _call(self, given: Mapping[str, Any]) -> Any:
+        missing = [name for name, p in self._parameters.items() if _is_required(p) and name not in given]
         if missing:
-            raise TypeError(f"it needs {missing[0]!r}, but the data has only {', '.join(sorted(columns))}")
+            there = ", ".join(sorted(name for name in given if name not in GIVEN))
+            raise TypeError(f"it needs {missing[0]!r}, but the data has only {there}")
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values())
-        result = self.function(**{k: v for k, v in columns.items() if takes_all or k in self._parameters})
-        return _wait_for(result) if inspect.isawaitable(result) else result
+        return self.function(**{k: v for k, v in given.items() if takes_all or k in self._parameters})
 
     def _verdict(self, value: Any) -> Verdict | None:
         if value is None:
@@ -155,7 +225,7 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    return "verl" if "solution_str" in names else "trl" if "completions" in names else None
+    return "verl" if "solution_str" in names else "trl" if {"completions", "completion_ids"} & set(names) else None
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -168,14 +238,45 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _wait_for(awaitable: Any) -> Any:
-    async def result() -> Any:
-        return await awaitable
+def short_name(function: Callable[..., Any]) -> str:
+    """The name of a function's curve."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return plain_name(str(getattr(function, "__name__", None) or type(function).__name__))
+
+
+def plain_name(text: str) -> str:
+    """The letters of a name that fit into the name of a metric: `lambda` of `<lambda>`."""
+    return "".join(c for c in text if c.isalnum() or c in "-_.")[: LONGEST_NAME - 8] or "function"
+
+
+def wait_for(begun: Sequence[Calls]) -> None:
+    """Completes asynchronous calls, all at the same time, each within the limit of its function."""
+    waiting = [(each.verifier, call) for each in begun for call in each.calls if inspect.isawaitable(call.value)]
+    if not waiting:
+        return
+
+    async def complete(verifier: UserVerifier, call: Call) -> None:
+        limit = asyncio.timeout(verifier.timeout_s)
+        try:
+            async with limit:
+                call.value = await call.value
+        except BaseException as error:  # including SystemExit, which would end the loop
+            call.error, call.late = error, isinstance(error, TimeoutError) and limit.expired()
+
+    async def complete_all() -> None:
+        await asyncio.gather(*(complete(verifier, call) for verifier, call in waiting))
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(result())
+        asyncio.run(complete_all())
+        return
     # An event loop is already running in this thread, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, result()).result()
+        pool.submit(asyncio.run, complete_all()).result()
+
+
+def with_metrics(verdicts: list[Verdict], metrics: Mapping[str, tuple[float, int]]) -> list[Verdict]:
+    """The verdicts of a call, the first of them with the metrics that the call logged."""
+    return [replace(verdicts[0], metrics=metrics), *verdicts[1:]] if metrics and verdicts else verdicts

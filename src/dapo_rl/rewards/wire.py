@@ -12,10 +12,11 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dapo_rl.rewards.judge import fault_of
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.types import Prompt, RewardPart, Sample, Verdict
 
 _HEADER = struct.Struct("<4sQQ")
 _MAGIC = b"dapo"
@@ -43,19 +44,19 @@ class Reply(NamedTuple):
         return self.kind == "verdicts" and not any(verdict.failed for verdict in self.verdicts)
 
 
-def encode_call(prompt: Prompt, samples: Sequence[Sample]) -> bytes:
+def encode_call(prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> bytes:
     # Plain tuples are pickled several times faster than samples.
     rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions, s.mask) for s in samples]
-    return pickle.dumps((prompt, rows), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((prompt, rows, state), pickle.HIGHEST_PROTOCOL)
 
 
-def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Sample]]:
-    prompt, rows = pickle.loads(data)
-    return prompt, [Sample(*row) for row in rows]
+def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Sample], RewardState]:
+    prompt, rows, state = pickle.loads(data)
+    return prompt, [Sample(*row) for row in rows], state
 
 
 def encode_reply(reply: Reply) -> bytes:
-    verdicts = [(v.score, v.correct, v.status, v.answer, v.detail) for v in reply.verdicts]
+    verdicts = [_row(verdict) for verdict in reply.verdicts]
     return json.dumps((reply.kind, verdicts, reply.error, reply.exhausted), check_circular=False).encode()
 
 
@@ -63,13 +64,27 @@ def decode_reply(data: bytearray, count: int) -> Reply:
     """The reply to a call about `count` samples, or CorruptReplyError."""
     try:
         kind, rows, (line, more), exhausted = json.loads(data)
-        verdicts = [Verdict(*row) for row in rows]
-    except (ValueError, TypeError, RecursionError):
+        verdicts = [_verdict(row) for row in rows]
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise CorruptReplyError from None
     expected = count if kind == "verdicts" else 0
     if kind not in ("verdicts", "failed", "fatal") or len(verdicts) != expected or any(map(fault_of, verdicts)):
         raise CorruptReplyError
     return Reply(kind, verdicts, (str(line), str(more)), exhausted is True)
+
+
+def _row(v: Verdict) -> tuple[Any, ...]:
+    plain = (v.score, v.correct, v.status, v.answer, v.detail)
+    return (*plain, v.parts, v.extra, v.metrics) if v.parts or v.extra or v.metrics else plain
+
+
+def _verdict(row: Any) -> Verdict:
+    """A verdict of JSON, whose lists are tuples again."""
+    if len(row) == 5:
+        return Verdict(*row)
+    score, correct, status, answer, detail, parts, extra, metrics = row
+    logged: Any = {name: tuple(entry) for name, entry in metrics.items()}
+    return Verdict(score, correct, status, answer, detail, tuple(RewardPart(*part) for part in parts), extra, logged)
 
 
 def send(channel: socket.socket, call: int, body: bytes) -> None:

@@ -17,6 +17,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards.control_group import ControlGroup
 from dapo_rl.rewards.judge import crash, failures, judge, name_of
 from dapo_rl.rewards.processes import adopt_orphans, flush, reap
+from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.wire import (
     MAX_REPLY,
     CorruptReplyError,
@@ -46,11 +47,11 @@ class Worker:
         self._channel = channel
         self._numbers = itertools.count(1)
 
-    def call(self, prompt: Prompt, samples: Sequence[Sample], limit_s: float) -> Reply:
+    def call(self, prompt: Prompt, samples: Sequence[Sample], limit_s: float, state: RewardState = AT_START) -> Reply:
         """Raises TimeoutError if there is no complete reply in time, EOFError if the worker died, CorruptReplyError."""
         deadline = time.monotonic() + limit_s
         number = next(self._numbers)
-        body = encode_call(prompt, samples)
+        body = encode_call(prompt, samples, state)
         try:
             self._channel.settimeout(limit_s)
             send(self._channel, number, body)
@@ -105,12 +106,12 @@ def work(channel: socket.socket, verifier: Verifier, memory: int, wrong: float, 
 
 def _reply(verifier: Verifier, body: bytearray, wrong: float) -> Reply:
     try:
-        prompt, samples = decode_call(body)
+        prompt, samples, state = decode_call(body)
         _seed(prompt, samples)
     except Exception as error:  # a column that cannot be unpickled, or not enough memory
         return Reply("failed", [], (f"the verifier's process cannot read the call: {describe(error)}", ""))
     try:
-        return Reply("verdicts", judge(verifier, prompt, samples, wrong))
+        return Reply("verdicts", judge(verifier, prompt, samples, wrong, state))
     except UserError as error:
         return Reply("fatal", [], (shorten(str(error), TRACEBACK_LIMIT), shorten(str(error.more), TRACEBACK_LIMIT)))
     except KeyboardInterrupt as error:  # raised by the verifier: Ctrl-C goes to the run

@@ -3,20 +3,34 @@
 Scores are right-or-wrong as long as all correct samples have one score and all others have one, and graded from the
 first that differs. Up to then a group that is all right or all wrong has no spread, so no earlier group was dropped
 that the spread would have kept.
+
+If the score is a sum of several rewards, those that add at most half as much as the largest are minor: a group is kept
+if its scores differ without them. Otherwise a small reward, for example for brevity, would keep every group, and
+dividing by the group's standard deviation would make it as large as the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from dapo_rl.algo import dynamic_sampling_filter
+from dapo_rl.fates import Fate
 from dapo_rl.types import Group, Verdict
 
 SAME = 1e-6
 """Scores that differ by less are the same, as in the filter."""
+
+
+class Observed(NamedTuple):
+    """The scores of one reward function so far."""
+
+    lowest: float
+    highest: float
+    weight: float
 
 
 @dataclass(slots=True)
@@ -28,11 +42,23 @@ class Grading:
     wrong: float | None = None
     """The score of the first sample that is not correct."""
     graded: bool = False
+    rewards: dict[str, Observed] = field(default_factory=dict)
+    """The functions that the scores are sums of."""
 
     def observe(self, group: Group) -> str | None:
-        """Returns a note for the user when the scores turn out to be graded."""
-        if self.graded:
-            return None
+        """Returns a note for the user when the scores turn out to be graded, or a reward to be minor."""
+        before = self._minor()
+        for verdict in group.verdicts:
+            for part in verdict.parts:
+                seen = self.rewards.get(part.name, Observed(part.score, part.score, part.weight))
+                self.rewards[part.name] = Observed(
+                    min(seen.lowest, part.score), max(seen.highest, part.score), part.weight
+                )
+        if len(self.rewards) > 1:
+            return None if self._minor() == before else self._about_minor()
+        return None if self.graded else self._observe_scores(group)
+
+    def _observe_scores(self, group: Group) -> str | None:
         for verdict in group.verdicts:
             if verdict.failed:
                 continue
@@ -49,6 +75,49 @@ class Grading:
             elif first is None:
                 self.wrong = verdict.score
         return None
+
+    def _about_minor(self) -> str:
+        minor = self._minor()
+        if not minor:
+            return "every reward counts: groups are kept if the sums of their rewards differ"
+        names = f"{' and '.join(sorted(minor))} {'adds' if len(minor) == 1 else 'add'}"
+        others = " or ".join(name for name, seen in self.rewards.items() if name not in minor and seen.weight)
+        return (
+            f"{names} at most half as much as {others}: groups are kept if {others} differs; "
+            "sampling.metric=score compares the sums of all rewards"
+        )
+
+    def drops(self, verdicts: Sequence[Verdict]) -> Fate | None:
+        """Why a group without failed verdicts carries no signal, by the scores seen so far; None if it does."""
+        if len(self.rewards) > 1:
+            return None if self._differs(verdicts) else alike(verdicts) or "no_spread"
+        return same_score(verdicts) if self.graded else alike(verdicts)
+
+    def _minor(self) -> frozenset[str]:
+        """The rewards that add at most half as much as the largest. A range below 1 counts as 1."""
+        added = {name: abs(seen.weight) * max(seen.highest - seen.lowest, 1.0) for name, seen in self.rewards.items()}
+        return frozenset(name for name, most in added.items() if most <= max(added.values()) / 2)
+
+    def _differs(self, verdicts: Sequence[Verdict]) -> bool:
+        """Whether the scores differ without the minor rewards, or at all where no other applies."""
+        minor = self._minor()
+        if all(part.name in minor for verdict in verdicts for part in verdict.parts):
+            return has_spread(verdicts)
+        sums = [sum(p.weight * p.score for p in verdict.parts if p.name not in minor) for verdict in verdicts]
+        return max(sums) - min(sums) > SAME
+
+
+def alike(verdicts: Sequence[Verdict]) -> Fate | None:
+    """`all_correct` or `all_wrong`; None for a group with right and wrong samples."""
+    correct = [verdict.correct for verdict in verdicts]
+    if dynamic_sampling_filter(torch.tensor([correct])).item():
+        return None
+    return "all_correct" if correct[0] else "all_wrong"
+
+
+def same_score(verdicts: Sequence[Verdict]) -> Fate | None:
+    """`no_spread`; None for a group whose scores differ."""
+    return None if has_spread(verdicts) else "no_spread"
 
 
 def has_spread(verdicts: Sequence[Verdict]) -> bool:

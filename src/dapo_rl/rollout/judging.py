@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
-from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.base.quote import describe
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.flights import Flight
-from dapo_rl.rollout.grading import has_spread
+from dapo_rl.rollout.grading import Grading, alike, same_score
 from dapo_rl.rollout.verdicts import submit
 from dapo_rl.types import Group, Pending, Verifier
 
@@ -76,17 +73,14 @@ class Judging:
         return self._polls - judged.poll >= self._polls_to_wait
 
 
-def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None, graded: bool = False) -> Fate:
-    """Decides by correctness or raw scores, before any length penalty. `graded` decides where the metric is `auto`."""
+def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading) -> Fate:
+    """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
-        correct = [verdict.correct for verdict in group.verdicts]
-        if settings.metric == "score" or (settings.metric == "auto" and graded):
-            if not has_spread(group.verdicts):
-                return "no_spread"
-        elif not dynamic_sampling_filter(torch.tensor([correct])).item():
-            return "all_correct" if correct[0] else "all_wrong"
+        by_metric = {"auto": grading.drops, "correct": alike, "score": same_score}
+        if (fate := by_metric[settings.metric](group.verdicts)) is not None:
+            return fate
     return "kept" if keep is None or _passes(keep, group) else "filtered"
 
 

@@ -56,10 +56,12 @@ class Sampler:
         max_error_share: float = 1.0,
         keep: GroupFilter | None = None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        on_step: Callable[[int], None] = lambda version: None,
         vocabulary: int = 2**31 - 1,
     ) -> None:
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
-        self._max_error_share, self._keep, self._on_progress = max_error_share, keep, on_progress
+        self._max_error_share, self._keep = max_error_share, keep
+        self._on_progress, self._on_step = on_progress, on_step
         self._longest, self._vocabulary = params.max_new_tokens, vocabulary
         self._flights = Flights(engine, params, settings.group_size, seed)
         self._judging = Judging(verifier, settings)
@@ -70,6 +72,7 @@ class Sampler:
     def fill(self, n: int) -> Fill:
         """Samples until `n` groups are kept, or the cap is reached."""
         filling, version = Filling(n), self._engine.version
+        self._on_step(version)
         self._drop_stale(filling)
         self._flights.resume()
         while True:
@@ -180,7 +183,7 @@ class Sampler:
         for group in self._judging.finish(everything=everything):
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 filling.notes.append(note)
-            fate = fate_of(group, self._settings, self._keep, self._grading.graded)
+            fate = fate_of(group, self._settings, self._keep, self._grading)
             self._acceptance.observe(group.prompt.data_source, fate == "kept")
             if fate == "all_correct" and self._settings.retire:
                 self._prompts.rest(group.prompt, self._settings.retire)

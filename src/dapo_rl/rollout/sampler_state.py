@@ -13,12 +13,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.saved import Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
+from dapo_rl.base.saved import AsTuple, Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
+from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request
 from dapo_rl.rollout.flights import Flight
-from dapo_rl.rollout.grading import Grading
-from dapo_rl.types import FinishReason, Group, Prompt, Sample, Verdict
+from dapo_rl.rollout.grading import Grading, Observed
+from dapo_rl.types import FinishReason, Group, Prompt, RewardPart, Sample, Verdict
 
 FILE = "sampler.json"
 TOKENS = "samples.safetensors"
@@ -94,13 +95,13 @@ class SamplerState:
                     entry.draw,
                     find(entry.prompt),
                     tuple(tokens.sample(reason) for reason in entry.finish_reasons),
-                    tuple(Verdict(**verdict.model_dump()) for verdict in entry.verdicts),
+                    tuple(verdict.restored() for verdict in entry.verdicts),
                 )
                 for entry in state.carried
             )
             flights = tuple(_flight(entry, find(entry.prompt), request, tokens, group_size) for entry in state.flights)
         acceptance = Acceptance.from_state(state.acceptance.model_dump())
-        return cls(state.next_draw, acceptance, Grading(**state.grading.model_dump()), carried, flights)
+        return cls(state.next_draw, acceptance, state.grading.restored(), carried, flights)
 
 
 def _flight(
@@ -194,6 +195,18 @@ class _Verdict(Saved):
     status: Literal["correct", "wrong", "unparseable", "timeout", "error"]
     answer: str | None
     detail: str
+    parts: list[Annotated[tuple[str, Finite, Finite], AsTuple]] = Field(default_factory=list)
+    extra: dict[str, str | int | Finite | bool | None] = Field(default_factory=dict)
+    metrics: dict[str, Annotated[tuple[float, Count], AsTuple]] = Field(default_factory=dict)
+
+    def restored(self) -> Verdict:
+        parts = tuple(RewardPart(*part) for part in self.parts)
+        verdict = Verdict(
+            self.score, self.correct, self.status, self.answer, self.detail, parts, self.extra, self.metrics
+        )
+        if fault := fault_of(verdict):
+            raise ValueError(fault.removeprefix("returned "))
+        return verdict
 
 
 class _Carried(Saved):
@@ -222,6 +235,11 @@ class _Grading(Saved):
     correct: Finite | None = None
     wrong: Finite | None = None
     graded: bool = False
+    rewards: dict[str, Annotated[tuple[Finite, Finite, Finite], AsTuple]] = Field(default_factory=dict)
+
+    def restored(self) -> Grading:
+        rewards = {name: Observed(*seen) for name, seen in self.rewards.items()}
+        return Grading(self.correct, self.wrong, self.graded, rewards)
 
 
 class SavedSampler(Saved):

@@ -17,11 +17,15 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
+from dapo_rl.runs.failure import forget_failure
+from dapo_rl.runs.notes import forget_notes_after
 from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 MOST_LOG = 4 << 30
 """Size limit of metrics.jsonl in bytes: about a million steps."""
+NOTHING = -1
+"""The step to forget after so that nothing is left, not even the evaluation before the first step."""
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
 
@@ -59,6 +63,9 @@ class RunDirectory:
         """Starts a new run; raises if another process has started one in the meantime."""
         with self._writing():
             self.refuse_a_second_run()
+            self.metrics_path.unlink(missing_ok=True)
+            forget_notes_after(self.path, NOTHING)
+            forget_failure(self.path)
             self.write_config(config)
 
     @classmethod
@@ -113,11 +120,16 @@ class RunDirectory:
         return {"lines": content.count(b"\n"), "bytes": len(content)}
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One dictionary per step; null is read as None. A truncated last line is skipped."""
+        """One dictionary per step; null is read as None. A truncated last line is skipped.
+
+        Step 0 has only the evaluation before the first step. It is missing without held-out prompts, and in
+        directories of versions that did not record it.
+        """
         return [record for _, record in self._metric_lines()]
 
     def forget_after(self, last_step: int, length: Mapping[str, int] | None = None) -> str | None:
-        """Deletes what was recorded after `last_step`, from which a run resumes, and temporary files left by a crash.
+        """Deletes what was recorded after `last_step`, from which a run resumes, temporary files left by a crash, and
+        the failure that ended the run.
 
         `length` is the length of the log in the checkpoint of that step. Returns a note for the user if it differs.
         """
@@ -125,6 +137,9 @@ class RunDirectory:
             with saved_so_far(directory):
                 remove_leftovers(directory)
         self.truncate_metrics(last_step)
+        with saved_so_far(self.path):
+            forget_notes_after(self.path, last_step)
+            forget_failure(self.path)
         left = self.metrics_length()
         if length is None or left == dict(length):
             return None
@@ -191,7 +206,13 @@ class RunDirectory:
             raise UserError(f"{self.path}: already contains a run; resume it with --resume, or name another with --run")
 
     def _holds_a_run(self) -> bool:
-        return self.metrics_path.exists() or self._has_checkpoints()
+        """Whether there is something that a new run must not replace: a checkpoint, or a step in the log."""
+        if self._has_checkpoints():
+            return True
+        try:
+            return self.metrics_path.exists() and {row["step"] for row in self.read_metrics()} != {0}
+        except UserError:  # not a log
+            return True
 
     def _has_checkpoints(self) -> bool:
         return self.checkpoints_path.is_dir() and any(self.checkpoints_path.iterdir())

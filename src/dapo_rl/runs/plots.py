@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from dapo_rl.base.files import beside
+from dapo_rl.base.quote import cut
 from dapo_rl.fates import FATES, Fate
-from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.records import LARGEST
 
 Values = NDArray[np.float64]
@@ -33,7 +36,8 @@ def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str)
 
 
 def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
-    rows = sorted(metrics, key=lambda row: row["step"])
+    # Row 0 has only the evaluation before the first step, which `evaluations` has too.
+    rows = sorted((row for row in metrics if row["step"] > 0), key=lambda row: row["step"])
     figure = Figure(figsize=(19, 8.6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     length, reward, entropy, probability, held_out, clipping, fates, all_right = figure.subplots(2, 4).flat
@@ -63,7 +67,17 @@ def _reward(axis: Axes, rows: Rows) -> None:
     _head(axis, "Reward and training accuracy", "mean over samples")
     _line(axis, rows, "reward/mean", BLUE, "reward, shaped")
     _line(axis, rows, "acc/mean", ORANGE, "accuracy")
+    names = reward_functions(rows)
+    if len(names) > 1:
+        for name, color in zip(names, cycle((GREEN, PURPLE, VERMILION, SKY, YELLOW, BLACK, GREY))):
+            _line(axis, rows, f"reward/{name}/mean", color, cut(name.lstrip("_"), 24))
     _legend(axis)
+
+
+def reward_functions(rows: Rows) -> list[str]:
+    """The names of the reward functions that have a curve."""
+    found = (re.fullmatch("reward/(.+)/mean", key) for key in dict.fromkeys(key for row in rows for key in row))
+    return [match[1] for match in found if match]
 
 
 def _entropy(axis: Axes, rows: Rows) -> None:

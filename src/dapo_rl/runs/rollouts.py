@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.fates import Fate, Waiting
-from dapo_rl.types import Group, TrainedGroup
+from dapo_rl.types import MOST_LOGGED, Group, TrainedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,33 @@ ROW_GROUP_TOKENS = 2**22
 
 
 def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
-    with beside(path) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
+    schema = _schema(rows)
+    with beside(path) as draft, pq.ParquetWriter(draft, schema, compression="zstd") as writer:
         for part in _parts(rows):
             records = [record for row in part for record in _records(step, row)]
-            writer.write_table(pa.table([_column(records, field) for field in SCHEMA], schema=SCHEMA))
+            writer.write_table(pa.table([_column(records, field) for field in schema], schema=schema))
+
+
+def _schema(rows: Sequence[GroupRow]) -> pa.Schema:
+    """The columns of a step: `SCHEMA`, `reward/NAME` for each reward function, and `extra/NAME` for what they log."""
+    verdicts = [verdict for row in rows for verdict in row.group.verdicts]
+    rewards = sorted({part.name for verdict in verdicts for part in verdict.parts})[:MOST_LOGGED]
+    logged: dict[str, set[type]] = {}
+    for verdict in verdicts:
+        for name, value in verdict.extra.items():
+            logged.setdefault(name, set()).add(type(value))
+    fields = [pa.field(f"reward/{name}", pa.float64()) for name in rewards]
+    fields += [pa.field(f"extra/{name}", _type_of(logged[name])) for name in sorted(logged)[:MOST_LOGGED]]
+    return pa.schema([*SCHEMA, *fields])
+
+
+def _type_of(kinds: set[type]) -> pa.DataType:
+    kinds = kinds - {type(None)}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
 def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
@@ -82,7 +105,9 @@ def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
 
 
 def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
-    values = [record[field.name] for record in records]
+    values = [record.get(field.name) for record in records]
+    if field.name.startswith("extra/") and pa.types.is_string(field.type):
+        values = [None if value is None else as_unicode(str(value)) for value in values]
     if field.name not in TOKEN_COLUMNS:
         return pa.array(values, field.type)
     # Concatenating arrays creates no Python object per token.
@@ -126,4 +151,6 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "train_logps": seen.logps if seen else None,
             "entropies": seen.entropies if seen else None,
             "clipped": seen.clipped if seen else None,
+            **{f"reward/{part.name}": part.score for part in verdict.parts},
+            **{f"extra/{name}": value for name, value in verdict.extra.items()},
         }

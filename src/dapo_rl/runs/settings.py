@@ -23,7 +23,7 @@ changing. Any other change would make it a different run."""
 
 def check_same_run(run: Path, before: Config, after: Config) -> None:
     """Raises UserError with the settings that changed although they must not."""
-    old, new = flat(before.resolved()), flat(after.resolved())
+    old, new = (flat(config.resolved()) | _verifiers(config) for config in (before, after))
     if new["model.dtype"] == "auto":  # resolved and compared once the model is loaded
         new["model.dtype"] = old["model.dtype"]
     missing = object()
@@ -34,6 +34,13 @@ def check_same_run(run: Path, before: Config, after: Config) -> None:
     ]
     if changed:
         raise UserError(f"{run}: was started with different settings: {listed(changed, old, new)}; start a new run")
+
+
+def _verifiers(config: Config) -> dict[str, Any]:
+    """The verifiers with their weights, without their time limits, which may change."""
+    reward = config.reward
+    weighted = " + ".join(f"{entry.weight!r} × {entry.verifier}" for entry in reward.verifiers)
+    return {"reward.verifier": reward.verifier if isinstance(reward.verifier, str) else weighted}
 
 
 def listed(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any], most: int = 5) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,10 +26,13 @@ class Evaluation:
     verifier_errors: int
     """Samples without a verdict; accuracies exclude them."""
     first_error: str = ""
+    reward: float = math.nan
+    """The score, before the length penalty, averaged over prompts."""
 
     def metrics(self) -> dict[str, float]:
         return {
             "eval/accuracy": self.accuracy,
+            "eval/reward": self.reward,
             f"eval/pass@{self.samples}": self.pass_at_k,
             "eval/response_length": self.response_length,
             "eval/truncated": self.truncated,
@@ -54,6 +58,7 @@ def evaluate(
     answered.sort(key=lambda problem: problem.index)
     verdicts = [problem.verdicts.result() for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
+    scores = [[v.score for v in group if not v.failed] for group in verdicts]
     everything = [sample for problem in answered for sample in problem.samples]
     return Evaluation(
         accuracy=mean([avg(group) for group in judged]),
@@ -64,4 +69,5 @@ def evaluate(
         truncated=sum(s.truncated for s in everything) / len(everything),
         verifier_errors=len(everything) - sum(map(len, judged)),
         first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),
+        reward=mean([mean(group) for group in scores]),
     )

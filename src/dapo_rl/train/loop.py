@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
+from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
@@ -61,23 +62,29 @@ class Training:
     stop_requested: Callable[[], bool] = lambda: False
     track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     """Receives the metrics of each step, in addition to the run directory."""
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
 
 def train(run: Training) -> None:
     """Trains from the current progress to the last step, or until a stop is requested."""
-    config, progress = run.config, run.progress
+    config, progress, callbacks = run.config, run.progress, run.callbacks
     origin = time.perf_counter() - progress.wall_seconds
+    callbacks.train_begin()
     if progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
+        run.directory.append_metrics(0, metrics)
         run.track(0, metrics)
         run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
+        progress.current = step
+        callbacks.step_begin()
         with _or_diverged(run, step):
             done = _step(run, step)
         progress.step = step
         progress.ledger.add(done.fill, done.batch)
         metrics = done.metrics
+        callbacks.step_end(step, metrics)
         last = step == config.train.steps
-        if last or (config.eval.every and step % config.eval.every == 0):
+        if last or (config.eval.every and step % config.eval.every == 0) or callbacks.should_evaluate:
             metrics |= _evaluate(run)
         progress.metrics = metrics
         progress.wall_seconds = time.perf_counter() - origin
@@ -86,15 +93,20 @@ def train(run: Training) -> None:
         if config.log.rollouts:
             rows = _rows(done, run.sampler.carried if last else ())
             run.directory.write_rollouts(step, rows, config.log.keep_rollouts)
-        if (stopping := run.stop_requested()) or last or step % config.checkpoint_every == 0:
+        stopping = run.stop_requested() or callbacks.should_stop
+        if stopping or last or step % config.checkpoint_every == 0 or callbacks.should_save:
             with _or_diverged(run, step):
                 run.save()
+            callbacks.saved()
         for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes):
             if note:
                 run.display.note(f"step {step}: {note}")
         run.display.step(step, metrics)
-        if stopping:
-            return
+        if stopping or callbacks.should_stop:
+            if callbacks.stopped_by and not last:
+                run.display.note(f"step {step}: stopped by {callbacks.stopped_by}")
+            break
+    callbacks.train_end()
 
 
 @contextmanager
@@ -158,7 +170,9 @@ def _evaluate(run: Training) -> dict[str, float]:
             f"{evaluation.first_error}"
         )
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))
-    return evaluation.metrics()
+    metrics = evaluation.metrics()
+    run.callbacks.evaluated(metrics)
+    return metrics
 
 
 def _verifier_failures(fill: Fill) -> str | None:

@@ -1,8 +1,8 @@
 """The metrics of one step, with verl's names where verl has the same metric.
 
 Reward, accuracy and length are averages over *everything sampled* in the step: the groups that dynamic sampling keeps
-are partly correct by construction and would show no progress. Metrics of the trained batch are under `actor/` and
-`…/batch`.
+are partly correct by construction and would show no progress. So is `reward/NAME/mean`, the curve of a reward function,
+as in TRL. Metrics of the trained batch are under `actor/` and `…/batch`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
+import numpy as np
 from torch import Tensor
 
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.fill import Fill
-from dapo_rl.types import Group, TrainedGroup
+from dapo_rl.types import MOST_LOGGED, Group, TrainedGroup, Verdict
 
 
 def step_metrics(
@@ -30,6 +31,7 @@ def step_metrics(
     drawn = len(fill.sampled)
     metrics = {
         **_sampled(fill.sampled, rewards),
+        **_by_function([verdict for group in fill.sampled for verdict in group.verdicts]),
         "reward/batch": _mean([reward for group in batch for reward in group.rewards]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.group.verdicts]),
         "sampling/drawn": drawn,
@@ -64,11 +66,32 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
     lengths = [len(sample.token_ids) for sample, _, _ in samples]
     return {
         "reward/mean": _mean([reward for _, reward in judged]),
+        "reward/std": float(np.std([reward for _, reward in judged], ddof=1)) if len(judged) > 1 else math.nan,
+        "reward/zero_std_share": _share(sum(len(set(rewards[g.draw].tolist())) == 1 for g in groups), len(groups)),
         "acc/mean": _mean([float(verdict.correct) for verdict, _ in judged]),
         "response_length/mean": _mean([float(n) for n in lengths]),
         "response_length/max": max(lengths, default=0),
         "response_length/clip_ratio": _share(sum(s.truncated for s, _, _ in samples), len(samples)),
     }
+
+
+def _by_function(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """The unweighted scores of each reward function (`reward/NAME/…`), and what the functions log (`metric/NAME`)."""
+    scores: dict[str, list[float]] = {}
+    logged: dict[str, tuple[float, int]] = {}
+    for verdict in verdicts:
+        for part in verdict.parts:
+            scores.setdefault(part.name, []).append(part.score)
+        for name, (total, count) in verdict.metrics.items():
+            before = logged.get(name, (0.0, 0))
+            logged[name] = (before[0] + total, before[1] + count)
+    metrics: dict[str, float] = {}
+    for name in sorted(scores)[:MOST_LOGGED]:
+        metrics |= {f"reward/{name}/mean": _mean(scores[name]), f"reward/{name}/std": _std(scores[name])}
+    for name in sorted(logged)[:MOST_LOGGED]:
+        total, count = logged[name]
+        metrics[f"metric/{name}"] = total / count
+    return metrics
 
 
 def _staleness(fill: Fill) -> list[float]:
@@ -84,6 +107,14 @@ def _mean_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
+
+
+def _std(values: Sequence[float]) -> float:
+    """With Bessel's correction, as TRL has it."""
+    if len(values) < 2:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _share(part: int, whole: int) -> float:

@@ -91,6 +91,10 @@ class HFPolicy:
         """A note for the user on how this model is trained."""
         return self._responses.note
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer
+
     def weights(self) -> ModelWeights:
         """The current weights, valid until the next update."""
         return ModelWeights(self.model)

@@ -39,6 +39,8 @@ class Progress:
     ledger: Ledger = field(default_factory=Ledger)
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the last step."""
+    current: int = 0
+    """The step in progress, or the last one done. It is not saved."""
 
     def save(self, directory: Path) -> None:
         state = {
@@ -55,6 +57,7 @@ class Progress:
         with restoring(path):
             state = parse_state(SavedProgress, read_state(path))
         self.step, self.wall_seconds = state.step, state.wall_seconds
+        self.current = self.step
         self.evaluations = [(int(step), accuracy) for step, accuracy in state.evaluations]
         self.ledger = Ledger(state.ledger)
         self.metrics = {name: float("nan") if value is None else value for name, value in state.metrics.items()}

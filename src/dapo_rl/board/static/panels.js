@@ -15,6 +15,8 @@ export const CURVES = [
   ["actor/grad_norm", "before clipping"],
 ];
 
+const hintOf = (name) => (/^reward\/.+\/mean$/.test(name) ? "of one reward function, without its weight" : "");
+
 const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
 
 export const legend = () =>
@@ -54,7 +56,7 @@ export const PANELS = {
     const key = h("div");
 
     function layout() {
-      for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, ""])]) {
+      for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, hintOf(name)])]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
@@ -103,6 +105,12 @@ export const PANELS = {
 
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
+      const byFunction = names.filter((name) => /^reward\/.+\/mean$/.test(name));
+      if (byFunction.length > 1 && byFunction.some((name) => !charts.has(name))) {
+        memory.extra.push(...byFunction.filter((name) => !memory.extra.includes(name)));
+        layout();
+        load();
+      }
       const known = new Set([...charts.keys()]);
       fill(
         more,

@@ -1,0 +1,106 @@
+"""peft's configurations and models: plain LoRA is trained, anything else is refused by name."""
+
+import copy
+
+import pytest
+import torch
+from support import small_model, tokenizer
+
+from dapo_rl import Config, UserError
+from dapo_rl.build import Given, _engine, _reference, _with_lora
+from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
+
+peft = pytest.importorskip("peft")
+
+
+def adapters(model, **settings):
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 8, **settings}))
+    for name, parameter in wrapped.named_parameters():
+        if ".lora_B." in name:  # away from zero, as after training
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    return wrapped
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(40, 60)[None]).logits
+
+
+def test_a_lora_config_becomes_settings():
+    lora = lora_settings(peft.LoraConfig(r=8, lora_alpha=4, target_modules=["v_proj", "q_proj"]), small_model())
+    assert (lora.rank, lora.alpha, lora.targets) == (8, 4.0, ("q_proj", "v_proj"))
+    usual = lora_settings(peft.LoraConfig(task_type="CAUSAL_LM"), small_model())
+    assert (usual.rank, usual.alpha, usual.targets) == (8, 8.0, ("q_proj", "v_proj")), "peft's choice for Llama"
+    assert lora_settings(peft.LoraConfig(target_modules="all-linear"), small_model()).targets == "all-linear"
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ({"lora_dropout": 0.05}, "lora_dropout=0.05: adapters have no dropout; leave it out"),
+        ({"use_rslora": True}, "use_rslora=True: adapters are scaled by alpha / rank"),
+        ({"use_dora": True}, "use_dora=True: adapters are plain LoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=.*: adapters are all that is trained"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern=.*: adapters are plain LoRA on linear layers"),
+        ({"bias": "all"}, "bias='all': adapters are plain"),
+        ({"init_lora_weights": "gaussian"}, "init_lora_weights='gaussian': adapters are plain"),
+        ({"task_type": "SEQ_CLS"}, "task_type=SEQ_CLS: models are causal language models"),
+    ],
+)
+def test_what_plain_lora_does_not_do_is_refused_by_name(field, why):
+    with pytest.raises(UserError, match=f"^peft_config: {why}"):
+        lora_settings(peft.LoraConfig(**field), small_model())
+
+
+def test_other_kinds_of_adapters_are_refused():
+    with pytest.raises(UserError, match=r"peft_config: IA3Config \(IA3\): adapters are LoRA; give a LoraConfig"):
+        lora_settings(peft.IA3Config(), small_model())
+    with pytest.raises(UserError, match="model: its adapters are IA3, and LoRA is what can be trained"):
+        peft_config_of(base_of(peft.get_peft_model(small_model(), peft.IA3Config(task_type="CAUSAL_LM"))))
+    two = adapters(small_model())
+    two.add_adapter("other", peft.LoraConfig())
+    with pytest.raises(UserError, match="model: its adapters are default, other; one that is named default"):
+        peft_config_of(base_of(two))
+
+
+def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
+    base = small_model()
+    wrapped = adapters(copy.deepcopy(base))
+    model = base_of(wrapped)
+    config = _with_lora(Config(), Given(model=wrapped), model)
+    lora = config.model.lora
+    assert (lora.rank, lora.alpha, lora.targets, lora.save) == (4, 8.0, ("q_proj", "v_proj"), "adapter")
+    before = logits(wrapped)
+    assert (before - logits(base)).abs().max() > 0.1
+    engine = _engine(config, Given(model=wrapped), model, tokenizer(), torch.float32, 64)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
+    assert torch.equal(logits(wrapped), before), "building a run does not change it"
+    plain = merged_copy(model)
+    assert not has_lora(plain)
+    assert torch.allclose(logits(plain), before, atol=1e-5)
+    assert {name for name, _ in plain.named_parameters()} == {name for name, _ in base.named_parameters()}
+    weights = dict(plain.named_parameters())
+    assert all(torch.allclose(weights[name], tensor, atol=1e-6) for name, tensor in plain_weights(model))
+    del engine
+
+
+def test_the_reference_is_the_policy_as_it_was_given():
+    model = base_of(adapters(small_model()))
+    before = logits(model)
+    assert is_adapted(model)
+    assert torch.allclose(logits(_reference(model)), before, atol=1e-5)
+    fresh = base_of(peft.get_peft_model(small_model(), peft.LoraConfig()))
+    assert not is_adapted(fresh)
+    assert _reference(fresh) is fresh, "without its adapters it is the reference"
+
+
+def test_adapters_are_given_once():
+    wrapped = adapters(small_model())
+    with pytest.raises(UserError, match="peft_config: the model already has LoRA adapters"):
+        _with_lora(Config(), Given(model=wrapped, peft_config=peft.LoraConfig()), base_of(wrapped))
+    twice = Config.build({"model.lora.rank": 8})
+    with pytest.raises(UserError, match=r"only model\.lora\.save applies"):
+        _with_lora(twice, Given(peft_config=peft.LoraConfig()), small_model())
+    merged = Config.build({"model.lora.save": "merged"})
+    assert _with_lora(merged, Given(peft_config=peft.LoraConfig()), small_model()).model.lora.save == "merged"
