@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
 from dapo_rl.board.contents import as_count, as_number, as_text, read_object
 from dapo_rl.board.curves import MetricsLog, plain_curve, smooth_curve
@@ -77,7 +78,7 @@ class BoardAblation(BoardReport):
             "steps": total,
             "accuracy": means[best] if best else None,
             "best": best,
-            "what": f"{len(content.arms)} arms, {len(content.seeds)} seeds",
+            "what": f"{counted(len(content.arms), 'arm')}, {counted(len(content.seeds), 'seed')}",
             "model": content.recipe,
             "problem": self._problem(),
         }

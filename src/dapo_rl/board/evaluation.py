@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.format import counted
 from dapo_rl.board.contents import LARGEST_COUNT, as_count, as_number, as_text, read_object
 from dapo_rl.board.files import Remembered, UnreadableError
 from dapo_rl.board.reports import BoardReport, RunsByPath
@@ -33,13 +34,13 @@ class BoardEvaluation(BoardReport):
         means = {model["model"]: model["metrics"].get(main, {}).get("value") for model in models}
         known = {name: value for name, value in means.items() if value is not None}
         best = max(known, key=known.__getitem__) if known else None
-        counts = [f"{models[0]['problems']} problems", f"{report['k']} samples each"]
+        counts = [counted(models[0]["problems"] or 0, "problem"), counted(report["k"], "sample") + " each"]
         return {
             "state": "running" if self.is_written else "finished",
             "accuracy": known[best] if best else None,
             "best": f"{main} of {best}" if best else None,
-            "what": ", ".join([*([f"{len(models)} models"] if len(models) > 1 else []), *counts]),
-            "model": ", ".join(means),
+            "what": f"{report['data']}: {', '.join(counts)}",
+            "model": models[0]["model"] if len(models) == 1 else f"{len(models)} models",
             "problem": self._problem(),
         }
 
