@@ -108,7 +108,7 @@ def test_only_the_latest_notes(tmp_path):
 
 def test_the_evaluation_before_the_first_step(tmp_path):
     """From a row of step 0 in the log; older directories have it in the summary only, or not at all."""
-    new, old, oldest = (make_run(tmp_path / name) for name in ("new", "old", "oldest"))
+    new, old, _ = (make_run(tmp_path / name) for name in ("new", "old", "oldest"))
     content = new.metrics_path.read_text()
     new.metrics_path.write_text("")
     append_line(new, **{"step": 0, "eval/accuracy": 0.25, "eval/truncated": 0.5})

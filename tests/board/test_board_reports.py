@@ -17,12 +17,18 @@ from dapo_rl.board.server import create_app
 from dapo_rl.board.watch import Watcher
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    made = tmp_path_factory.mktemp("made")
+    make_ablation(made / "study")
+    make_evaluation(made / "exam")
+    make_run(made / "plain")
+    return made
+
+
 @pytest.fixture
-def root(tmp_path):
-    make_ablation(tmp_path / "runs" / "study")
-    make_evaluation(tmp_path / "runs" / "exam")
-    make_run(tmp_path / "runs" / "plain")
-    return tmp_path / "runs"
+def root(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "runs")
 
 
 def opened(root):
