@@ -46,8 +46,9 @@ class BoardReport(ABC):
 
     def row(self, runs: RunsByPath) -> dict[str, Any]:
         """The row in the list; files that have not changed are not read again."""
-        glance = (*(identity(self._at(name)) for name in self.files), self.is_written)
-        if self._cached[0] != glance or self.is_written:
+        is_written = self.is_written
+        glance = (*(identity(self._at(name)) for name in self.files), is_written)
+        if self._cached[0] != glance or is_written:
             self._cached = glance, self._row(runs)
         return self._cached[1]
 
