@@ -47,8 +47,18 @@ FATES: dict[str, FateChoice] = {
         "#2a9d6f",
         "good",
         BLUE,
-        "The verdicts on its samples differ: it was trained on.",
+        "The rewards of its samples differ: it was trained on.",
         tokens="trained on",
+    ),
+    # The board's name for a kept group without signal.
+    "filled": FateChoice(
+        "no signal",
+        "group",
+        "#8a9bb5",
+        "calm",
+        GREY,
+        "Trained on without signal: all advantages are 0, as in a group that fills up a batch (sampling.on_cap=fill).",
+        signal=False,
     ),
     "trained": FateChoice("trained on", "tokens", "#2a9d6f", "good"),
     "all_correct": FateChoice(

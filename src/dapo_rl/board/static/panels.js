@@ -1,6 +1,7 @@
 // Panels for the selected runs: curves, settings and evaluations.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
+import { address, saveMenu } from "./download.js";
 import { colour, get, store } from "./store.js";
 
 export const CURVES = [
@@ -52,12 +53,20 @@ export const PANELS = {
     });
     const sample = h("span", { class: "hint" });
     const key = h("div");
+    const reports = h("span");
 
     function layout() {
       for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, ""])]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
+          source: () => ({
+            run: store.picked,
+            metric,
+            share: memory.share,
+            first: memory.zoom[0],
+            last: memory.zoom[1],
+          }),
           onZoom: (first, last) => {
             memory.zoom = [first, last];
             load();
@@ -101,6 +110,12 @@ export const PANELS = {
       );
     }
 
+    async function offerReports() {
+      const { runs } = await get("reports", { run: store.picked });
+      const entries = runs.map((run) => [`report.png of ${run}`, address("report.png", { run })]);
+      fill(reports, entries.length ? saveMenu("Download report.png", entries) : null);
+    }
+
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
       const known = new Set([...charts.keys()]);
@@ -118,6 +133,7 @@ export const PANELS = {
       if (store.picked.length) {
         load();
         offer();
+        offerReports();
       }
     });
     return {
@@ -132,6 +148,7 @@ export const PANELS = {
           sample,
           more,
           h("label", {}, "smoothing ", slider, shown),
+          reports,
         ),
         grid,
       ),
@@ -228,7 +245,11 @@ export const PANELS = {
 
   evaluations() {
     const holder = h("div", { class: "grid tables" });
-    const chart = new Chart("eval/accuracy", { hint: "held-out accuracy", height: 240 });
+    const chart = new Chart("eval/accuracy", {
+      source: () => ({ run: store.picked, metric: "eval/accuracy", share: 0 }),
+      hint: "held-out accuracy",
+      height: 240,
+    });
     async function load() {
       const [tables, curves] = await Promise.all([
         get("evaluations", { run: store.picked }),

@@ -1,0 +1,133 @@
+// Two samples side by side, of one group or of different groups and steps of a run.
+import { counted, fill, h } from "./dom.js";
+import { Painting, promptView, sampleView, scaled } from "./samples.js";
+import { get } from "./store.js";
+
+const MOST_EDITS = 1000;
+const memory = { differences: true };
+
+export const same = (a, b) => a.step === b.step && a.draw === b.draw && a.sample === b.sample;
+export const named = (pick) => `step ${pick.step} · draw ${pick.draw} · sample ${pick.sample}`;
+export const toText = (pick) => `${pick.step}.${pick.draw}.${pick.sample}`;
+export function fromText(text) {
+  const match = /^(\d{1,12})\.(-?\d{1,15})\.(\d{1,9})$/.exec(text ?? "");
+  return match ? { step: Number(match[1]), draw: Number(match[2]), sample: Number(match[3]) } : null;
+}
+
+/** Which items of two lists are in only one of them: [set of places in a, set of places in b]. */
+export function differences(a, b) {
+  let start = 0;
+  while (start < a.length && start < b.length && a[start] === b[start]) start++;
+  let tail = 0;
+  while (tail < a.length - start && tail < b.length - start && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
+  const kept = shared(a.slice(start, a.length - tail), b.slice(start, b.length - tail));
+  const rest = (length, places) => {
+    const common = new Set(places);
+    return new Set([...Array(length).keys()].filter((i) => !common.has(i)).map((i) => start + i));
+  };
+  return [
+    rest(a.length - start - tail, kept.map(([i]) => i)),
+    rest(b.length - start - tail, kept.map(([, j]) => j)),
+  ];
+}
+
+/** The pairs of places of a longest common subsequence (Myers); none if the lists are too different. */
+function shared(a, b) {
+  const trace = [];
+  const reach = new Map([[1, 0]]);
+  for (let edits = 0; edits <= Math.min(a.length + b.length, MOST_EDITS); edits++) {
+    trace.push(new Map(reach));
+    for (let k = -edits; k <= edits; k += 2) {
+      const down = k === -edits || (k !== edits && (reach.get(k - 1) ?? -1) < (reach.get(k + 1) ?? -1));
+      let i = down ? reach.get(k + 1) : reach.get(k - 1) + 1;
+      while (i < a.length && i - k < b.length && a[i] === b[i - k]) i++;
+      reach.set(k, i);
+      if (i >= a.length && i - k >= b.length) return pairs(trace, a.length, b.length);
+    }
+  }
+  return [];
+}
+
+function pairs(trace, i, j) {
+  const result = [];
+  for (let edits = trace.length - 1; edits >= 0; edits--) {
+    const reach = trace[edits];
+    const k = i - j;
+    const down = k === -edits || (k !== edits && (reach.get(k - 1) ?? -1) < (reach.get(k + 1) ?? -1));
+    const before = down ? k + 1 : k - 1;
+    const at = reach.get(before);
+    while (i > at && j > at - before) result.push([--i, --j]);
+    i = at;
+    j = at - before;
+  }
+  return result.reverse();
+}
+
+/** Loads both and shows them; `close` goes back, `painted` runs whenever the texts are drawn. */
+export async function compareView(run, picks, { close, words, painted }) {
+  const groups = await Promise.all(picks.map(({ step, draw }) => get("group", { run, step, draw })));
+  const samples = groups.map((group, i) => {
+    const found = scaled(group).samples.find((sample) => sample.sample === picks[i].sample);
+    if (!found) throw new Error(`there is no sample ${picks[i].sample} in draw ${picks[i].draw} of step ${picks[i].step}`);
+    return found;
+  });
+  const [first, second] = samples;
+  const sets = differences(
+    first.pieces.map(([text]) => text),
+    second.pieces.map(([text]) => text),
+  );
+  const samePrompt = groups[0].prompt === groups[1].prompt;
+  const colours = groups[0].colours.filter((name) => groups[1].colours.includes(name));
+  const box = h("input", {
+    type: "checkbox",
+    checked: memory.differences,
+    onchange: () => {
+      memory.differences = box.checked;
+      painting.paint();
+    },
+  });
+  const different = (sample) => (memory.differences ? sets[samples.indexOf(sample)] : null);
+  const painting = new Painting(samples, colours, { different, words, after: painted });
+  const agree = [...sets[0], ...sets[1]].length
+    ? `the first ${counted(Math.min(...sets[0], ...sets[1]), "token")} agree; ${sets[0].size} and ${sets[1].size} differ`
+    : "the responses are the same";
+  const cards = samples.map((sample, i) => sampleView(sample, painting.texts[i], null, named(picks[i])));
+  const element = h(
+    "section",
+    { class: "compare", "aria-label": "Two samples side by side" },
+    h(
+      "div",
+      { class: "bar" },
+      h("button", { type: "button", class: "quiet", onclick: close }, "‹ back"),
+      painting.chooser,
+      painting.key,
+      h("label", {}, box, " mark differences"),
+      h("span", { class: "hint" }, `${samePrompt ? "one prompt" : "different prompts"}; ${agree}`),
+    ),
+    samePrompt ? promptView(groups[0]) : null,
+    h(
+      "div",
+      { class: "two" },
+      cards.map((card, i) => h("div", {}, samePrompt ? null : promptView(groups[i]), card)),
+    ),
+  );
+  return { element, painting };
+}
+
+/** The picked samples, with a way to drop each and to compare two. */
+export function trayView(picks, { drop, compare }) {
+  return h(
+    "div",
+    { class: "card tray", role: "status" },
+    h("span", {}, picks.length < 2 ? "Pick another sample to compare with" : "Compare"),
+    picks.map((pick) =>
+      h(
+        "span",
+        { class: "chip" },
+        named(pick),
+        h("button", { type: "button", "aria-label": `Drop ${named(pick)}`, onclick: () => drop(pick) }, "×"),
+      ),
+    ),
+    h("button", { type: "button", class: "main", hidden: picks.length < 2, onclick: compare }, "side by side"),
+  );
+}
