@@ -34,7 +34,7 @@ const BASE = () => ({
 });
 
 /** The menu of a chart's downloads; `picture()` is what it shows. */
-const downloads = (title, saveRows, picture) =>
+export const downloads = (title, saveRows, picture) =>
   saveMenu(`Download ${title}`, [
     ["CSV", saveRows],
     ["SVG", () => save(`${title}.svg`, svg(picture()))],

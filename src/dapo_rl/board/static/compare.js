@@ -1,9 +1,9 @@
 // Two samples side by side, of one group or of different groups and steps of a run.
-import { counted, fill, h } from "./dom.js";
+import { h } from "./dom.js";
 import { Painting, promptView, sampleView, scaled } from "./samples.js";
 import { get } from "./store.js";
 
-const MOST_EDITS = 1000;
+const MOST_EDITS = 600;
 const memory = { differences: true };
 
 export const same = (a, b) => a.step === b.step && a.draw === b.draw && a.sample === b.sample;
@@ -19,15 +19,22 @@ export function differences(a, b) {
   let start = 0;
   while (start < a.length && start < b.length && a[start] === b[start]) start++;
   let tail = 0;
-  while (tail < a.length - start && tail < b.length - start && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
+  const rest = Math.min(a.length, b.length) - start;
+  while (tail < rest && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail++;
   const kept = shared(a.slice(start, a.length - tail), b.slice(start, b.length - tail));
-  const rest = (length, places) => {
+  const others = (length, places) => {
     const common = new Set(places);
     return new Set([...Array(length).keys()].filter((i) => !common.has(i)).map((i) => start + i));
   };
   return [
-    rest(a.length - start - tail, kept.map(([i]) => i)),
-    rest(b.length - start - tail, kept.map(([, j]) => j)),
+    others(
+      a.length - start - tail,
+      kept.map(([i]) => i),
+    ),
+    others(
+      b.length - start - tail,
+      kept.map(([, j]) => j),
+    ),
   ];
 }
 
@@ -68,7 +75,7 @@ export async function compareView(run, picks, { close, words, painted }) {
   const groups = await Promise.all(picks.map(({ step, draw }) => get("group", { run, step, draw })));
   const samples = groups.map((group, i) => {
     const found = scaled(group).samples.find((sample) => sample.sample === picks[i].sample);
-    if (!found) throw new Error(`there is no sample ${picks[i].sample} in draw ${picks[i].draw} of step ${picks[i].step}`);
+    if (!found) throw new Error(`there is no such sample: ${named(picks[i])}`);
     return found;
   });
   const [first, second] = samples;
@@ -77,6 +84,7 @@ export async function compareView(run, picks, { close, words, painted }) {
     second.pieces.map(([text]) => text),
   );
   const samePrompt = groups[0].prompt === groups[1].prompt;
+  const sameGroup = picks[0].step === picks[1].step && picks[0].draw === picks[1].draw;
   const colours = groups[0].colours.filter((name) => groups[1].colours.includes(name));
   const box = h("input", {
     type: "checkbox",
@@ -88,8 +96,10 @@ export async function compareView(run, picks, { close, words, painted }) {
   });
   const different = (sample) => (memory.differences ? sets[samples.indexOf(sample)] : null);
   const painting = new Painting(samples, colours, { different, words, after: painted });
-  const agree = [...sets[0], ...sets[1]].length
-    ? `the first ${counted(Math.min(...sets[0], ...sets[1]), "token")} agree; ${sets[0].size} and ${sets[1].size} differ`
+  const apart = Math.min(...sets[0], ...sets[1]);
+  const start = apart === 1 ? "the first token agrees; " : apart ? `the first ${apart} tokens agree; ` : "";
+  const agree = Number.isFinite(apart)
+    ? `${start}${sets[0].size} and ${sets[1].size} tokens differ`
     : "the responses are the same";
   const cards = samples.map((sample, i) => sampleView(sample, painting.texts[i], null, named(picks[i])));
   const element = h(
@@ -102,13 +112,13 @@ export async function compareView(run, picks, { close, words, painted }) {
       painting.chooser,
       painting.key,
       h("label", {}, box, " mark differences"),
-      h("span", { class: "hint" }, `${samePrompt ? "one prompt" : "different prompts"}; ${agree}`),
+      h("span", { class: "hint" }, `${samePrompt ? "the same prompt" : "different prompts"}; ${agree}`),
     ),
-    samePrompt ? promptView(groups[0]) : null,
+    sameGroup ? promptView(groups[0]) : null,
     h(
       "div",
       { class: "two" },
-      cards.map((card, i) => h("div", {}, samePrompt ? null : promptView(groups[i]), card)),
+      cards.map((card, i) => h("div", {}, sameGroup ? null : promptView(groups[i]), card)),
     ),
   );
   return { element, painting };

@@ -46,7 +46,7 @@ export const signed = (value, digits = 2) => (isNumber(value) ? (value < 0 ? "" 
 export const percent = (value, digits = 1) => (isNumber(value) ? `${(100 * value).toFixed(digits)} %` : "–");
 
 /** "1 token", "2 tokens". */
-export const counted = (number, name) => `${isNumber(number) ? number.toLocaleString("en") : number} ${name}${number === 1 ? "" : "s"}`;
+export const counted = (number, name) => `${(number ?? 0).toLocaleString("en")} ${name}${number === 1 ? "" : "s"}`;
 
 export function count(value) {
   if (!isNumber(value)) return "–";

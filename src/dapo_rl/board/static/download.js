@@ -25,10 +25,15 @@ function cell(value) {
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
 
-export const csv = (rows) => new Blob([rows.map((row) => `${row.map(cell).join(",")}\r\n`).join("")], { type: "text/csv" });
+const line = (row) => `${row.map(cell).join(",")}\r\n`;
+export const csv = (rows) => new Blob(rows.map(line), { type: "text/csv" });
 
 /** A menu of downloads: [[label, action or address], …]. */
 export function saveMenu(label, entries) {
+  const run = (action) => {
+    menu.open = false;
+    action();
+  };
   const menu = h(
     "details",
     { class: "save", onfocusout: (event) => menu.contains(event.relatedTarget) || (menu.open = false) },
@@ -39,7 +44,7 @@ export function saveMenu(label, entries) {
       entries.map(([name, action]) =>
         typeof action === "string"
           ? h("a", { href: action, download: "" }, name)
-          : h("button", { type: "button", onclick: () => { menu.open = false; action(); } }, name),
+          : h("button", { type: "button", onclick: () => run(action) }, name),
       ),
     ),
   );

@@ -83,7 +83,7 @@ export function groups(parameters, onClose) {
         memory.step = memory.draw = memory.sample = null;
         memory.picks = [];
         follow = true;
-        drawTray();
+        uncompare();
         open();
       },
     },
@@ -196,7 +196,7 @@ export function groups(parameters, onClose) {
         ),
       ),
     );
-    samples.controls.hidden = !isSamples();
+    samples.controls.hidden = memory.comparing || !isSamples();
     panes.firstElementChild.replaceWith(isSamples() ? samples.list : list);
     if (isSamples()) return;
     fill(
@@ -237,7 +237,9 @@ export function groups(parameters, onClose) {
   }
 
   function showGroup(group) {
-    const view = groupView(group, closeGroup, {
+    const view = groupView(group, {
+      close: closeGroup,
+      back: isSamples() ? "‹ all samples" : "‹ all groups",
       words: () => memory.words,
       actions: (sample) => pickButton({ step: memory.step, draw: group.draw, sample: sample.sample }),
       after: () => queueMicrotask(markAll),
@@ -286,7 +288,8 @@ export function groups(parameters, onClose) {
   }
 
   function togglePick(pick) {
-    memory.picks = isPicked(pick) ? memory.picks.filter((other) => !same(other, pick)) : [...memory.picks, pick].slice(-2);
+    const others = memory.picks.filter((other) => !same(other, pick));
+    memory.picks = isPicked(pick) ? others : [...others, pick].slice(-2);
     drawTray();
   }
 
@@ -304,8 +307,9 @@ export function groups(parameters, onClose) {
     drawTray();
     note();
     const options = { close: uncompare, words: () => memory.words, painted: () => queueMicrotask(markAll) };
+    const back = h("button", { type: "button", class: "quiet", onclick: uncompare }, "‹ back");
     const view = await compareView(memory.run, memory.picks, options).catch((error) => ({
-      element: h("p", { class: "empty" }, `${error.message} `, h("button", { type: "button", onclick: uncompare }, "back")),
+      element: h("p", { class: "empty" }, `${error.message} `, back),
     }));
     if (mine !== comparison) return;
     fill(beside, view.element);
@@ -373,6 +377,7 @@ export function groups(parameters, onClose) {
 
   const go = (by) => {
     follow = false;
+    if (memory.comparing) uncompare();
     jump(steps.beside(memory.step, by));
   };
 

@@ -38,6 +38,7 @@ export const fateChips = (counts, on, changed) =>
 export const verdictName = (status) => (status === "correct" ? "right" : String(status));
 
 export function groupLine(group, current, open) {
+  const right = group.samples.filter((s) => s.correct).length;
   return h(
     "button",
     {
@@ -65,7 +66,7 @@ export function groupLine(group, current, open) {
       h(
         "small",
         {},
-        `${group.samples.filter((s) => s.correct).length} of ${group.samples.length} right · ${counted(group.tokens, "token")}`,
+        `${right} of ${group.samples.length} right · ${counted(group.tokens, "token")}`,
       ),
     ),
   );
@@ -113,12 +114,16 @@ export class SampleList {
           later();
         },
       });
+    const range = (name) => {
+      const [low, high] = [bound(`min_${name}`, `Least ${name}`), bound(`max_${name}`, `Most ${name}`)];
+      return h("span", { class: "range" }, `${name} `, low, "–", high);
+    };
     this.controls = h(
       "div",
       { class: "bar filters" },
       h("label", {}, "sort by ", this.sort, this.direction),
-      h("span", { class: "range" }, "reward ", bound("min_reward", "Least reward"), "–", bound("max_reward", "Most reward")),
-      h("span", { class: "range" }, "tokens ", bound("min_length", "Least tokens"), "–", bound("max_length", "Most tokens")),
+      range("reward"),
+      range("length"),
       this.verdicts,
       h("span", { class: "grow" }),
       this.note,
@@ -130,7 +135,8 @@ export class SampleList {
     const { run, step, words, fates } = this.where();
     const { sort, down, verdicts, min_reward, max_reward, min_length, max_length } = this.memory;
     const bounds = { min_reward, max_reward, min_length, max_length };
-    return { run, step, q: words, fate: [...fates], verdict: [...verdicts], sort, down: down ? "true" : null, ...bounds };
+    const chosen = { fate: [...fates], verdict: [...verdicts], ...bounds };
+    return { run, step, q: words, ...chosen, sort, down: down ? "true" : null };
   }
 
   reverse() {
@@ -149,7 +155,8 @@ export class SampleList {
     const mine = ++this.turn;
     const wanted = this.parameters();
     const given = Object.fromEntries(Object.entries(wanted).filter(([, value]) => value !== ""));
-    const answer = await get("samples", { ...given, first, limit: PAGE }).catch((error) => ({ rows: [], why: error.message }));
+    const failed = (error) => ({ rows: [], why: error.message });
+    const answer = await get("samples", { ...given, first, limit: PAGE }).catch(failed);
     if (mine !== this.turn) return;
     this.rows = first ? [...this.rows, ...answer.rows] : answer.rows;
     this.matched = answer.matched ?? 0;
@@ -172,11 +179,14 @@ export class SampleList {
     fill(this.note, answer.why ? "" : `${this.matched.toLocaleString("en")} of ${counted(answer.total, "sample")}`);
     fill(
       this.links,
-      ["csv", "jsonl"].map((kind) =>
+      [
+        ["csv", "CSV"],
+        ["jsonl", "JSONL"],
+      ].map(([kind, label]) =>
         h(
           "a",
-          { href: address(`rows.${kind}`, wanted), download: "", title: `Download these samples as ${kind.toUpperCase()}` },
-          `⤓ ${kind.toUpperCase()}`,
+          { href: address(`rows.${kind}`, wanted), download: "", title: `Download these samples as ${label}` },
+          `⤓ ${label}`,
         ),
       ),
     );
@@ -213,10 +223,14 @@ export class SampleList {
         { class: "line" },
         h("span", { class: "marks" }, h("i", { class: mark(row) }), h("b", {}, verdictName(row.status))),
         h("small", {}, `${reward} · ${counted(row.length, "token")}`),
-        h("span", { class: `chip ${fateClass(row.fate)}` }, fateName(row.fate)),
       ),
       marked((row.opening ?? "").trim(), words, "span", "prompt"),
-      h("small", {}, `draw ${row.draw} · sample ${row.sample} · answer `, marked(row.answer ?? "–", words)),
+      h(
+        "span",
+        { class: "line" },
+        h("small", {}, `draw ${row.draw} · sample ${row.sample} · answer `, marked(row.answer ?? "–", words)),
+        h("span", { class: `chip ${fateClass(row.fate)}` }, fateName(row.fate)),
+      ),
     );
   }
 

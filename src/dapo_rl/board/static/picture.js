@@ -35,11 +35,13 @@ function shapesOf(chart) {
   const shapes = [{ kind: "rect", x: 0, y: 0, width: WIDTH, height: HEIGHT, fill: "#ffffff" }];
   const text = (x, y, words, more = {}) =>
     shapes.push({ kind: "text", x, y, text: visible(words), size: 13, anchor: "start", fill: INK, ...more });
+  const line = (from, to, stroke) => shapes.push({ kind: "line", points: [from, to], stroke, width: 1 });
   text(16, 28, chart.title, { size: 17, weight: "bold" });
   let y = 48;
   let x = 16;
   for (const [name, fill] of chart.legend) {
-    const label = visible(name).length > LONGEST_NAME ? `${visible(name).slice(0, LONGEST_NAME - 1)}…` : visible(name);
+    const whole = visible(name);
+    const label = whole.length > LONGEST_NAME ? `${whole.slice(0, LONGEST_NAME - 1)}…` : whole;
     const width = 24 + widthOf(label, 13) + 18;
     if (x > 16 && x + width > WIDTH - 10) [x, y] = [16, y + 19];
     shapes.push({ kind: "rect", x, y: y - 6, width: 18, height: 4, fill });
@@ -53,24 +55,25 @@ function shapesOf(chart) {
   const toX = (value) => place(value, chart.x, box.left, box.right);
   const toY = (value) => place(value, chart.y, box.bottom, box.top);
   for (const tick of ys) {
-    shapes.push({ kind: "line", points: [[box.left, toY(tick)], [box.right, toY(tick)]], stroke: GRID, width: 1 });
+    line([box.left, toY(tick)], [box.right, toY(tick)], GRID);
     text(box.left - 7, toY(tick) + 4, short(tick), { size: 12, anchor: "end" });
   }
   for (const tick of ticks(...chart.x, 8).filter(Number.isInteger)) {
-    shapes.push({ kind: "line", points: [[toX(tick), box.bottom], [toX(tick), box.bottom + 5]], stroke: INK, width: 1 });
+    line([toX(tick), box.bottom], [toX(tick), box.bottom + 5], INK);
     text(toX(tick), box.bottom + 19, String(tick), { size: 12, anchor: "middle" });
   }
   for (const bar of chart.bars ?? []) {
     const [a, b] = [toX(bar.x - bar.width / 2), toX(bar.x + bar.width / 2)];
-    shapes.push({ kind: "rect", x: a, y: toY(bar.to), width: b - a, height: toY(bar.from) - toY(bar.to), fill: bar.fill, clip: true });
+    const [top, bottom] = [toY(bar.to), toY(bar.from)];
+    shapes.push({ kind: "rect", x: a, y: top, width: b - a, height: bottom - top, fill: bar.fill, clip: true });
   }
-  for (const line of chart.lines ?? []) {
-    const points = line.points.map(([a, b]) => [toX(a), toY(b)]);
-    shapes.push({ kind: "line", points, stroke: line.stroke, width: line.width, alpha: line.alpha ?? 1, clip: true });
-    if (line.dots) for (const [a, b] of points) shapes.push({ kind: "dot", x: a, y: b, fill: line.stroke, clip: true });
+  for (const { points, stroke, width, alpha = 1, dots } of chart.lines ?? []) {
+    const placed = points.map(([a, b]) => [toX(a), toY(b)]);
+    shapes.push({ kind: "line", points: placed, stroke, width, alpha, clip: true });
+    if (dots) for (const [a, b] of placed) shapes.push({ kind: "dot", x: a, y: b, fill: stroke, clip: true });
   }
-  const corner = [[box.left, box.top], [box.left, box.bottom], [box.right, box.bottom]];
-  shapes.push({ kind: "line", points: corner, stroke: INK, width: 1.2 });
+  line([box.left, box.top], [box.left, box.bottom], INK);
+  line([box.left, box.bottom], [box.right, box.bottom], INK);
   text((box.left + box.right) / 2, HEIGHT - 10, "step", { anchor: "middle" });
   text(16, (box.top + box.bottom) / 2, chart.hint || chart.title, { anchor: "middle", turned: true });
   return { shapes, box };

@@ -102,11 +102,11 @@ export function scaled(group) {
   return group;
 }
 
-/** A group; `actions(sample)` adds buttons to a sample, `painting` takes the options of Painting. */
-export function groupView(group, close, { actions = () => null, ...painting } = {}) {
+/** A group; `close` goes back, `actions(sample)` adds buttons to a sample, the rest are options of Painting. */
+export function groupView(group, { close, back, actions, ...painting }) {
   const drawn = new Painting(scaled(group).samples, group.colours, painting);
   const element = [
-    h("button", { type: "button", class: "quiet back", onclick: close }, "‹ all groups"),
+    h("button", { type: "button", class: "quiet back", onclick: close }, back),
     promptView(group),
     h(
       "div",
@@ -241,7 +241,11 @@ function tokenText(sample, colouring, { most = MOST_PIECES, different = null } =
     if (CLIPPED[sample.clipped?.[i]]) facts.push(CLIPPED[sample.clipped[i]][1]);
     return h(
       "span",
-      { class: `tok ${cls}${different?.has(i) ? " different" : ""}`, vars: cls ? { "--a": strength.toFixed(3) } : {}, title: facts.join(" · ") },
+      {
+        class: `tok ${cls}${different?.has(i) ? " different" : ""}`,
+        vars: cls ? { "--a": strength.toFixed(3) } : {},
+        title: facts.join(" · "),
+      },
       text,
     );
   });

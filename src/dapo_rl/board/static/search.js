@@ -102,7 +102,8 @@ export class Occurrences {
   say() {
     const most = this.found.length >= MOST_MARKS ? "the first " : "";
     const total = this.found.length;
-    fill(this.shown, this.at < 0 ? `${most}${total} ${total === 1 ? "match" : "matches"}` : `${this.at + 1} of ${most}${total}`);
+    const all = `${most}${total} ${total === 1 ? "match" : "matches"}`;
+    fill(this.shown, this.at < 0 ? all : `${this.at + 1} of ${most}${total}`);
   }
 }
 
@@ -118,7 +119,7 @@ export function hitList(answer, words, where, { open, more }) {
       answer.left
         ? [
             `; ${counted(answer.left, "earlier step")} not searched yet `,
-            h("button", { type: "button", class: "quiet", onclick: more }, answer.left === 1 ? "search it" : "search them"),
+            h("button", { type: "button", class: "quiet", onclick: more }, "search on"),
           ]
         : "",
     ),
