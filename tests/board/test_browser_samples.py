@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import re
 import struct
 import xml.etree.ElementTree as ET
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from board_runs import HOSTILE, finish, kept, make_group, make_run
-from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served, wait_until  # noqa: F401
+from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served  # noqa: F401
 
 from dapo_rl.runs.directory import GroupRow
 
