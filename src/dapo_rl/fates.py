@@ -20,8 +20,9 @@ Role = Literal["good", "dropped", "bad", "calm"]
 @dataclass(frozen=True, slots=True)
 class FateChoice:
     label: str
-    of: Literal["group", "tokens"]
-    """Whether it applies to a whole group, including its tokens, or to single tokens."""
+    of: Literal["group", "tokens", "display"]
+    """Whether it applies to a whole group, including its tokens, or to single tokens; `display`: a kept group that
+    displays name apart."""
     tint: str
     """Colour on the web page, in light and dark mode."""
     role: Role = "dropped"
@@ -50,10 +51,9 @@ FATES: dict[str, FateChoice] = {
         "The rewards of its samples differ: it was trained on.",
         tokens="trained on",
     ),
-    # The board's name for a kept group without signal.
     "filled": FateChoice(
         "no signal",
-        "group",
+        "display",
         "#8a9bb5",
         "calm",
         GREY,

@@ -120,7 +120,9 @@ export function groups(parameters, onClose) {
     onkeydown: (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault();
-      occurrences.go(event.shiftKey ? -1 : 1);
+      if (occurrences.found.length) occurrences.go(event.shiftKey ? -1 : 1);
+      else if (isSamples()) samples.go(1);
+      else if (hits.length) openHit(hits[0]);
     },
   });
   const wide = h("input", {
@@ -333,8 +335,10 @@ export function groups(parameters, onClose) {
   }
 
   let asked = 0;
+  let hits = [];
   async function look(until = null) {
     const mine = ++asked;
+    hits = [];
     // The list of samples shows those of this step.
     if (!memory.words.trim() || (isSamples() && !memory.everywhere)) {
       fill(found);
@@ -343,6 +347,7 @@ export function groups(parameters, onClose) {
     const step = memory.everywhere ? null : memory.step;
     const answer = await get("search", { run: memory.run, q: memory.words, step, until }).catch((error) => ({ error }));
     if (mine !== asked) return;
+    hits = answer.hits ?? [];
     const at = memory.everywhere ? "" : ` at step ${memory.step}`;
     fill(
       found,
