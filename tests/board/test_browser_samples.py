@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import struct
 import xml.etree.ElementTree as ET
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from board_runs import HOSTILE, finish, kept, make_group, make_run
+from support import REPOSITORY
 from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served  # noqa: F401
 
 from dapo_rl.runs.directory import GroupRow
@@ -244,6 +246,8 @@ def test_keys(browser, address):  # noqa: F811
         expect(rows_shown(page).first).to_have_attribute("data-key", "21.0")
         page.keyboard.press("?")
         expect(page.get_by_role("dialog")).to_contain_text("next sample")
+        documented = (REPOSITORY / "docs" / "board.md").read_text().split("## Keys")[1].split("## ")[0]
+        assert {*page.locator("kbd").all_text_contents()} == {*re.findall(r"`(.+?)`", documented)}
         page.keyboard.press("]")  # not while the keys are shown
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_be_hidden()

@@ -96,11 +96,12 @@ export async function compareView(run, picks, { close, words, painted }) {
   });
   const different = (sample) => (memory.differences ? sets[samples.indexOf(sample)] : null);
   const painting = new Painting(samples, colours, { different, words, after: painted });
-  const apart = Math.min(...sets[0], ...sets[1]);
+  const tokens = (i, places) => [...places].reduce((sum, place) => sum + samples[i].pieces[place][1], 0);
+  const [only, other] = sets.map((places, i) => tokens(i, places));
+  const parting = Math.min(...sets[0], ...sets[1]);
+  const apart = Number.isFinite(parting) ? tokens(sets[0].has(parting) ? 0 : 1, Array(parting).keys()) : null;
   const start = apart === 1 ? "the first token agrees; " : apart ? `the first ${apart} tokens agree; ` : "";
-  const agree = Number.isFinite(apart)
-    ? `${start}${sets[0].size} and ${sets[1].size} tokens differ`
-    : "the responses are the same";
+  const agree = apart === null ? "the responses are the same" : `${start}${only} and ${other} tokens differ`;
   const cards = samples.map((sample, i) => sampleView(sample, painting.texts[i], null, named(picks[i])));
   const element = h(
     "section",

@@ -150,6 +150,13 @@ export function groups(parameters, onClose) {
     shownGroup = null;
     slider.value = String(steps.indexOf(step));
     number.value = String(step);
+    listed = [];
+    if (isSamples()) {
+      drawList();
+      draw === null ? closeGroup() : openGroup(draw, sample);
+      samples.load();
+      return;
+    }
     const answer = await get("groups", { run: memory.run, step }).catch((error) => ({ groups: [], error }));
     if (mine !== turn) return;
     listed = answer.groups;
@@ -159,9 +166,8 @@ export function groups(parameters, onClose) {
     const why = answer.error?.message ?? answer.why;
     if (why) fill(list, h("p", { class: "empty" }, why));
     if (memory.draw !== null) openGroup(memory.draw, memory.sample);
-    else if (!isPhone() && listed.length && !isSamples()) openGroup(shown()[0]?.draw ?? listed[0].draw);
+    else if (!isPhone() && listed.length) openGroup(shown()[0]?.draw ?? listed[0].draw);
     else closeGroup();
-    if (isSamples()) samples.load();
     note();
   }
 
@@ -210,11 +216,8 @@ export function groups(parameters, onClose) {
 
   function switchTo(mode) {
     memory.list = mode;
-    if (mode === "groups") drawChips(groupCounts());
-    drawList();
-    if (isSamples()) samples.load();
+    jump(memory.step, memory.draw, memory.sample);
     look();
-    note();
   }
 
   let wanted = 0;
