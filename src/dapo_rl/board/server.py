@@ -21,6 +21,7 @@ from fastapi.staticfiles import StaticFiles
 from dapo_rl.base.quote import printable
 from dapo_rl.board.ablation import BoardAblation
 from dapo_rl.board.curves import curve, with_start
+from dapo_rl.board.downloads import serve_downloads
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
 from dapo_rl.board.guard import Guard, is_loopback, token_matches
 from dapo_rl.board.lab import Lab, Start
@@ -67,6 +68,7 @@ def create_app(catalogue: Catalogue, lab: Lab | None, token: str, bound: str = "
     _serve_runs(app, catalogue)
     _serve_reports(app, catalogue)
     _serve_groups(app, catalogue)
+    serve_downloads(app, catalogue)
     _serve_lab(app, lab, token)
     return app
 

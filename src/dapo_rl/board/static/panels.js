@@ -1,6 +1,7 @@
 // Panels for the selected runs: curves, settings and evaluations.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
+import { address, saveMenu } from "./download.js";
 import { colour, get, store } from "./store.js";
 import { long } from "./names.js";
 
@@ -55,12 +56,20 @@ export const PANELS = {
     });
     const sample = h("span", { class: "hint" });
     const key = h("div");
+    const reports = h("span");
 
     function layout() {
       for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, hintOf(name)])]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
+          source: () => ({
+            run: store.picked,
+            metric,
+            share: memory.share,
+            first: memory.zoom[0],
+            last: memory.zoom[1],
+          }),
           onZoom: (first, last) => {
             memory.zoom = [first, last];
             load();
@@ -104,6 +113,12 @@ export const PANELS = {
       );
     }
 
+    async function offerReports() {
+      const { runs } = await get("reports", { run: store.picked });
+      const entries = runs.map((run) => [`report.png of ${run}`, address("report.png", { run })]);
+      fill(reports, entries.length ? saveMenu("Download report.png", entries) : null);
+    }
+
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
       const byFunction = names.filter((name) => /^reward\/.+\/mean$/.test(name));
@@ -127,6 +142,7 @@ export const PANELS = {
       if (store.picked.length) {
         load();
         offer();
+        offerReports();
       }
     });
     return {
@@ -141,6 +157,7 @@ export const PANELS = {
           sample,
           more,
           h("label", {}, "smoothing ", slider, shown),
+          reports,
         ),
         grid,
       ),
@@ -237,7 +254,11 @@ export const PANELS = {
 
   evaluations() {
     const holder = h("div", { class: "grid tables" });
-    const chart = new Chart("eval/accuracy", { hint: "held-out accuracy", height: 240 });
+    const chart = new Chart("eval/accuracy", {
+      source: () => ({ run: store.picked, metric: "eval/accuracy", share: 0 }),
+      hint: "held-out accuracy",
+      height: 240,
+    });
     async function load() {
       const [tables, curves] = await Promise.all([
         get("evaluations", { run: store.picked }),

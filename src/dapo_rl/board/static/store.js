@@ -27,13 +27,13 @@ export function tell(changed) {
 
 // A run keeps its colour while it is selected.
 const slots = new Map();
-export function colour(name) {
+export function colour(name, dark = isDark()) {
   for (const known of [...slots.keys()]) if (!store.picked.includes(known)) slots.delete(known);
   if (!slots.has(name)) {
     const taken = new Set(slots.values());
     slots.set(name, [...LIGHT.keys()].find((i) => !taken.has(i)) ?? slots.size % TOP);
   }
-  return (isDark() ? DARK : LIGHT)[slots.get(name)];
+  return (dark ? DARK : LIGHT)[slots.get(name)];
 }
 
 export function pick(names) {
