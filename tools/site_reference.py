@@ -55,7 +55,7 @@ def _type(kind: Any) -> str:
         return f"list of {_type(inner[0])}" if many else "[" + ", ".join(map(_type, inner)) + "]"
     if isinstance(kind, type) and issubclass(kind, Section):
         return "settings"
-    return TYPES[kind]
+    return TYPES.get(kind) or ("mapping" if origin is not None else kind.__name__)
 
 
 def _default(value: Any) -> str:
