@@ -345,7 +345,9 @@ def _sampler(
     )
 
 
-def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: PromptStream | None = None) -> None:
+def tell_progress(
+    verifier: VerifierPool, config: Config, step: int, stream: PromptStream | LazyStream | None = None
+) -> None:
     """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
     epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
     verifier.state = RewardState(step, config.train.steps, epoch)

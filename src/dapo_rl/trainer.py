@@ -362,7 +362,7 @@ def _callbacks(run: Run, args: Any) -> Callbacks:
     return Callbacks(
         args,
         {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
-        prompts=len(run.train_prompts.prompts),
+        prompts=None if run.train_prompts.stream else len(run.train_prompts.prompts),
         steps=config.train.steps,
         eval_steps=config.eval.every,
         save_steps=config.checkpoint_every,
