@@ -215,7 +215,10 @@ def parse_value(key: str, text: str) -> Any:
     try:
         value = parse_yaml(text)
     except yaml.YAMLError:
-        raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
+        # Prose such as `Reply in one line: the answer` is not YAML, because of the colon.
+        if not text[:1].isalpha():
+            raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
+        value = text
     check_values(value, key)
     return value
 
