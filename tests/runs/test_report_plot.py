@@ -115,3 +115,14 @@ def test_ten_thousand_steps_are_drawn_in_seconds(tmp_path):
     start = time.monotonic()
     draw_report(rows(10_000), [(s, 0.5) for s in range(0, 10_001, 100)], tmp_path / "report.png", "x")
     assert time.monotonic() - start < 20
+
+
+def test_several_reward_functions_have_a_line_each():
+    rows = [{"step": n, "reward/mean": 0.1, "acc/mean": 0.2, "reward/math/mean": 0.3 * n} for n in (1, 2)]
+    axis = report_figure(rows, [], "t").axes[1]
+    assert [line.get_label() for line in axis.get_lines()] == ["reward, shaped", "accuracy"]
+    rows = [row | {"reward/_size/mean": 2.0, "reward/_size/std": 1.0} for row in rows]
+    axis = report_figure(rows, [], "t").axes[1]
+    lines = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
+    assert list(lines) == ["reward, shaped", "accuracy", "math", "size"]
+    assert (lines["math"], lines["size"]) == ([0.3, 0.6], [2.0, 2.0])
