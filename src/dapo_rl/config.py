@@ -145,8 +145,8 @@ class RewardSettings(Section):
     def _read_verifiers(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
             return _weighted_verifiers(value)
-        if isinstance(value, Mapping):
-            raise ValueError(f"reward.verifier: expected a name or a list, got {shown(dict(value))}; {_AN_ENTRY}")
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise ValueError(f"reward.verifier: expected a name or a list, got {shown(value)}; {_AN_ENTRY}")
         return value
 
     @property

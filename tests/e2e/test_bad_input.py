@@ -658,6 +658,29 @@ def _(_here):
     return ["train", "reward.verifier=maths"]
 
 
+@case("a verifier twice in a list")
+def _(_here):
+    return ["train", "reward.verifier=[math, exact, math]"]
+
+
+@case("a weight that is not a number")
+def _(_here):
+    return ["train", "reward.verifier=[math, {verifier: exact, weight: high}]"]
+
+
+@case("a reward function that logs NaN", begins=True, more=True)
+def _(here):
+    lines = ("def score(completions, log_metric):", "    log_metric('m', float('nan'))", "    return [1.0] * 4", "")
+    return here.reward("\n".join(lines))
+
+
+@case("a minor reward", begins=True)
+def _(here):
+    here.write("length.py", "def size(completions):\n    return [len(text) / 100 for text in completions]\n")
+    verifier = "[math, {verifier: length.py:size, weight: 0.2}]"
+    return ["train", *QUICK, f"reward.verifier={verifier}", "--run", "run"]
+
+
 @case("a reward file that does not exist")
 def _(here):
     here.write("rewards.py", "")
@@ -707,7 +730,7 @@ def _(here):
     )
 
 
-@case("a reward function that returns too few scores", begins=True, more=True)
+@case("a reward function that returns too few scores", begins=True)
 def _(here):
     return here.reward("def score(prompts, completions, **columns):\n    return [1.0]\n")
 

@@ -117,14 +117,18 @@ def test_without_dynamic_sampling_the_length_penalty_is_still_a_signal():
     assert {row.fate for row in result.rows} == {"kept"}
 
 
-def test_graded_scores_of_wrong_answers():
+@pytest.mark.parametrize("metric", ["auto", "correct", "score"])
+def test_graded_scores_of_wrong_answers(metric):
     verifier = reward_file("return [min(len(text), 40) / 100 for text in completions]")
-    result = verify(rows=8, samples=4, reward__verifier=verifier)
-    assert any("all 32 responses are wrong, with different scores; set sampling.metric=score" in line
-               for line in findings(result, "note"))  # fmt: skip
-    assert any(line.startswith("0 of 8 prompts are all right and 8 all wrong") for line in findings(result, "warning"))
-    by_score = verify(rows=8, samples=4, reward__verifier=verifier, sampling__metric="score")
-    assert not any("all wrong in 4 samples" in line for line in findings(by_score, "warning"))
+    result = verify(rows=8, samples=4, reward__verifier=verifier, sampling__metric=metric)
+    (note,) = (line for line in findings(result, "note") if line.startswith("all 32 responses are wrong, with diff"))
+    no_signal = any(line.startswith("0 of 8 prompts are all right and 8 all") for line in findings(result, "warning"))
+    if metric == "correct":
+        assert "set sampling.metric=score to learn from the scores" in note
+        assert no_signal
+    else:
+        assert "they are compared by their scores" in note
+        assert not no_signal
 
 
 def test_a_reward_that_crashes_would_stop_the_run():
@@ -296,3 +300,24 @@ def test_ctrl_c_stops_while_sampling(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "dapo: stopped"
+
+
+def test_several_rewards_are_shown_by_name(tmp_path):
+    (tmp_path / "more.py").write_text(
+        "def size(completions, log_extra):\n"
+        "    log_extra('characters', [len(text) for text in completions])\n"
+        "    return [len(text) / 100 for text in completions]\n"
+    )
+    verifier = "reward.verifier=[math, {verifier: more.py:size, weight: 0.5}]"
+    words = ["verify", "--rows", "2", "--samples", "2", "reward.workers=1", verifier]
+    document = json.loads(dapo(*words, "--json", cwd=tmp_path).stdout)
+    answers = [answer for row in document["rows"] for answer in row["answers"]]
+    for answer in answers:
+        first, second = answer["parts"]
+        assert first == {"name": "math", "score": 1.0 if answer["status"] == "correct" else -1.0, "weight": 1.0}
+        assert second == {"name": "size", "score": len(answer["text"]) / 100, "weight": 0.5}
+        assert answer["score"] == pytest.approx(first["score"] + 0.5 * second["score"])
+        assert answer["extra"] == {"characters": len(answer["text"])}
+    shown = dapo(*words, cwd=tmp_path).stdout
+    one, two = (f"{answer['parts'][1]['score']:.4g}" for answer in answers[:2])
+    assert f"\nsize ×0.5: {one}, {two}\n" in "\n".join(line.rstrip() for line in shown.splitlines())

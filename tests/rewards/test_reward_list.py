@@ -3,10 +3,11 @@
 import pytest
 import yaml
 
+from dapo_rl import choices
 from dapo_rl.config import Config, RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
-from dapo_rl.rewards.build import recorded_verifier
+from dapo_rl.rewards.build import VERIFIERS, recorded_verifier
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.types import Prompt, RewardPart, Sample
 
@@ -65,6 +66,8 @@ def test_a_single_name_in_a_list_is_the_name():
         ("[math, {verifier: exact, wieght: 1}]", "exact has an unknown key 'wieght'; did you mean weight?"),
         ("[math, {exact: 0.2}]", "cannot read {'exact': 0.2}; an entry is a name or {verifier: NAME, weight: 0.5}"),
         ("{math: 1, exact: 0.2}", "expected a name or a list, got {'math': 1, 'exact': 0.2}; an entry is a name or"),
+        ("true", "expected a name or a list, got True; an entry is a name or {verifier: NAME, weight: 0.5}"),
+        ("null", "expected a name or a list, got None; an entry is a name or"),
         ("[]", "the list is empty; an entry is a name or {verifier: NAME, weight: 0.5}"),
         ("[{verifier: math, weight: 0}, {verifier: exact, weight: 0}]", "every weight is 0, so every reward is 0"),
     ],
@@ -74,6 +77,10 @@ def test_mistakes_are_one_line(value, told):
         Config.load(None, [f"reward.verifier={value}"])
     assert str(caught.value).startswith(f"reward.verifier: {told}")
     assert "\n" not in str(caught.value)
+
+
+def test_the_names_of_the_settings_are_those_of_the_verifiers():
+    assert tuple(VERIFIERS) == choices.VERIFIERS
 
 
 def score(completions):
@@ -129,5 +136,5 @@ def test_a_resumed_run_has_the_same_weights(tmp_path):
         return Config.build({"reward.verifier": entries})
 
     check_same_run(tmp_path, config(0.5), config(0.5, 3.0))
-    with pytest.raises(UserError, match=r"reward\.verifier 1\.0 × math \+ 0\.5 × exact → 1\.0 × math \+ 0\.25 × exact"):
+    with pytest.raises(UserError, match=r"reward\.verifier math, 0\.5 × exact → math, 0\.25 × exact"):
         check_same_run(tmp_path, config(0.5), config(0.25))

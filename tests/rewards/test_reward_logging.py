@@ -79,6 +79,24 @@ def test_a_function_that_does_not_apply_may_log():
     assert [part.name for part in first.parts] == ["exact"]
 
 
+def test_verdicts_of_their_own_may_log_too():
+    def own(prompt, samples):
+        return [GOOD, replace(GOOD, metrics={})]
+
+    first, second = verdicts_of([own, logs], [1.0, 1.0], RewardState(1, 1), workers=0)
+    assert first.parts == (RewardPart("own", 0.5), RewardPart("logs", 1.0))
+    assert (first.extra["x"], first.extra["characters"], second.extra["x"]) == (1, 1, 1)
+    assert dict(first.metrics) == {"longest": (3.0, 1), "several": (6.0, 3), "m": (3.0, 2)}
+
+    def many(completions, log_extra):
+        for n in range(64):
+            log_extra(f"x{n}", [n, n])
+        return [1.0, 1.0]
+
+    first, _ = verdicts_of([many, own], workers=0)
+    assert (first.status, len(first.extra)) == ("correct", 64)
+
+
 def test_a_built_in_verifier_alone_has_no_parts():
     assert [(v.parts, v.extra, v.metrics) for v in verdicts_of("exact")] == [((), {}, {})] * 2
 

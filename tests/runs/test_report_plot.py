@@ -131,3 +131,14 @@ def test_the_evaluation_before_the_first_step_starts_its_own_curve_alone():
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(drawn, expected, strict=True))
         fates = [panel(f, "Fate of the groups").collections for f in (figure, without)]
         assert fates[0][0].get_paths()[0].vertices.tolist() == fates[1][0].get_paths()[0].vertices.tolist()
+
+
+def test_several_reward_functions_have_a_line_each():
+    rows = [{"step": n, "reward/mean": 0.1, "acc/mean": 0.2, "reward/math/mean": 0.3 * n} for n in (1, 2)]
+    axis = report_figure(rows, [], "t").axes[1]
+    assert [line.get_label() for line in axis.get_lines()] == ["reward, shaped", "accuracy"]
+    rows = [row | {"reward/_size/mean": 2.0, "reward/_size/std": 1.0} for row in rows]
+    axis = report_figure(rows, [], "t").axes[1]
+    lines = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
+    assert list(lines) == ["reward, shaped", "accuracy", "math", "size"]
+    assert (lines["math"], lines["size"]) == ([0.3, 0.6], [2.0, 2.0])

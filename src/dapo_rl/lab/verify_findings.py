@@ -11,7 +11,7 @@ from typing import Literal
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
-from dapo_rl.fates import Fate
+from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.get import PRETRAINED
 from dapo_rl.types import Group, Sample, Verdict
 
@@ -94,7 +94,8 @@ def _constant(facts: Facts) -> Iterator[Advice]:
     how = "right" if right else "wrong"
     if len({verdict.score for verdict in judged}) > 1:
         what = f"all {len(judged)} responses are {how}, with different scores"
-        yield Advice("note", what, "set sampling.metric=score to learn from the scores, or change reward.threshold")
+        remedy = "set sampling.metric=score to learn from the scores, or change reward.threshold"
+        yield Advice("note", what, "they are compared by their scores" if "kept" in facts.fates else remedy)
         return
     what = f"all {len(judged)} responses are {how}, with the score {judged[0].score:g}: there is nothing to learn"
     if len(set(facts.rewards)) > 1 and not facts.config.sampling.dynamic:
@@ -106,9 +107,12 @@ def _constant(facts: Facts) -> Iterator[Advice]:
 def _groups(facts: Facts) -> Iterator[Advice]:
     """Prompts that carry no signal. `_constant` reports it if this is true of all responses together."""
     total, sampling = len(facts.groups), facts.config.sampling
-    judged = [group.verdicts for group in facts.groups if not any(verdict.failed for verdict in group.verdicts)]
-    by_score = sampling.metric == "score"
-    same = [verdicts for verdicts in judged if len({v.score if by_score else v.correct for v in verdicts}) == 1]
+    judged, same = [], []
+    for group, fate in zip(facts.groups, facts.fates, strict=True):
+        if not any(verdict.failed for verdict in group.verdicts):
+            judged.append(group.verdicts)
+            alike = len({verdict.correct for verdict in group.verdicts}) == 1
+            same += [group.verdicts] if (not FATES[fate].signal if sampling.dynamic else alike) else []
     right = sum(all(verdict.correct for verdict in verdicts) for verdicts in same)
     wrong = sum(not any(verdict.correct for verdict in verdicts) for verdicts in same)
     size = len(facts.groups[0].verdicts)

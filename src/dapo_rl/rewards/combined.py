@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
@@ -13,6 +13,8 @@ from dapo_rl.rewards.judge import fault_of_score, judge, limit_of, trait
 from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.user import Calls, UserVerifier, short_name, wait_for, with_metrics
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Sample, Verdict, Verifier
+
+Value = TypeVar("Value")
 
 
 class CombinedVerifier:
@@ -88,16 +90,18 @@ class CombinedVerifier:
             self._combine(of_sample, _extra(calls, index))
             for index, of_sample in enumerate(zip(*opinions, strict=True))
         ]
-        return with_metrics(verdicts, _joined([each.log.metrics for each in calls]))
+        own = [verdict.metrics for opinion in opinions for verdict in opinion if verdict is not None]
+        return with_metrics(verdicts, _joined([*(each.log.metrics for each in calls), *own]))
 
-    def _combine(self, verdicts: Sequence[Verdict | None], extra: Mapping[str, Loggable]) -> Verdict:
+    def _combine(self, verdicts: Sequence[Verdict | None], extra: dict[str, Loggable]) -> Verdict:
         named = zip(self.names, self.weights, verdicts, strict=True)
         applied = [(name, weight, verdict) for name, weight, verdict in named if verdict is not None]
         if not applied:
-            return Verdict(0.0, False, "error", detail="every reward function returned None", extra=extra)
+            return Verdict(0.0, False, "error", detail="every reward function returned None", extra=limited(extra))
+        extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | extra)
         for _, _, verdict in applied:
             if verdict.failed:
-                return replace(verdict, extra=extra)
+                return replace(verdict, parts=(), extra=extra, metrics={})
         first = applied[0][2]
         score = sum(weight * verdict.score for _, weight, verdict in applied)
         parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
@@ -141,8 +145,7 @@ def _is_async(verifier: Verifier) -> bool:
 
 
 def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:
-    logged = ((name, value) for each in calls for name, value in each.log.extra(index).items())
-    return dict(itertools.islice(dict(logged).items(), MOST_LOGGED))
+    return {name: value for each in calls for name, value in each.log.extra(index).items()}
 
 
 def _joined(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
@@ -152,4 +155,9 @@ def _joined(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tupl
         for name, (total, count) in metrics.items():
             before = joined.get(name, (0.0, 0))
             joined[name] = (before[0] + total, before[1] + count)
-    return dict(itertools.islice(joined.items(), MOST_LOGGED))
+    return limited(joined)
+
+
+def limited(logged: dict[str, Value]) -> dict[str, Value]:
+    """The first of more names than a verdict may have."""
+    return dict(itertools.islice(logged.items(), MOST_LOGGED))

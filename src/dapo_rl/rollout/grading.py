@@ -49,7 +49,7 @@ class Grading:
         """Returns a note for the user when the scores turn out to be graded, or a reward to be minor."""
         before = self._minor()
         for verdict in group.verdicts:
-            for part in verdict.parts:
+            for part in () if verdict.failed else verdict.parts:
                 seen = self.rewards.get(part.name, Observed(part.score, part.score, part.weight))
                 self.rewards[part.name] = Observed(
                     min(seen.lowest, part.score), max(seen.highest, part.score), part.weight

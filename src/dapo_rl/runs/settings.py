@@ -38,9 +38,9 @@ def check_same_run(run: Path, before: Config, after: Config) -> None:
 
 def _verifiers(config: Config) -> dict[str, Any]:
     """The verifiers with their weights, without their time limits, which may change."""
-    reward = config.reward
-    weighted = " + ".join(f"{entry.weight!r} × {entry.verifier}" for entry in reward.verifiers)
-    return {"reward.verifier": reward.verifier if isinstance(reward.verifier, str) else weighted}
+    entries = config.reward.verifiers
+    weighted = (e.verifier if e.weight == 1 else f"{e.weight!r} × {e.verifier}" for e in entries)
+    return {"reward.verifier": ", ".join(weighted)}
 
 
 def listed(keys: Sequence[str], old: Mapping[str, Any], new: Mapping[str, Any], most: int = 5) -> str:

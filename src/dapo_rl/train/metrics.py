@@ -80,7 +80,7 @@ def _by_function(verdicts: Sequence[Verdict]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     logged: dict[str, tuple[float, int]] = {}
     for verdict in verdicts:
-        for part in verdict.parts:
+        for part in () if verdict.failed else verdict.parts:
             scores.setdefault(part.name, []).append(part.score)
         for name, (total, count) in verdict.metrics.items():
             before = logged.get(name, (0.0, 0))
