@@ -7,6 +7,7 @@ import sys
 import forked
 import pytest
 from safetensors.torch import load_file
+from small_hub import SmallHub, use_hub
 from support import REPOSITORY, SMALL
 from transformers import TrainerCallback
 
@@ -65,7 +66,7 @@ def test_a_run_that_a_callback_stops_is_saved_and_resumes_bit_for_bit(undisturbe
     assert [row.get("reward") for row in history] == [row.get("reward") for row in whole_history]
 
 
-def test_an_evaluation_on_request_is_in_the_log(tmp_path):
+def test_an_evaluation_on_request_is_in_the_log_and_the_model_goes_to_a_hub(tmp_path, monkeypatch):
     class Evaluates(TrainerCallback):
         def on_step_begin(self, args, state, control, model=None, optimizer=None, processing_class=None, **kwargs):
             control.should_evaluate = state.global_step == 0
@@ -80,6 +81,13 @@ def test_an_evaluation_on_request_is_in_the_log(tmp_path):
     with trainer_for(path, Evaluates) as trainer:
         trainer.train()
         assert trainer.state.log_history[-1]["mine"] == 0.5
+        with SmallHub().serving() as hub:
+            use_hub(monkeypatch, hub.address)
+            trainer.push_to_hub(private=True, dataset_name="trl-lib/tldr")
+    ((_, message, files),) = hub.commits
+    assert (hub.created[0]["name"], message) == ("run", "End of training")
+    assert files["model.safetensors"] == (path / "model" / "model.safetensors").read_bytes()
+    assert files["README.md"].endswith(b"by DAPO, from tiny.\n")
     assert [line["step"] for line in without_times(path) if "eval/accuracy" in line] == [0, 1, 3]
     assert not any("mine" in line for line in without_times(path))
 
@@ -131,6 +139,18 @@ def test_a_bug_leaves_its_traceback_and_a_refused_resumption_leaves_nothing(tmp_
         trainer.train(resume=True)
     assert [line["step"] for line in without_times(path)] == [0, 1, 2, 3]
     assert not (path / "error.json").exists()
+
+
+def test_ctrl_c_is_no_failure(tmp_path):
+    class Interrupts(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            raise KeyboardInterrupt
+
+    with trainer_for(tmp_path / "run", Interrupts) as trainer, pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert not (tmp_path / "run" / "error.json").exists()
+    (note,) = lines_of(tmp_path / "run", "notes.jsonl")
+    assert note["text"].startswith("stopped; to continue from the last checkpoint")
 
 
 def test_a_callback_that_fails_at_once_leaves_no_processes(tmp_path):

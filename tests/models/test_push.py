@@ -1,72 +1,11 @@
 """Uploads to a hub: the real client against a server that speaks enough of the hub's API."""
 
-import base64
-import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 import yaml
-from huggingface_hub import constants
+from small_hub import SmallHub, use_hub
 
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
-
-
-class SmallHub:
-    """Repositories in memory; every file goes into its commit, none to large-file storage."""
-
-    def __init__(self, status=200):
-        self.status = status
-        self.created, self.commits = [], []
-
-    def answer(self, path, body):
-        if path == "/api/repos/create":
-            self.created.append(json.loads(body))
-            return {"url": f"{self.address}/someone/{self.created[-1]['name']}"}
-        if "/preupload/" in path:
-            files = json.loads(body)["files"]
-            return {"files": [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files]}
-        if path == "/api/validate-yaml":
-            return {"errors": [], "warnings": []}
-        assert "/commit/" in path, path
-        header, *operations = [json.loads(line) for line in body.splitlines()]
-        files = {o["value"]["path"]: base64.b64decode(o["value"]["content"]) for o in operations}
-        self.commits.append((path, header["value"]["summary"], files))
-        return {"commitUrl": f"{self.address}/someone/model/commit/0123", "commitOid": "0123", "success": True}
-
-    @contextmanager
-    def serving(self):
-        hub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_HEAD(self):
-                self.send_response(200)
-                self.end_headers()
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-                assert self.headers["Authorization"] == "Bearer hf_secret"
-                refused = {"error": "You may not write here"}
-                answer = json.dumps(hub.answer(self.path, body) if hub.status == 200 else refused).encode()
-                self.send_response(hub.status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *words):
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield self
-        finally:
-            server.shutdown()
-            server.server_close()
 
 
 @pytest.fixture
@@ -84,20 +23,10 @@ def with_card(folder):
     return folder
 
 
-def use(monkeypatch, address, token="hf_secret"):
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    if token:
-        monkeypatch.setenv("HF_TOKEN", token)
-
-
 @pytest.mark.parametrize("private", [True, False, None])
 def test_every_file_arrives_in_one_commit(with_card, monkeypatch, private):
     with SmallHub().serving() as hub:
-        use(monkeypatch, hub.address)
+        use_hub(monkeypatch, hub.address)
         address = push_folder(with_card, "someone/model", "Forty steps", private=private)
     assert address == f"{hub.address}/someone/model/commit/0123"
     (created,) = hub.created
@@ -134,7 +63,7 @@ def test_a_card_does_not_name_directories(folder):
 
 def test_a_token_that_may_not_write_is_one_line_that_says_so(folder, monkeypatch):
     with SmallHub(status=403).serving() as hub:
-        use(monkeypatch, hub.address)
+        use_hub(monkeypatch, hub.address)
         with pytest.raises(UserError) as caught:
             push_folder(folder, "someone/model", "x")
     line = str(caught.value)
@@ -147,20 +76,20 @@ def test_a_token_that_may_not_write_is_one_line_that_says_so(folder, monkeypatch
 
 def test_without_a_login(folder, monkeypatch):
     with SmallHub().serving() as hub:
-        use(monkeypatch, hub.address, token=None)
+        use_hub(monkeypatch, hub.address, token=None)
         with pytest.raises(UserError, match=r"^push_to_hub: someone/model: not logged in to http://127.* HF_TOKEN"):
             push_folder(folder, "someone/model", "x")
     assert hub.created == []
 
 
 def test_without_a_network(folder, monkeypatch):
-    use(monkeypatch, "http://127.0.0.1:9")
+    use_hub(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(UserError, match=r"^push_to_hub: a/b: the hub cannot be reached: http://127.0.0.1:9: .*save_mo"):
         push_folder(folder, "a/b", "x")
 
 
 def test_a_name_that_no_repository_can_have(folder, monkeypatch):
     with SmallHub().serving() as hub:
-        use(monkeypatch, hub.address)
+        use_hub(monkeypatch, hub.address)
         with pytest.raises(UserError, match=r"^push_to_hub: a b/c: is not the name of a repository: Repo id must"):
             push_folder(folder, "a b/c", "x")
