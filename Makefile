@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test chaos check format clean
+.PHONY: setup demo test chaos check site notebook format clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,15 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation as web pages, in build/site; a broken link is an error. With -q, mkdocs would overlook them.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	$(BIN)/python tools/site_check.py build/site
+
+# Runs examples/quickstart.ipynb and stores its outputs in it, which are what the site shows.
+notebook: setup
+	$(BIN)/python tools/run_notebook.py examples/quickstart.ipynb
 
 format: setup
 	$(BIN)/ruff format .

@@ -9,8 +9,8 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"foreign"},
-    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo"},
+    {"foreign", "recipes"},
+    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo", "completion"},
     {"algo", "data", "rewards", "envs", "models", "runs", "moving"},
     {"rollout"},
     {"evals"},
@@ -26,14 +26,29 @@ SIDEWAYS = {
     ("fates", "palette"),
     ("config", "choices"),
     ("config", "recipe"),
+    ("completion", "choices"),
+    ("completion", "config"),
     ("demo", "config"),
     ("demo", "recipe"),
     ("models", "algo"),
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
-    *("errors", "base", "foreign", "version", "types", "choices", "palette", "fates", "recipe", "config", "demo"),
-    *("data", "rewards", "envs", "runs", "board", "moving"),
+    *(
+        "errors",
+        "base",
+        "foreign",
+        "recipes",
+        "version",
+        "types",
+        "choices",
+        "palette",
+        "fates",
+        "recipe",
+        "config",
+        "demo",
+    ),
+    *("completion", "data", "rewards", "envs", "runs", "board", "moving"),
 }
 
 

@@ -1,13 +1,21 @@
 """What the project says of itself agrees with the package."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from zipfile import ZipFile
 
+import pytest
 import yaml
 from support import REPOSITORY
 
+from dapo_rl.recipes import recipe_names
 from dapo_rl.version import __version__
 
+PACKAGE = REPOSITORY / "src" / "dapo_rl"
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 
@@ -42,3 +50,30 @@ def test_the_issue_templates_are_forms():
         form = yaml.safe_load((REPOSITORY / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
         assert {"name", "description", "body"} <= form.keys()
         assert all({"type", "id", "attributes"} <= field.keys() for field in form["body"])
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_recipes(tmp_path):
+    """Built offline from a copy, so that the build leaves nothing in the repository."""
+    source = tmp_path / "source"
+    shutil.copytree(REPOSITORY / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("dapo_rl-*.whl")
+    files = {path.relative_to(REPOSITORY / "src").as_posix() for path in PACKAGE.rglob("*.yaml")}
+    with ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if name.endswith(".yaml")} == files
+        archive.extractall(tmp_path / "installed")
+    listed = subprocess.run(
+        [sys.executable, "-P", "-m", "dapo_rl.cli", "recipes"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert [line.split(":")[0] for line in listed.stdout.splitlines() if line[:1].strip()][:-1] == recipe_names()

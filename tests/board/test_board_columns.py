@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import groups_of
 from dapo_rl.board.lab import Lab
 from dapo_rl.board.read import Catalogue
+from dapo_rl.board.samples import Order
 from dapo_rl.board.server import create_app
 from dapo_rl.board.table import TYPES
 
@@ -67,6 +69,9 @@ def board(tmp_path_factory):
 def ask(client):
     """Every route that reads rollouts; the groups' draws are opened one by one."""
     answers = [client.get(f"/api/{rest}") for rest in ("groups?run=a&step=1", "ledger?run=a", "search?run=a&q=1")]
+    listed = [client.get(f"/api/samples?run=a&step=1&q=1&sort={sort}") for sort in get_args(Order)]
+    listed.append(client.get("/api/rows.jsonl?run=a&step=1&min_reward=0"))
+    assert {answer.status_code for answer in listed} == {answers[0].status_code}
     groups = answers[0].json().get("groups", [])
     for draw in [group["draw"] for group in groups] or [10]:
         answers.append(client.get("/api/group", params={"run": "a", "step": 1, "draw": draw}))

@@ -135,6 +135,8 @@ QUERIES = {
     "/api/groups": {"step": 1},
     "/api/group": {"step": 1, "draw": 10},
     "/api/search": {"q": "idea"},
+    "/api/samples": {"step": 1, "q": "idea"},
+    "/api/reports": {},
 }
 
 

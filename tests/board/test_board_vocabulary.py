@@ -22,7 +22,7 @@ def test_the_fates(tmp_path):
         "label": "trained on",
         "tint": "#2a9d6f",
         "role": "good",
-        "why": "The verdicts on its samples differ: it was trained on.",
+        "why": "The rewards of its samples differ: it was trained on.",
     }
     roles = {fate["key"]: fate["role"] for fate in answer}
     assert (roles["carried"], roles["verifier_error"], roles["stale"]) == ("calm", "bad", "dropped")

@@ -379,6 +379,11 @@ def _(here):
     return ["train", "mien.yaml"]
 
 
+@case("a recipe's name that does not exist")
+def _(here):
+    return ["train", "gsm8k-qwen2.5-1.5"]
+
+
 @case("a recipe that is not YAML")
 def _(here):
     return ["train", here.write("recipe.yaml", "seed: 1\ntrain: [1, 2\n")]
@@ -443,6 +448,11 @@ def _(here):
 def _(here):
     here.lines({"prompt": "1+1=?"}, name="train.jsonl")
     return ["train", "data.train=tarin.jsonl"]
+
+
+@case("a recipe's data file that does not exist")
+def _(here):
+    return ["train", "gsm8k-qwen2.5-1.5b"]
 
 
 @case("an empty data file")

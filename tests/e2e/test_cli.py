@@ -10,8 +10,11 @@ from functools import partial
 
 import forked
 import pytest
-from support import DAPO, REPOSITORY, SMALL, dapo
+from support import DAPO, SMALL, dapo
 from transformers import AutoTokenizer
+
+from dapo_rl.config import Config
+from dapo_rl.recipes import packaged_recipe, recipe_names
 
 pytestmark = pytest.mark.slow
 
@@ -124,8 +127,27 @@ def test_help_is_worth_reading(tmp_path):
     assert installed.stdout.startswith("dapo-rl ")
 
 
+def test_help_fits_in_80_columns(tmp_path):
+    def help_of(*words):
+        return dapo(*words, "--help", cwd=tmp_path, env=os.environ | {"COLUMNS": "80"}).stdout
+
+    def commands(text):
+        return [line.split()[0] for line in text.partition("Commands:\n")[2].splitlines()]
+
+    root = help_of()
+    assert "train    Train a model.\n" in root
+    texts = [root]
+    for name in commands(root):
+        texts.append(help_of(name))
+        texts += [help_of(name, inner) for inner in commands(texts[-1])]
+    assert len(texts) > 15
+    for text in texts:
+        assert max(map(len, text.splitlines())) <= 80
+        assert "..." not in text.partition("Commands:\n")[2], "a summary is cut"
+
+
 def test_check_reports_and_speaks_json(tmp_path):
-    result = dapo("check", REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml", cwd=tmp_path)
+    result = dapo("check", "dapo-math-qwen2.5-32b", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     conformant, _, memory = result.stdout.partition("conformant: every row matches the paper\n")
     assert conformant
@@ -135,9 +157,26 @@ def test_check_reports_and_speaks_json(tmp_path):
     assert report["arithmetic"]["samples_per_step"] == 128
 
 
-@pytest.mark.parametrize("recipe", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_recipe_loads(recipe, tmp_path):
-    assert dapo("check", recipe, cwd=tmp_path).returncode == 0
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_by_its_name(name, tmp_path):
+    assert dapo("check", name, cwd=tmp_path).returncode == 0
+
+
+def test_recipes_are_listed_and_printed(tmp_path):
+    listed = dapo("recipes", cwd=tmp_path, env=os.environ | {"COLUMNS": "80"}).stdout
+    heads = [line.split(":")[0] for line in listed.splitlines()[:-1] if line[0] != " "]
+    assert heads == recipe_names()
+    assert max(map(len, listed.splitlines())) <= 80
+    assert "\ndemo: tiny on arithmetic\n" in f"\n{listed}"
+    assert "gsm8k-smollm2-135m: smollm2-135m on gsm8k-train.jsonl" in listed
+    assert "Measured: one H200, ten of the 200 steps:" in " ".join(listed.split())
+    text = dapo("recipes", "demo", cwd=tmp_path).stdout
+    (tmp_path / "mine.yaml").write_text(text)
+    assert text == packaged_recipe("demo").read_text()
+    assert Config.load(tmp_path / "mine.yaml") == Config.load("demo")
+    assert mistake("recipes", "demmo", cwd=tmp_path) == (
+        "dapo: demmo: no such recipe; did you mean demo? `dapo recipes` lists them all"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

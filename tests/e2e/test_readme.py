@@ -10,6 +10,8 @@ import pytest
 import yaml
 from support import DAPO, REPOSITORY
 
+from dapo_rl.recipes import packaged_recipe
+
 pytestmark = pytest.mark.slow
 
 README = (REPOSITORY / "README.md").read_text()
@@ -29,7 +31,6 @@ def run(words, cwd):
 
 
 def test_the_commands_of_dapo(tmp_path):
-    (tmp_path / "recipes").symlink_to(REPOSITORY / "recipes")
     lines = [shlex.split(line) for line in COMMANDS if line.startswith("dapo ")]
     assert len(lines) >= 5
     for _, *words in lines:
@@ -59,7 +60,8 @@ def test_the_python_example(tmp_path):
     assert (tmp_path / "sums" / "model.safetensors").exists()
 
 
-def test_the_recipe_is_the_one_in_the_repository():
+def test_the_recipe_is_the_one_in_the_package():
     (shown,) = blocks("yaml")
-    name = re.search(r"This is \[`(recipes/.*?)`\]", README)[1]
-    assert yaml.safe_load(shown) == yaml.safe_load((REPOSITORY / name).read_text())
+    name, path = re.search(r"This is \[`(.*?)`\]\((.*?)\)", README).groups()
+    assert REPOSITORY / path == packaged_recipe(name)
+    assert yaml.safe_load(shown) == yaml.safe_load((REPOSITORY / path).read_text())

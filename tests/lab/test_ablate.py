@@ -20,11 +20,12 @@ from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
 from dapo_rl.lab.ablate.show import LiveAblationDisplay, PlainAblationDisplay
 from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
+from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.settings import flat
 
-DEFAULT = REPOSITORY / "src" / "dapo_rl" / "default.yaml"
-PAPER = REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml"
+DEFAULT = packaged_recipe("demo")
+PAPER = packaged_recipe("dapo-math-qwen2.5-32b")
 BASES = [
     (DEFAULT, []),
     (PAPER, []),
@@ -178,6 +179,39 @@ def test_mistakes_in_vary_are_told_before_anything_starts(vary, words):
     assert "\n" not in str(error.value)
 
 
+HELD_OUT = "data.eval=held-out.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "vary"),
+    [
+        ([HELD_OUT], "model.name=one,other"),
+        ([HELD_OUT], "model.name=tiny,other"),
+        ([HELD_OUT, "model.name=mine"], "train.lr=1e-6,2e-6"),
+        ([HELD_OUT, "model.name=mine"], "data.train=arithmetic,rows.jsonl"),
+    ],
+)
+def test_without_a_recipe_no_arm_has_the_demos_settings_if_one_has_another_model_or_data(overrides, vary):
+    default = Config.load()
+    plan = grid(None, overrides, 1, [vary])
+    assert (plan.name, len(plan.arms)) == ("dapo", 2)
+    for arm in plan.arms:
+        config = arm.config(0)
+        assert (config.data.max_prompt_tokens, config.sampling.max_new_tokens) == (1024, 1024)
+        assert config.train.steps == default.train.steps
+        assert (config.train.lr_schedule, config.data.eval) == ("constant", "held-out.jsonl")
+    assert {key for arm in plan.arms[1:] for key in arm.changes} == {vary.partition("=")[0]}
+
+
+def test_without_a_recipe_the_demo_is_ablated():
+    assert grid(None, [], 1, ["train.lr=1e-4,2e-4"]) == grid(DEFAULT, [], 1, ["train.lr=1e-4,2e-4"])
+    assert table_one(None, ["train.steps=5"], 2) == table_one(DEFAULT, ["train.steps=5"], 2)
+    own = table_one(None, ["model.name=mine", HELD_OUT], 1)
+    assert {arm.config(0).train.steps for arm in own.arms} == {Config.load().train.steps}
+    with pytest.raises(UserError, match=r'^--vary model\.name="mine": data\.eval: an ablation compares'):
+        grid(None, [], 1, ["model.name=mine"])
+
+
 def test_mistakes_in_the_rest():
     with pytest.raises(UserError, match=r"sampling\.dynamic: turns Dynamic Sampling off"):
         table_one(DEFAULT, ["sampling.dynamic=false"], 1)
@@ -302,7 +336,7 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "| algo.clip_high=0.28 | 2 | 10.0 | 61.0 |" in text
     assert "| algo.clip_high=0.4 | 0 | waiting | - |" in text
     assert "95% Student's t interval over seeds" in text
-    assert "default.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
+    assert "demo.yaml, with train.steps=4; 4 steps; seeds 0, 1, 2." in text
     assert "paper" not in text
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from support import REPOSITORY, dapo, small_model
+from support import dapo, small_model
 from transformers import LlamaConfig, Qwen2Config
 
 from dapo_rl.config import Config
@@ -18,11 +18,12 @@ from dapo_rl.lab.memory_report import GIB, Memory, memory_json
 from dapo_rl.lab.model_size import KNOWN, ModelSize, count_parameters, size_of
 from dapo_rl.models.load import TINY
 from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.recipes import packaged_recipe
 from dapo_rl.types import TrainSample
 
 H200 = Memory("h200", "cuda", 140 * GIB, here=False)
-PAPER = REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml"
-GSM8K = REPOSITORY / "recipes" / "qwen2.5-0.5b-gsm8k.yaml"
+PAPER = packaged_recipe("dapo-math-qwen2.5-32b")
+GSM8K = packaged_recipe("gsm8k-qwen2.5-0.5b")
 
 
 def need(name="qwen2.5-0.5b", machine=H200, **settings):

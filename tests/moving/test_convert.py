@@ -58,7 +58,7 @@ def test_every_setting_of_a_published_run_is_explained(converted, tmp_path, name
 
 def test_verls_script_of_the_paper_is_the_papers_recipe(converted):
     _, config, rows = converted(published.VERL_32B)
-    paper = Config.load(REPOSITORY / "recipes" / "dapo-qwen2.5-32b.yaml").resolved()
+    paper = Config.load("dapo-math-qwen2.5-32b").resolved()
     ours = config.resolved()
     # Their script differs from the paper in these: dual clip, 10 steps of warm-up.
     assert (config.algo.clip_ratio_c, config.train.warmup_steps) == (10.0, 10)

@@ -100,6 +100,16 @@ def test_the_line_of_a_step():
     )
 
 
+def test_groups_that_filled_the_batch_are_not_said_to_be_kept():
+    metrics = METRICS | {"sampling/kept": 16, "sampling/filled_up": 7}
+    assert "   9 kept  5 right  3 wrong" in step_line(12, 150, 16, metrics, 220)
+    display, _ = live()
+    with display:
+        display.start(150, Config(), "1.1M parameters")
+        display.step(1, metrics)
+        assert "groups  9 kept  7 no signal  dropped: 5 all right, 3 all wrong" in shown(display)
+
+
 def test_lines_stay_aligned_and_within_140_columns():
     other = METRICS | {"reward/mean": 0.5, "response_length/mean": 1234.5, "sampling/all_wrong": 12}
     for total, groups in ((150, 16), (10_000, 512)):

@@ -12,6 +12,8 @@ from dapo_rl.runs.words import dropped
 from dapo_rl.train.ledger import Ledger
 
 STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
+DISPLAYED = {"kept", "filled", "dropped", "waiting"}
+"""Not in the ledger: groups that were trained on, and the page's words for a run that goes on."""
 GROUPS = [*get_args(Fate), *get_args(Waiting)]
 
 
@@ -27,7 +29,8 @@ def test_colours_tell_the_fates_of_groups_apart():
 
 
 def test_groups_without_a_signal_are_those_that_may_fill_up_a_batch():
-    assert [key for key, fate in FATES.items() if not fate.signal] == ["all_correct", "all_wrong", "no_spread"]
+    dropped_without = [key for key, fate in FATES.items() if fate.of == "group" and not fate.signal]
+    assert dropped_without == ["all_correct", "all_wrong", "no_spread"]
 
 
 def test_every_reason_for_a_drop_is_told():
@@ -44,7 +47,7 @@ def test_tokens_of_an_unknown_fate_are_named_as_they_are():
 def test_the_document_of_the_ledger_has_every_column():
     table = (REPOSITORY / "docs" / "sampling.md").read_text().split("## The ledger")[1]
     named = {key for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
-    assert named == set(FATES) - {"kept", "dropped", "waiting"}  # trained, and the page's words for a run that goes on
+    assert named == set(FATES) - DISPLAYED
 
 
 def test_the_ledger_has_no_other_columns():
@@ -53,7 +56,7 @@ def test_the_ledger_has_no_other_columns():
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
     samples = [SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]
     ledger.add(fill, [SimpleNamespace(samples=samples)])
-    assert set(ledger.columns()) == set(FATES) - {"kept", "dropped", "waiting"} | {"total"}
+    assert set(ledger.columns()) == set(FATES) - DISPLAYED | {"total"}
 
 
 @pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)

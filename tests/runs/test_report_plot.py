@@ -72,6 +72,14 @@ def test_a_few_steps_show_every_value():
     assert labels(panel(figure, "Clipped"))[2] == "mean probability at the upper bound (right)"
 
 
+def test_groups_that_filled_a_batch_have_their_own_colour():
+    filled = [row | {"sampling/filled_up": 6} for row in rows(4)]
+    axis = panel(report_figure(filled, [], "x"), "Fate of")
+    assert labels(axis) == ["kept", "no signal", "all right", "all wrong"]
+    tops = [part.get_paths()[0].vertices[:, 1].max() for part in axis.collections]
+    assert tops == [10, 16, 19, 20]
+
+
 def test_many_steps_are_smoothed_over_the_raw_line():
     axis = panel(report_figure(rows(30), [], "x"), "Entropy")
     raw, smoothed = axis.lines

@@ -13,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dapo_rl.board.extras import extras_of
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.run import BoardRun
+from dapo_rl.board.samples import TEXTS, fates_shown, lengths_of, matches, pattern_of
 from dapo_rl.board.table import read_table
 from dapo_rl.board.tokens import pieces, tokenizer_of
 
@@ -41,8 +43,8 @@ SEARCH_SECONDS = 1.5
 def groups_of(path: Path) -> list[dict[str, Any]]:
     """Every group of a step, kept or dropped, with a short summary of each sample, without responses."""
     columns = [*OF_A_GROUP, *OF_A_VERDICT]
-    table = read_table(path, [*columns, "prompt", "token_ids"])
-    lengths = _lengths(table).to_pylist()
+    table = _with_shown_fates(read_table(path, [*columns, "prompt", "token_ids"]))
+    lengths = lengths_of(table).to_pylist()
     prompts = own_parts([prompt or "" for prompt in table.column("prompt").to_pylist()])
     groups: dict[Any, dict[str, Any]] = {}
     for row, length, prompt in zip(table.select(columns).to_pylist(), lengths, prompts, strict=True):
@@ -55,7 +57,7 @@ def groups_of(path: Path) -> list[dict[str, Any]]:
                 "samples": [],
             },
         )
-        group["tokens"] += length or 0
+        group["tokens"] += length
         group["samples"].append({key: row[key] for key in OF_A_VERDICT})
     return list(groups.values())
 
@@ -76,18 +78,20 @@ def _shared_start(texts: Sequence[str]) -> str:
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def _lengths(table: pa.Table) -> pa.ChunkedArray:
-    return pc.list_value_length(table.column("token_ids"))
+def _with_shown_fates(table: pa.Table) -> pa.Table:
+    return table.set_column(table.column_names.index("fate"), "fate", fates_shown(table))
 
 
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
     """One group with its responses, as text and as tokens."""
-    table = read_table(path, [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN], draw)
-    rows = table.to_pylist()
+    columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
+    table = _with_shown_fates(read_table(path, columns, draw, others=True))
+    rows = table.select(columns).to_pylist()
     if not rows:
         return None
     tokenizer = tokenizer_of(run)
-    samples = [_sample(row, tokenizer) for row in rows]
+    extras = extras_of(table, [name for name in table.column_names if name not in columns])
+    samples = [_sample(row, tokenizer) | {"extra": extra} for row, extra in zip(rows, extras, strict=True)]
     return {
         **{key: rows[0][key] for key in (*OF_A_GROUP, "prompt")},
         "decoded": tokenizer is not None,
@@ -133,7 +137,7 @@ def _by_piece(
 
 
 def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
-    """Samples whose prompt or response contains the query, newest step first, up to a number of hits or a time limit.
+    """Samples whose prompt, response or answer contains the query, newest step first, within limits of hits and time.
 
     `next` is the step to continue from, `left` the number of steps that remain; `cut` says that the searched steps
     have more hits.
@@ -153,16 +157,23 @@ def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
-    table = read_table(path, ["draw", "sample", "correct", "fate", "prompt", "response"])
+    """A sample counts once for what its group shares, the prompt and the truth, and once for what is its own."""
+    table = _with_shown_fates(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
+    first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
+    pattern = pattern_of(query)
     found = []
-    for column in ("prompt", "response"):
-        part = table.filter(pc.match_substring(table.column(column), query, ignore_case=True))
+    for columns, of_group in ((("prompt", "truth"), True), (("response", "answer"), False)):
+        mask = pc.or_(*(matches(table, column, query) for column in columns))
+        part = table.filter(pc.and_(mask, first) if of_group else mask)
         for row in part.slice(0, 4 * HITS).to_pylist():
-            if column == "prompt" and row["sample"]:
-                continue  # samples of a group share their prompt
-            place = max(row[column].lower().find(query.lower()), 0)
-            excerpt = row[column][max(0, place - EXCERPT) : place + len(query) + EXCERPT]
-            found.append({k: row[k] for k in ("draw", "sample", "correct", "fate")} | {"step": step, "text": excerpt})
+            spans = {column: [hit.span() for hit in pattern.finditer(row[column] or "")] for column in columns}
+            where = next((column for column in columns if spans[column]), columns[0])
+            start, end = spans[where][0] if spans[where] else (0, 0)
+            found.append(
+                {key: row[key] for key in ("draw", "sample", "correct", "fate")}
+                | {"step": step, "where": where, "count": len(spans[where])}
+                | {"text": (row[where] or "")[max(0, start - EXCERPT) : end + EXCERPT]}
+            )
     return found
 
 
@@ -170,6 +181,6 @@ def tokens_by_fate(path: Path) -> dict[str, int]:
     """Where the tokens of a step's groups went."""
     table = read_table(path, ["fate", "token_ids"])
     counts: Counter[str] = Counter()
-    for fate, length in zip(table.column("fate").to_pylist(), _lengths(table).to_pylist(), strict=True):
-        counts[str(fate)] += length or 0
+    for fate, length in zip(table.column("fate").to_pylist(), lengths_of(table).to_pylist(), strict=True):
+        counts[str(fate)] += length
     return dict(counts)

@@ -10,21 +10,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dapo_rl.board.extras import MOST_COLUMNS, is_showable
 from dapo_rl.board.files import UnreadableError, open_regular
 from dapo_rl.runs.rollouts import SCHEMA
 
 TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
 """Of every column that the board reads."""
+KNOWN = {
+    *("step", "draw", "sample", "prompt_id", "data_source", "prompt", "response", "answer", "truth", "finish_reason"),
+    *("version_first", "version_last", "score", "correct", "status", "reward", "length_penalty", "advantage", "fate"),
+    *("token_ids", "logps", "train_logps", "entropies", "clipped"),
+}
+"""Columns that have a place of their own on the page; all others are shown by name."""
 MOST_ROWS, MOST_BYTES = 200_000, 4 << 30
 """Limits on the samples of a step and their size, far beyond what a page can show."""
 
 
-def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> pa.Table:
-    """The columns of one group or of all; values that are missing or cannot be converted are null."""
+def read_table(path: Path, columns: Iterable[str], draw: int | None = None, *, others: bool = False) -> pa.Table:
+    """The columns of one group or of all; values that are missing or cannot be converted are null. `others` adds those
+    that the board does not know."""
     wanted = list(dict.fromkeys(("draw", *columns)))
     try:
         with open_regular(str(path)) as opened, pq.ParquetFile(opened) as file:
-            table = _read(file, wanted)
+            table = _read(file, wanted, others)
     except UnreadableError as error:
         raise UnreadableError(f"{path.name}: {error}") from None
     except FileNotFoundError:  # a running run deletes old ones, as log.keep_rollouts asks
@@ -36,13 +44,14 @@ def read_table(path: Path, columns: Iterable[str], draw: int | None = None) -> p
     return table.filter(pc.is_valid(draws) if draw is None else pc.equal(draws, draw))
 
 
-def _read(file: pq.ParquetFile, wanted: list[str]) -> pa.Table:
+def _read(file: pq.ParquetFile, wanted: list[str], others: bool) -> pa.Table:
     here = file.metadata
     size = sum(here.row_group(i).total_byte_size for i in range(here.num_row_groups))
     if here.num_rows > MOST_ROWS or size > MOST_BYTES:
         raise UnreadableError(f"too large to show: {here.num_rows} samples, {size >> 20} MiB")
     names = file.schema_arrow.names
-    table = file.read(columns=[name for name in wanted if name in names])
+    unknown = unknown_columns(file.schema_arrow) if others else []
+    table = file.read(columns=[name for name in (*wanted, *unknown) if name in names])
     found = {}
     for name in wanted:
         places = table.schema.get_all_field_indices(name)
@@ -51,7 +60,23 @@ def _read(file: pq.ParquetFile, wanted: list[str]) -> pa.Table:
     if found["draw"].null_count == len(found["draw"]) > 0:
         kind = file.schema_arrow.field(names.index("draw")).type if "draw" in names else "missing"
         raise UnreadableError(f"not a table of rollouts: the column draw is {kind}")
+    for name in unknown:
+        column = table.column(table.schema.get_all_field_indices(name)[0])
+        found[name] = as_type(column, pa.string()) if _is_text(column.type) else column
     return pa.table(found)
+
+
+def unknown_columns(schema: pa.Schema) -> list[str]:
+    """Columns that the board does not read itself but can show."""
+    kinds = {field.name: field.type for field in reversed(list(schema))}
+    return [name for name in dict.fromkeys(schema.names) if name not in KNOWN and is_showable(kinds[name])][
+        :MOST_COLUMNS
+    ]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def as_type(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:

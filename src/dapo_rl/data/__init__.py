@@ -1,8 +1,22 @@
 """Prompts: sources of rows, conversion to tokens, and the order in which prompts are drawn."""
 
+from dapo_rl.data.lazy import LazyStream, held_out_prompts, training_prompts
 from dapo_rl.data.prompts import PromptSet, build_prompts, copies, once_each
 from dapo_rl.data.rows import BadRow, Row, Rows
 from dapo_rl.data.sources import load_rows
 from dapo_rl.data.stream import PromptStream
 
-__all__ = ["BadRow", "PromptSet", "PromptStream", "Row", "Rows", "build_prompts", "copies", "load_rows", "once_each"]
+__all__ = [
+    "BadRow",
+    "LazyStream",
+    "PromptSet",
+    "PromptStream",
+    "Row",
+    "Rows",
+    "build_prompts",
+    "copies",
+    "held_out_prompts",
+    "load_rows",
+    "once_each",
+    "training_prompts",
+]

@@ -35,17 +35,19 @@ class Tokenizer(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with a tokenizer and settings; repeated prompts are cached."""
+    """Reads prompts with a tokenizer and settings; repeated prompts are cached, unless there may be no end of them."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data") -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data", cached: bool = True) -> None:
         self._tokenizer = tokenizer
         self._mode = settings.chat_template
         self._system = settings.system_prompt
         self._key = key
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
-        self._seen: dict[Any, Reading] = {}
+        self._seen: dict[Any, Reading] | None = {} if cached else None
 
     def read(self, prompt: str | Messages) -> Reading:
+        if self._seen is None:
+            return self._read(prompt)
         known_as = prompt if isinstance(prompt, str) else tuple(tuple(sorted(m.items())) for m in prompt)
         if known_as not in self._seen:
             self._seen[known_as] = self._read(prompt)

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest_path
+from dapo_rl.data.known import KNOWN_FILES
 from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
@@ -19,13 +20,16 @@ LONGEST_LINE = 64 << 20
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
     path = path.expanduser()
     if not path.is_file():
-        raise UserError(f"{key}: {path}: {_what_is_missing(path)}")
+        raise UserError(f"{key}: {path}: {_what_is_missing(path, key)}")
     return _read_parquet(path, key) if path.suffix.lower() == ".parquet" else _read_jsonl(path, key)
 
 
-def _what_is_missing(path: Path) -> str:
+def _what_is_missing(path: Path, key: str) -> str:
     if path.exists():
         return "not a file"
+    if known := KNOWN_FILES.get(path.name):
+        where = "the working directory" if path.parent == Path() else str(path.parent)
+        return f"no such file in {where}; {known.how_to_get(key)}"
     if not path.parent.is_dir():
         return f"no such file; there is no directory {path.parent}"
     return f"no such file{did_you_mean(nearest_path(path, _is_readable, cutoff=0.4))}"

@@ -10,17 +10,20 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows
+from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
 from dapo_rl.data.text import answer_text, decoded
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
+
+if TYPE_CHECKING:
+    from dapo_rl.data.lazy import LazyStream
 
 PROMPT_KEYS = ("prompt", "question", "problem")
 ANSWER_KEYS = ("reward_model.ground_truth", "answer", "solution", "ground_truth")
@@ -37,9 +40,19 @@ class PromptSet:
     too_long: int
     max_prompt_tokens: int
     bad: list[BadRow]
+    stream: LazyStream | None = None
+    """Where prompts are drawn from if there is no end to them. All of the above is then about its first rows."""
+
+    def counts(self) -> dict[str, int]:
+        """How many rows were used and dropped."""
+        if self.stream is not None:
+            return self.stream.counts()
+        return {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
 
     def report(self) -> str | None:
         """What was left out and why, for the user; None if every row was used."""
+        if self.stream is not None:
+            return f"{self.key}: a stream without a length: its rows are read as needed, in their order, unshuffled"
         if not self.bad and not self.too_long:
             return None
         parts = []
@@ -60,27 +73,42 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
 
     If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
     """
-    reader = PromptReader(tokenizer, settings, rows.key)
+    builder = PromptBuilder(PromptReader(tokenizer, settings, rows.key), rows.source, settings, needs_answer)
     prompts: list[Prompt] = []
     bad = list(rows.bad)
     too_long = 0
     for row in rows.good:
         try:
-            prompt = _prompt(row, rows.source, reader, settings)
-            if needs_answer and not (prompt.answer or "").strip():
-                raise BadRowError("no ground truth to compare with; data.answer_key names its column")
+            prompt = builder.build(row)
         except BadRowError as error:
             bad.append(BadRow(row.number, row.where, str(error)))
             continue
-        if len(prompt.token_ids) > settings.max_prompt_tokens:
+        if prompt is None:
             too_long += 1
         else:
             prompts.append(prompt)
     bad.sort(key=lambda row: row.number)
     total = len(rows.good) + len(rows.bad)
     if not prompts:
-        raise UserError(_nothing_left(rows, total, bad, too_long, settings.max_prompt_tokens))
+        raise UserError(nothing_left(rows, total, bad, too_long, settings.max_prompt_tokens))
     return PromptSet(rows.key, total, prompts, too_long, settings.max_prompt_tokens, bad)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBuilder:
+    """Builds the prompt of a row."""
+
+    reader: PromptReader
+    source: str
+    settings: DataSettings
+    needs_answer: bool
+
+    def build(self, row: Row) -> Prompt | None:
+        """None if the prompt is too long. Raises BadRowError if the row cannot be used."""
+        prompt = _prompt(row, self.source, self.reader, self.settings)
+        if self.needs_answer and not (prompt.answer or "").strip():
+            raise BadRowError("no ground truth to compare with; data.answer_key names its column")
+        return None if len(prompt.token_ids) > self.settings.max_prompt_tokens else prompt
 
 
 def copies(prompts: Iterable[Prompt]) -> int:
@@ -177,7 +205,7 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
     return None
 
 
-def _nothing_left(rows: Rows, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:
+def nothing_left(rows: Rows | RowStream, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:
     what = f"{rows.key}: {rows.source}" if rows.source else rows.key
     if not total:
         return f"{what}: no rows"

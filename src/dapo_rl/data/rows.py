@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,18 @@ class Rows:
     """The source as the user wrote it; empty for rows passed in memory."""
     good: list[Row]
     bad: list[BadRow]
+
+
+@dataclass(frozen=True, slots=True)
+class RowStream:
+    """Rows that are read as they are needed, because their number is not known; it may have no end."""
+
+    key: str
+    source: str
+    open: Callable[[], Iterator[Row | BadRow]]
+    """Starts at the first row."""
+    repeats: bool
+    """Whether it can be opened again. An iterator cannot."""
 
 
 class BadRowError(ValueError):

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +20,66 @@ from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
 from dapo_rl.data.parameters import check_names
-from dapo_rl.data.rows import BadRow, Row, Rows, make_row
+from dapo_rl.data.rows import BadRow, Row, Rows, RowStream, make_row
 from dapo_rl.errors import UserError
 
 IN_MEMORY = "in memory"
 """The name that a run's settings record for data passed as an object."""
+
+SHORT = 1000
+"""An iterator that ends within so many rows is read as a list: it can then be shuffled and repeated."""
 
 Source = str | os.PathLike[str] | SourceSettings | Iterable[Mapping[str, Any]]
 
 
 def load_rows(source: Source, *, key: str = "data.train") -> Rows:
     """All rows of a source; `key` is the setting to name in messages."""
+    rows = open_rows(source, key=key)
+    return _partition(key, rows.source, rows.open()) if isinstance(rows, RowStream) else rows
+
+
+def open_rows(source: Source, *, key: str = "data.train") -> Rows | RowStream:
+    """The rows of a source, or, if it does not tell how many there are, a stream of them."""
     if isinstance(source, SourceSettings):
         name, parameters = source.source, dict(source.model_extra or {})
     elif isinstance(source, str | os.PathLike):
         name, parameters = os.fspath(source), {}
     else:
-        return _partition(key, "", _in_memory(source, "", key))
-    return _partition(key, name, _by_name(name, parameters, key))
+        return _open_values(source, "", key)
+    rows = _by_name(name, parameters, key)
+    return _open_values(_from_hub(name, parameters, key), name, key) if rows is None else _partition(key, name, rows)
+
+
+def check_there(source: Source | None, key: str) -> None:
+    """Raises a UserError for a file that is missing, before anything that takes long."""
+    name = source.source if isinstance(source, SourceSettings) else source
+    if isinstance(name, str | os.PathLike) and os.fspath(name).lower().endswith(SUFFIXES):
+        read_file(Path(name), key)
+
+
+def _open_values(values: Any, name: str, key: str) -> Rows | RowStream:
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+        raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
+    prefix = f"{name}:" if name else ""
+    if _has_length(values):
+        return _partition(key, name, _in_memory(values, prefix))
+    if not isinstance(values, Iterator):
+        return RowStream(key, name, partial(_in_memory, values, prefix), repeats=True)
+    try:
+        first = list(islice(values, SHORT + 1))
+    except Exception as error:  # of the user's iterator
+        raise UserError(f"{key}: its rows cannot be read: {type(error).__name__}: {one_line(error)}") from error
+    if len(first) <= SHORT:
+        return _partition(key, name, _in_memory(first, prefix))
+    return RowStream(key, name, partial(_in_memory, chain(first, values), prefix), repeats=False)
+
+
+def _has_length(values: Any) -> bool:
+    try:
+        len(values)
+    except TypeError:
+        return False
+    return True
 
 
 def _partition(key: str, name: str, rows: Iterator[Row | BadRow]) -> Rows:
@@ -49,7 +93,8 @@ def _partition(key: str, name: str, rows: Iterator[Row | BadRow]) -> Rows:
     return Rows(key, name, good, bad)
 
 
-def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row | BadRow]:
+def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row | BadRow] | None:
+    """The rows of a source that is not on the hub; None for one that is."""
     if name == IN_MEMORY:
         raise UserError(f"{key}: the run was given its data in Python; resume it there, with train(resume=True)")
     if name == arithmetic.NAME:
@@ -64,7 +109,7 @@ def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
     if not name or nearest(name, [arithmetic.NAME, GYM], cutoff=0.8):
         # A misspelt name is not one to look for on the hub.
         raise UserError(f"{key}: no source {name!r}; did you mean arithmetic or reasoning_gym:NAME?")
-    return _in_memory(_from_hub(name, parameters, key), f"{name}:", key)
+    return None
 
 
 def _looks_like_a_file(name: str) -> bool:
@@ -90,9 +135,7 @@ def _from_hub(name: str, parameters: Mapping[str, Any], key: str) -> Any:
     return dataset
 
 
-def _in_memory(values: Iterable[Any], prefix: str, key: str) -> Iterator[Row | BadRow]:
+def _in_memory(values: Iterable[Any], prefix: str) -> Iterator[Row | BadRow]:
     """Rows of a list of mappings, or of a data set that yields mappings."""
-    if isinstance(values, Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
     for number, value in enumerate(values):
         yield make_row(number, f"{prefix}row {number}", value)

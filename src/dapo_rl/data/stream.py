@@ -103,7 +103,13 @@ class PromptStream(Iterator[Prompt]):
     def load(self, directory: Path) -> None:
         path = directory / FILE
         with restoring(path):
-            state = parse_state(SavedStream, read_state(path))
+            written = read_state(path)
+            if isinstance(written, dict) and "digest" in written:
+                raise UserError(
+                    "data.train has a known length, but the checkpoint was written with a stream; "
+                    "resume with the same data and data settings"
+                )
+            state = parse_state(SavedStream, written)
             self._check_same(state)
             if unknown := [name for name in state.front if name not in self._by_id]:
                 raise ValueError(f"front: there is no prompt {shown(unknown[0])}")
@@ -142,9 +148,9 @@ class PromptStream(Iterator[Prompt]):
             ids = prompt.token_ids.tolist()
             parts = (prompt.id, prompt.text, ids, prompt.answer, prompt.data_source, prompt.columns)
             # Objects that JSON cannot represent count by their type: their text may contain an address.
-            digest.update(json.dumps(parts, default=_type_name, skipkeys=True).encode() + b"\n")
+            digest.update(json.dumps(parts, default=type_name, skipkeys=True).encode() + b"\n")
         return digest.hexdigest()[:16]
 
 
-def _type_name(value: object) -> str:
+def type_name(value: object) -> str:
     return type(value).__name__

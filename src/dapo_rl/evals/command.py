@@ -11,11 +11,13 @@ import typer
 
 from dapo_rl.errors import UserError
 
-EVAL_HELP = """Evaluate models on problems: avg@k, pass@k and cons@k, with confidence intervals over problems.
+EVAL_HELP = """Evaluate models on problems: avg@k, pass@k and cons@k.
+
+The report has confidence intervals over problems, and with several models a paired test of each difference.
 
 \b
   dapo eval tiny --data arithmetic --k 8
-  dapo eval tiny runs/mine --data arithmetic --k 8           two models, with a paired test of the difference
+  dapo eval tiny runs/mine --data arithmetic --k 8
   dapo eval MODEL --data aime-2024.parquet --protocol aime2024
   dapo eval MODEL --data gsm8k-test.jsonl --protocol gsm8k
   dapo eval MODEL --data reasoning_gym:chain_sum data.eval.size=200
@@ -30,7 +32,7 @@ Repeat the same command to resume an evaluation that was stopped; finished probl
 
 def eval_command(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL... [KEY=VALUE]...", show_default=False)
+        list[str] | None, typer.Argument(metavar="MODEL]... [KEY=VALUE", show_default=False, hidden=True)
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic.")

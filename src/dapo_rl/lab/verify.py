@@ -24,6 +24,7 @@ from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config
 from dapo_rl.data import PromptStream
 from dapo_rl.data.chat import PromptReader
+from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
@@ -133,7 +134,8 @@ def check_trainable(result: DryRun) -> None:
 
 def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun:
     config, available = run.config, run.train_prompts.prompts
-    prompts = list(islice(PromptStream(available, config.seed), min(rows, len(available))))
+    in_order = available if run.train_prompts.stream else PromptStream(available, config.seed)
+    prompts = list(islice(in_order, min(rows, len(available))))
     progress.note(f"sampling {samples} responses to each of {len(prompts)} prompts")
     started = time.monotonic()
     groups: dict[int, Group] = {}
@@ -148,7 +150,7 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
     source = config.data.train
     return DryRun(
         model=f"{config.model.name} ({run.description})",
-        data=source if isinstance(source, str) else source.source,
+        data=source_name(source) + (" (the beginning of a stream)" if run.train_prompts.stream else ""),
         prompts=len(available),
         samples=samples,
         seconds=seconds,

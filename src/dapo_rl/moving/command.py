@@ -37,7 +37,9 @@ _STYLES = {"same": "green", "default here": "green", "no counterpart": "dim", "d
 
 
 def convert_command(
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="FILE | -- COMMAND...", show_default=False)] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE | -- COMMAND", show_default=False, hidden=True)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if learning would change.")] = False,
     rows: Annotated[

@@ -117,6 +117,11 @@ class Sampler:
         """Between steps: tokens of unfinished samples."""
         return sum(flight.request.tokens for flight in self._flights)
 
+    @property
+    def unfinished(self) -> list[Prompt]:
+        """Between steps: the prompts of carried groups and of groups in flight."""
+        return [*(group.prompt for group in self.carried), *(flight.prompt for flight in self._flights)]
+
     def save(self, directory: Path) -> None:
         """Between steps: saves everything that the next `fill` depends on, except prompts and weights."""
         draw, flights = self._flights.next_draw, tuple(self._flights)

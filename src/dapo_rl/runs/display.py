@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TextIO
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.runs.words import closing_rows, number
+from dapo_rl.runs.words import closing_rows, kept_and_filled, number
 
 Metrics = Mapping[str, float | None]
 
@@ -128,7 +128,8 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
     digits, width = len(str(total)), max(2, len(str(groups)))
     clip = f"+{percent(value('actor/pg_clipfrac_high'), 1)}/-{percent(value('actor/pg_clipfrac_low'), 1)}"
     clip = clip.replace("%", "", 1)
-    kept, right, wrong = (fixed(value(f"sampling/{fate}"), 0) for fate in ("kept", "all_correct", "all_wrong"))
+    groups_of = (kept_and_filled(metrics)[0], value("sampling/all_correct"), value("sampling/all_wrong"))
+    kept, right, wrong = (fixed(count_of, 0) for count_of in groups_of)
     speed, seconds = count(value("perf/throughput")), duration(value("timing_s/step"))
     fields = [
         f"step {step:>{digits}}/{total}",

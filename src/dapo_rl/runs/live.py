@@ -20,8 +20,9 @@ from rich.text import Text
 from dapo_rl.base.format import count, duration, fixed, length, percent, sparkline
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
+from dapo_rl.fates import FATES
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline
-from dapo_rl.runs.words import closing_rows, dropped, number
+from dapo_rl.runs.words import closing_rows, dropped, kept_and_filled, number
 
 TREND_STEPS = 30
 
@@ -147,11 +148,12 @@ class LiveDisplay:
         return table
 
     def _groups_line(self) -> RenderableType:
-        kept = number(self._latest, "sampling/kept")
+        kept, filled = kept_and_filled(self._latest)
         if kept != kept:
             return Text("")
         reasons = ", ".join(dropped(self._latest)) or "none"
-        return Text(f"groups  {kept:.0f} kept  dropped: {reasons}")
+        without = f"  {filled:.0f} {FATES['filled'].label}" if filled else ""
+        return Text(f"groups  {kept:.0f} kept{without}  dropped: {reasons}")
 
 
 def make_display(stream: TextIO | None = None) -> Display:

@@ -129,7 +129,9 @@ def _clipping(axis: Axes, rows: Rows) -> None:
 def _fates(axis: Axes, rows: Rows) -> None:
     _head(axis, "Fate of the groups drawn", "groups per step")
     steps = _values(rows, "step")
-    counts = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in get_args(Fate)}
+    dropped = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in get_args(Fate)}
+    filled = np.nan_to_num(_values(rows, "sampling/filled_up"))
+    counts = {"kept": dropped.pop("kept") - filled, "filled": filled, **dropped}
     counts = {fate: values for fate, values in counts.items() if values.any()}
     if not counts:
         return

@@ -16,6 +16,13 @@ def number(metrics: Mapping[str, Any], name: str) -> float:
     return math.nan if value is None else float(value)
 
 
+def kept_and_filled(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """The groups kept for their signal, and those that filled up the batch without any."""
+    filled = number(metrics, "sampling/filled_up")
+    filled = filled if math.isfinite(filled) else 0.0
+    return number(metrics, "sampling/kept") - filled, filled
+
+
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
     counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in get_args(Fate) if fate != "kept")

@@ -31,12 +31,13 @@ class Callbacks:
         args: Any = None,
         parts: Mapping[str, Any] | None = None,
         *,
-        prompts: int = 1,
+        prompts: int | None = None,
         steps: int = 0,
         eval_steps: int | None = None,
         save_steps: int = 0,
     ) -> None:
-        """`parts` are the keyword arguments of every hook, and `prompts` is the number of prompts of an epoch."""
+        """`parts` are the keyword arguments of every hook, and `prompts` is the number of prompts of an epoch;
+        None: a stream, whose length nobody knows."""
         self.args = args
         self._parts: dict[str, Any] = dict.fromkeys(("lr_scheduler", "train_dataloader", "eval_dataloader"))
         self._parts |= parts or {}
@@ -233,7 +234,7 @@ class Callbacks:
         state = self.state
         self._drawn += int(metrics.get("sampling/drawn") or 0)
         state.global_step = step
-        state.epoch = self._drawn / self._prompts
+        state.epoch = self._drawn / self._prompts if self._prompts else 0.0
         state.num_input_tokens_seen += int(metrics.get("sampling/tokens_trained") or 0)
 
     def _add_to_history(self, metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,11 +56,7 @@ def write_results(
         "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
         "wall_seconds": progress.wall_seconds,
         "tokens": progress.ledger.columns(waiting, in_flight),
-        "data": {
-            "train_prompts": len(prompts.prompts),
-            "too_long": prompts.too_long,
-            "bad_rows": len(prompts.bad),
-        },
+        "data": prompts.counts(),
         "metrics": progress.metrics,
         "paths": {name: str(path) for name, path in paths.items()},
     }

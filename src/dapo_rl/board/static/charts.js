@@ -1,5 +1,7 @@
 // Curves of several runs in one chart: the smoothed line, with the raw one behind it.
 import { h, isNumber, short } from "./dom.js";
+import { address, csv, save, saveMenu } from "./download.js";
+import { png, svg } from "./picture.js";
 import { colour } from "./store.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -31,17 +33,42 @@ const BASE = () => ({
   padding: [8, 20, 0, 0],
 });
 
-/** A card with a chart that fits its width; `onZoom(first, last)` loads more points of an interval. */
+/** The menu of a chart's downloads; `picture()` is what it shows. */
+export const downloads = (title, saveRows, picture) =>
+  saveMenu(`Download ${title}`, [
+    ["CSV", saveRows],
+    ["SVG", () => save(`${title}.svg`, svg(picture()))],
+    ["PNG", async () => save(`${title}.png`, await png(picture()))],
+  ]);
+
+/**
+ * A card with a chart that fits its width; `onZoom(first, last)` loads more points of an interval. `source()` gives the
+ * parameters under which the server has every point; without it, CSV has the points on the page.
+ */
 export class Chart {
-  constructor(title, { onZoom, hint = "", height = 170 } = {}) {
+  constructor(title, { onZoom, source, hint = "", height = 170 } = {}) {
+    this.title = title;
+    this.hint = hint;
     this.height = height;
     this.onZoom = onZoom;
+    this.source = source;
+    this.names = [];
     this.box = h("div", { class: "plot" });
     this.reading = h("div", { class: "reading" });
     this.element = h(
       "figure",
       { class: "card chart", data: { metric: title } },
-      h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint)),
+      h(
+        "figcaption",
+        {},
+        h("b", {}, title),
+        h("span", { class: "hint" }, hint),
+        downloads(
+          title,
+          () => this.saveRows(),
+          () => this.picture(),
+        ),
+      ),
       this.box,
       this.reading,
     );
@@ -57,6 +84,7 @@ export class Chart {
   draw(lines, [first, last] = [null, null]) {
     const names = Object.keys(lines).filter((name) => lines[name]?.raw[0].length);
     this.names = names;
+    this.lines = lines;
     this.element.classList.toggle("none", names.length === 0);
     const tables = names.flatMap((name) => [lines[name].raw, lines[name].smooth]);
     const data = tables.length ? window.uPlot.join(tables) : [[]];
@@ -120,6 +148,40 @@ export class Chart {
     );
   }
 
+  saveRows() {
+    const wanted = this.source?.();
+    if (wanted) h("a", { href: address("curves.csv", wanted), download: "" }).click();
+    else save(`${this.title}.csv`, csv([["run", "metric", "step", "value", "smoothed"], ...this.rows()]));
+  }
+
+  rows() {
+    return this.names.flatMap((name) => {
+      const { raw, smooth } = this.lines[name];
+      const smoothed = new Map(smooth[0].map((step, i) => [step, smooth[1][i]]));
+      return raw[0].map((step, i) => [name, this.title, step, raw[1][i], smoothed.get(step)]);
+    });
+  }
+
+  picture() {
+    const lines = this.names.flatMap((name) => {
+      const [raw, smooth] = [this.lines[name].raw, this.lines[name].smooth].map(([x, y]) => x.map((v, i) => [v, y[i]]));
+      const stroke = colour(name, false);
+      return [
+        { points: raw, stroke, width: 1, alpha: 0.35, dots: raw.length < 16 },
+        { points: smooth, stroke, width: 2 },
+      ];
+    });
+    const range = ({ min, max }) => (isNumber(min) && isNumber(max) ? [min, max] : [0, 1]);
+    return {
+      title: this.title,
+      hint: this.hint,
+      x: range(this.plot?.scales.x ?? {}),
+      y: range(this.plot?.scales.y ?? {}),
+      lines,
+      legend: this.names.map((name) => [name, colour(name, false)]),
+    };
+  }
+
   close() {
     this.observer.disconnect();
     this.plot?.destroy();
@@ -134,8 +196,15 @@ function nearest(values, at) {
 
 /** Stacked bars: `bars` [{step, tokens: {fate: n}}], `parts` [[fate, colour]…] from bottom to top. */
 export class Bars {
-  constructor(height = 260) {
+  constructor(title, height = 260) {
+    this.title = title;
     this.height = height;
+    this.shown = { bars: [], parts: [], label: String };
+    this.menu = downloads(
+      title,
+      () => this.saveRows(),
+      () => this.picture(),
+    );
     this.element = h("div", { class: "plot" });
     this.reading = h("div", { class: "reading" });
     this.observer = new ResizeObserver(() => this.plot?.setSize({ width: this.element.clientWidth, height }));
@@ -144,6 +213,7 @@ export class Bars {
 
   draw(bars, parts, label) {
     this.plot?.destroy();
+    this.shown = { bars, parts, label };
     const sums = bars.map(() => 0);
     // Each part includes the height of those below it; the highest is drawn first.
     const stacked = parts.map(([fate]) => bars.map((bar, i) => (sums[i] += bar.tokens[fate] ?? 0)));
@@ -172,6 +242,30 @@ export class Bars {
       this.element,
     );
     this.read(bars[bars.length - 1], parts, label);
+  }
+
+  saveRows() {
+    const { bars, parts, label } = this.shown;
+    const rows = bars.map((bar) => [bar.step, ...parts.map(([fate]) => bar.tokens[fate] ?? 0)]);
+    save(`${this.title}.csv`, csv([["step", ...parts.map(([fate]) => label(fate))], ...rows]));
+  }
+
+  picture() {
+    const { bars, parts, label } = this.shown;
+    const { x, y } = this.plot.scales;
+    const gaps = bars.slice(1).map((bar, i) => bar.step - bars[i].step);
+    const width = 0.86 * Math.min(...gaps, x.max - x.min);
+    const stacked = bars.flatMap((bar) => {
+      let from = 0;
+      return parts.map(([fate, fill]) => {
+        const to = from + (bar.tokens[fate] ?? 0);
+        const shape = { x: bar.step, width, from, to, fill };
+        from = to;
+        return shape;
+      });
+    });
+    const legend = parts.map(([fate, fill]) => [label(fate), fill]);
+    return { title: this.title, hint: "tokens", x: [x.min, x.max], y: [y.min, y.max], bars: stacked, legend };
   }
 
   read(bar, parts, label) {

@@ -45,6 +45,9 @@ export const fixed = (value, digits = 2) => (isNumber(value) ? value.toFixed(dig
 export const signed = (value, digits = 2) => (isNumber(value) ? (value < 0 ? "" : "+") + fixed(value, digits) : "–");
 export const percent = (value, digits = 1) => (isNumber(value) ? `${(100 * value).toFixed(digits)} %` : "–");
 
+/** "1 token", "2 tokens". */
+export const counted = (number, name) => `${(number ?? 0).toLocaleString("en")} ${name}${number === 1 ? "" : "s"}`;
+
 export function count(value) {
   if (!isNumber(value)) return "–";
   for (const unit of ["", " k", " M", " G"]) {

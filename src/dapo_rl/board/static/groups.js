@@ -1,36 +1,108 @@
-// Groups: the steps of a run, the groups of a step, and full-text search.
-import { fill, foreign, h, throttle } from "./dom.js";
-import { byFate, fateClass, fateName, fateWhy } from "./fates.js";
-import { groupView, mark } from "./samples.js";
+// Groups: the steps of a run, the groups or samples of a step, full-text search, and two samples side by side.
+import { Comparison, fromText, toText } from "./compare.js";
+import { fill, h, throttle } from "./dom.js";
+import { bind, showKeys } from "./keys.js";
+import { fateChips, groupLine, SampleList } from "./lists.js";
+import { groupView } from "./samples.js";
+import { Hits, Occurrences } from "./search.js";
+import { Steps } from "./steps.js";
 import { get, onChange, remember, store } from "./store.js";
 
-const memory = { run: null, step: null, draw: null, fates: new Set(), words: "", everywhere: false };
+const memory = {
+  run: null,
+  step: null,
+  draw: null,
+  sample: null,
+  list: "groups",
+  fates: new Set(),
+  words: "",
+  everywhere: false,
+  picks: [],
+  comparing: false,
+  filter: {
+    sort: "draw",
+    down: false,
+    verdicts: new Set(),
+    min_reward: "",
+    max_reward: "",
+    min_length: "",
+    max_length: "",
+  },
+};
+const isPhone = () => matchMedia("(max-width: 800px)").matches;
 
-export function groups(parameters, onClose) {
+function arrive(parameters) {
   const able = [...store.runs.values()]
     .filter((row) => row.rollouts)
     .sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  const before = memory.run;
   memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able[0]?.name);
-  if (parameters.has("step")) memory.step = Number(parameters.get("step"));
-  if (parameters.has("draw")) memory.draw = Number(parameters.get("draw"));
+  if (memory.run !== before) memory.picks = [];
+  for (const key of ["step", "draw", "sample"])
+    if (parameters.has(key)) memory[key] = Number(parameters.get(key));
+  if (["groups", "samples"].includes(parameters.get("list"))) memory.list = parameters.get("list");
+  const pair = [fromText(parameters.get("a")), fromText(parameters.get("b"))];
+  memory.comparing = pair.every(Boolean);
+  if (memory.comparing) memory.picks = pair;
+  return able;
+}
+
+export function groups(parameters, onClose) {
+  const able = arrive(parameters);
   if (!memory.run)
     return h("p", { class: "empty" }, "No run has recorded its groups yet (", h("code", {}, "log.rollouts"), ").");
 
-  let ranges = [],
-    listed = [],
-    follow = memory.step === null;
-  const list = h("div", { class: "list", role: "list" }),
-    detail = h("div", { class: "detail" });
-  const chips = h("div", { class: "chips" }),
-    found = h("div", { class: "found" });
+  const steps = new Steps();
+  let listed = [];
+  let shownGroup = null; // the group in the detail: {step, draw, group}
+  let follow = memory.step === null;
+  const list = h("div", { class: "list", role: "list" });
+  const detail = h("div", { class: "detail" });
+  const chips = h("div", { class: "chips" });
+  const panes = h("div", { class: "panes" }, list, detail);
+  const markAll = () => occurrences.mark(memory.words);
+  const comparison = new Comparison(memory, {
+    painted: () => queueMicrotask(markAll),
+    changed: () => {
+      for (const element of [panes, hits.element, lists]) element.hidden = memory.comparing;
+      samples.controls.hidden = memory.comparing || !isSamples();
+      markAll();
+      note();
+    },
+  });
+  const occurrences = new Occurrences(h("div", {}, panes, comparison.element));
+  const hits = new Hits({
+    // The list of samples shows those of this step.
+    where: () => ({
+      run: memory.run,
+      q: isSamples() && !memory.everywhere ? "" : memory.words,
+      step: memory.everywhere ? null : memory.step,
+    }),
+    open: openHit,
+  });
+  const samples = new SampleList(memory.filter, {
+    where: () => ({ run: memory.run, step: memory.step, words: memory.words, fates: memory.fates }),
+    open: (row) => {
+      follow = false;
+      openGroup(row.draw, row.sample);
+    },
+    drawn: (answer) => {
+      drawChips(answer.fates ?? {});
+      const [first] = samples.rows;
+      if (memory.draw === null && !isPhone() && first) openGroup(first.draw, first.sample);
+    },
+  });
+  const isSamples = () => memory.list === "samples";
+
   const select = h(
     "select",
     {
       "aria-label": "Run",
       onchange: () => {
         memory.run = select.value;
-        memory.step = memory.draw = null;
+        memory.step = memory.draw = memory.sample = null;
         follow = true;
+        comparison.clear();
         open();
       },
     },
@@ -43,7 +115,7 @@ export function groups(parameters, onClose) {
     "aria-label": "Step",
     oninput: () => {
       follow = false;
-      jump(at(Number(slider.value)));
+      jump(steps.at(Number(slider.value)));
     },
   });
   const number = h("input", {
@@ -52,17 +124,24 @@ export function groups(parameters, onClose) {
     "aria-label": "Step number",
     onchange: () => {
       follow = false;
-      jump(wanted(Number(number.value)));
+      jump(steps.nearest(Number(number.value)));
     },
   });
   const words = h("input", {
     type: "search",
-    placeholder: "search prompts and responses…",
+    placeholder: "search prompts, responses, answers…",
     "aria-label": "Search",
     value: memory.words,
     oninput: () => {
       memory.words = words.value;
       searching();
+    },
+    onkeydown: (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault();
+      if (occurrences.found.length) occurrences.go(event.shiftKey ? -1 : 1);
+      else if (isSamples()) samples.go(1);
+      else if (hits.found.length) openHit(hits.found[0]);
     },
   });
   const wide = h("input", {
@@ -70,217 +149,224 @@ export function groups(parameters, onClose) {
     checked: memory.everywhere,
     onchange: () => {
       memory.everywhere = wide.checked;
-      look();
+      hits.look();
     },
   });
-
-  const size = () => ranges.reduce((sum, [a, b]) => sum + b - a + 1, 0);
-  const at = (index) => {
-    for (const [a, b] of ranges) {
-      if (index <= b - a) return a + index;
-      index -= b - a + 1;
-    }
-    return ranges.at(-1)?.[1] ?? 0;
-  };
-  const indexOf = (step) => {
-    let i = 0;
-    for (const [a, b] of ranges) {
-      if (step <= b) return i + Math.max(0, step - a);
-      i += b - a + 1;
-    }
-    return i - 1;
-  };
-  // A step before the first that is left is shown as it is: the server says why it has no groups.
-  const wanted = (step) => (step >= 1 && step < (ranges[0]?.[0] ?? 0) ? step : at(indexOf(step)));
+  const modes = h("div", { class: "modes", role: "group", "aria-label": "List" });
+  const lists = h("div", { class: "bar lists" }, modes, chips);
 
   async function open() {
-    ({ ranges } = await get("steps", { run: memory.run }));
-    slider.max = String(Math.max(0, size() - 1));
-    await jump(memory.step === null || follow ? (ranges.at(-1)?.[1] ?? 0) : wanted(memory.step), memory.draw);
+    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
+    slider.max = String(Math.max(0, steps.size - 1));
+    const step = memory.step === null || follow ? (steps.last ?? 0) : steps.nearest(memory.step);
+    await jump(step, memory.draw, memory.sample);
   }
 
   let turn = 0;
-  async function jump(step, draw = null) {
+  async function jump(step, draw = null, sample = null) {
     const mine = ++turn;
-    memory.step = step;
-    memory.draw = draw;
-    slider.value = String(indexOf(step));
+    Object.assign(memory, { step, draw, sample });
+    shownGroup = null;
+    slider.value = String(steps.indexOf(step));
     number.value = String(step);
+    listed = [];
+    if (isSamples()) {
+      drawList();
+      draw === null ? closeGroup() : openGroup(draw, sample);
+      samples.load();
+      return;
+    }
     const answer = await get("groups", { run: memory.run, step }).catch((error) => ({ groups: [], error }));
     if (mine !== turn) return;
     listed = answer.groups;
-    if (!listed.some((group) => group.draw === memory.draw)) memory.draw = null;
-    drawChips();
+    if (!listed.some((group) => group.draw === memory.draw)) memory.draw = memory.sample = null;
+    drawChips(groupCounts());
     drawList();
     const why = answer.error?.message ?? answer.why;
     if (why) fill(list, h("p", { class: "empty" }, why));
-    const phone = matchMedia("(max-width: 800px)").matches;
-    if (memory.draw !== null) openGroup(memory.draw);
-    else if (!phone && listed.length) openGroup(shown()[0]?.draw ?? listed[0].draw);
+    if (memory.draw !== null) openGroup(memory.draw, memory.sample);
+    else if (!isPhone() && listed.length) openGroup(shown()[0]?.draw ?? listed[0].draw);
     else closeGroup();
     note();
   }
 
-  const note = () => remember("groups", { run: memory.run, step: memory.step, draw: memory.draw });
+  function note() {
+    const { run, step, draw, sample, picks } = memory;
+    const [a, b] = memory.comparing ? picks.map(toText) : [null, null];
+    remember("groups", { run, step, draw, sample, list: isSamples() ? "samples" : null, a, b });
+  }
   const shown = () => listed.filter((group) => !memory.fates.size || memory.fates.has(group.fate));
+  function groupCounts() {
+    const counts = {};
+    for (const group of listed) counts[group.fate] = (counts[group.fate] ?? 0) + 1;
+    return counts;
+  }
 
-  function drawChips() {
-    const counts = new Map();
-    for (const group of listed) counts.set(group.fate, (counts.get(group.fate) ?? 0) + 1);
-    for (const fate of [...memory.fates]) if (!counts.has(fate)) memory.fates.delete(fate);
+  function drawChips(counts) {
     fill(
       chips,
-      [...counts]
-        .sort(([a], [b]) => byFate(a, b))
-        .map(([fate, count]) =>
-          h(
-            "button",
-            {
-              type: "button",
-              class: `chip ${fateClass(fate)}`,
-              "aria-pressed": String(memory.fates.has(fate)),
-              title: fateWhy(fate),
-              onclick: () => {
-                memory.fates.has(fate) ? memory.fates.delete(fate) : memory.fates.add(fate);
-                drawChips();
-                drawList();
-              },
-            },
-            `${fateName(fate)} ${count}`,
-          ),
-        ),
+      fateChips(counts, memory.fates, () => {
+        drawChips(counts);
+        isSamples() ? samples.load() : drawList();
+      }),
     );
   }
 
   function drawList() {
     fill(
-      list,
-      shown().map((group) =>
+      modes,
+      ["groups", "samples"].map((mode) =>
         h(
           "button",
-          {
-            type: "button",
-            role: "listitem",
-            class: "group",
-            "aria-current": String(group.draw === memory.draw),
-            data: { draw: String(group.draw) },
-            onclick: () => openGroup(group.draw),
-          },
-          h(
-            "span",
-            { class: "line" },
-            foreign(group.prompt.trim().slice(0, 160), "span", "prompt"),
-            h("span", { class: `chip ${fateClass(group.fate)}` }, fateName(group.fate)),
-          ),
-          h(
-            "span",
-            { class: "line" },
-            h(
-              "span",
-              { class: "marks" },
-              group.samples.map((s) => h("i", { class: mark(s), title: `${s.status}` })),
-            ),
-            h(
-              "small",
-              {},
-              `${group.samples.filter((s) => s.correct).length} of ${group.samples.length} right · ${group.tokens} tokens`,
-            ),
-          ),
+          { type: "button", "aria-pressed": String(memory.list === mode), onclick: () => switchTo(mode) },
+          mode,
         ),
       ),
+    );
+    samples.controls.hidden = memory.comparing || !isSamples();
+    panes.firstElementChild.replaceWith(isSamples() ? samples.list : list);
+    if (isSamples()) return;
+    fill(
+      list,
+      shown().map((group) => groupLine(group, group.draw === memory.draw, () => choose(group.draw))),
     );
     if (!shown().length) fill(list, h("p", { class: "empty" }, "No groups at this step."));
   }
 
-  async function openGroup(draw, sample = null) {
-    memory.draw = draw;
+  function switchTo(mode) {
+    memory.list = mode;
+    jump(memory.step, memory.draw, memory.sample);
+    hits.look();
+  }
+
+  /** Opens a group that somebody chose: a run that goes on does not take it away. */
+  function choose(draw, sample = null) {
+    follow = false;
+    return openGroup(draw, sample);
+  }
+
+  let wanted = 0;
+  async function openGroup(draw, sample = null, { scroll = true } = {}) {
+    const mine = ++wanted;
+    Object.assign(memory, { draw, sample });
     note();
     for (const element of list.querySelectorAll(".group"))
       element.setAttribute("aria-current", String(element.dataset.draw === String(draw)));
-    const group = await get("group", { run: memory.run, step: memory.step, draw }).catch((error) => ({ error }));
-    if (memory.draw !== draw) return;
+    samples.point(sample === null ? null : { draw, sample });
+    if (shownGroup?.draw !== draw || shownGroup.step !== memory.step || shownGroup.run !== memory.run) {
+      const { run, step } = memory;
+      const group = await get("group", { run, step, draw }).catch((error) => ({ error }));
+      if (mine !== wanted) return;
+      if (group.error) fill(detail, h("p", { class: "empty" }, group.error.message));
+      else showGroup(group);
+      shownGroup = group.error ? null : { run, step, draw, group };
+    }
     detail.classList.add("open");
-    fill(detail, group.error ? h("p", { class: "empty" }, group.error.message) : groupView(group, closeGroup));
-    if (matchMedia("(max-width: 800px)").matches) detail.scrollIntoView({ block: "start" });
-    if (sample !== null) detail.querySelector(`[data-sample="${Number(sample)}"]`)?.scrollIntoView({ block: "center" });
+    if (isPhone() && sample === null) detail.scrollIntoView({ block: "start" });
+    pointAt(sample, scroll);
+  }
+
+  function showGroup(group) {
+    const view = groupView(group, {
+      close: closeGroup,
+      back: isSamples() ? "‹ all samples" : "‹ all groups",
+      words: () => memory.words,
+      actions: (sample) => comparison.button({ step: memory.step, draw: group.draw, sample: sample.sample }),
+      after: () => queueMicrotask(markAll),
+    });
+    fill(detail, view.element);
+    repaint = () => view.painting.paint();
+  }
+  let repaint = markAll; // draws the open texts again, with their marks
+
+  /** Outlines the current sample. */
+  function pointAt(sample, scroll) {
+    for (const element of detail.querySelectorAll("[data-sample]")) {
+      const here = sample !== null && element.dataset.sample === String(sample);
+      element.toggleAttribute("aria-current", here);
+      if (here && scroll) element.scrollIntoView({ block: "nearest" });
+    }
   }
 
   function closeGroup() {
-    memory.draw = null;
+    memory.draw = memory.sample = null;
+    wanted++;
+    shownGroup = null;
     detail.classList.remove("open");
     fill(detail, h("p", { class: "empty" }, "Choose a group."));
+    repaint = markAll;
+    markAll();
+    samples.point(null);
     note();
   }
 
-  let asked = 0;
-  async function look(until = null) {
-    const mine = ++asked;
-    if (!memory.words.trim()) {
-      fill(found);
-      return;
-    }
-    const answer = await get("search", {
-      run: memory.run,
-      q: memory.words,
-      step: memory.everywhere ? null : memory.step,
-      until,
-    }).catch((error) => ({ error }));
-    if (mine !== asked) return;
-    if (answer.error) {
-      fill(found, h("p", { class: "empty" }, answer.error.message));
-      return;
-    }
-    fill(
-      found,
-      h(
-        "div",
-        { class: "card hits" },
-        h(
-          "p",
-          { class: "hint" },
-          `${answer.cut ? "the first " : ""}${answer.hits.length} hits${memory.everywhere ? "" : ` at step ${memory.step}`}`,
-          answer.left
-            ? [
-                `; ${answer.left} earlier steps not searched yet `,
-                h("button", { type: "button", class: "quiet", onclick: () => look(answer.next) }, "search them"),
-              ]
-            : "",
-        ),
-        answer.hits.map((hit) =>
-          h(
-            "button",
-            {
-              type: "button",
-              class: "hit",
-              onclick: async () => {
-                if (hit.step !== memory.step) {
-                  follow = false;
-                  await jump(hit.step, hit.draw);
-                }
-                openGroup(hit.draw, hit.sample);
-              },
-            },
-            h(
-              "small",
-              {},
-              `step ${hit.step} · sample ${hit.sample} · ${hit.correct ? "right" : "not right"} · ${fateName(hit.fate)}`,
-            ),
-            highlighted(hit.text, memory.words),
-          ),
-        ),
-      ),
-    );
+  async function openHit(hit) {
+    if (hit.step !== memory.step) await jump(hit.step, hit.draw, hit.sample);
+    await choose(hit.draw, hit.sample);
   }
-  const searching = throttle(() => look(), 300);
+
+  const searching = throttle(() => {
+    repaint();
+    comparison.paint();
+    if (isSamples()) samples.load();
+    hits.look();
+  }, 300);
 
   const moved = throttle(async () => {
     const before = memory.step;
-    ({ ranges } = await get("steps", { run: memory.run }));
-    slider.max = String(Math.max(0, size() - 1));
-    const last = ranges.at(-1)?.[1];
-    if (follow && last !== before) jump(last);
-    else slider.value = String(indexOf(before));
+    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
+    slider.max = String(Math.max(0, steps.size - 1));
+    if (follow && steps.last !== before) jump(steps.last);
+    else slider.value = String(steps.indexOf(before));
   }, 1500);
+
+  const go = (by) => {
+    follow = false;
+    comparison.close();
+    jump(steps.beside(memory.step, by));
+  };
+
+  /** The next or previous sample: of the list of samples, or of the group and then of the next group. */
+  function move(by) {
+    if (memory.comparing) return;
+    if (isSamples()) {
+      samples.go(by);
+      return;
+    }
+    const numbers = shownGroup?.group?.samples.map((sample) => sample.sample) ?? [];
+    const here = numbers.indexOf(memory.sample);
+    const there = here < 0 ? (by > 0 ? 0 : -1) : here + by;
+    if (numbers[there] !== undefined) {
+      choose(memory.draw, numbers[there]);
+      return;
+    }
+    const draws = shown().map((group) => group.draw);
+    const next = shown()[draws.indexOf(memory.draw) + by];
+    if (next) choose(next.draw, by > 0 ? 0 : next.samples.length - 1);
+  }
+
+  function compareKey() {
+    if (memory.comparing) return;
+    if (memory.sample === null) move(1);
+    else comparison.toggle({ step: memory.step, draw: memory.draw, sample: memory.sample });
+    if (memory.picks.length === 2) comparison.open();
+  }
+
+  onClose(
+    bind([
+      [["j", "ArrowRight"], "next sample", () => move(1)],
+      [["k", "ArrowLeft"], "previous sample", () => move(-1)],
+      [["]"], "next step", () => go(1)],
+      [["["], "previous step", () => go(-1)],
+      [["n"], "next match of the search", () => occurrences.go(1)],
+      [["N"], "previous match", () => occurrences.go(-1)],
+      [["l"], "list groups or samples", () => switchTo(isSamples() ? "groups" : "samples")],
+      [["s"], "sort samples by the next column", () => (isSamples() ? samples.nextSort() : switchTo("samples"))],
+      [["S"], "reverse the order", () => isSamples() && samples.reverse()],
+      [["c"], "pick the sample; the second opens both side by side", compareKey],
+      [["Escape"], "close", () => (memory.comparing ? comparison.close() : closeGroup())],
+    ]),
+  );
   onClose(
     onChange((changed) => {
       if (changed.has(memory.run)) moved();
@@ -288,16 +374,12 @@ export function groups(parameters, onClose) {
   );
   onClose(() => {
     turn++;
-    asked++;
+    wanted++;
+    for (const part of [comparison, hits, samples]) part.turn++;
   });
-  open().then(() => look());
+  open().then(() => hits.look());
+  if (memory.comparing) comparison.open();
 
-  const go = (by) => {
-    follow = false;
-    const here = indexOf(memory.step);
-    const there = at(here) === memory.step ? here + by : here;
-    jump(at(Math.max(0, Math.min(size() - 1, there))));
-  };
   return [
     h(
       "div",
@@ -313,22 +395,14 @@ export function groups(parameters, onClose) {
       ),
       h("span", { class: "grow" }),
       words,
+      occurrences.element,
       h("label", {}, wide, " all steps"),
+      h("button", { type: "button", class: "quiet", "aria-label": "Show the keys", onclick: showKeys }, "?"),
     ),
-    chips,
-    found,
-    h("div", { class: "panes" }, list, detail),
+    lists,
+    samples.controls,
+    hits.element,
+    comparison.tray,
+    occurrences.root,
   ];
-}
-
-function highlighted(text, words) {
-  const box = foreign("", "span", "excerpt");
-  const place = text.toLowerCase().indexOf(words.toLowerCase());
-  if (place < 0) return fill(box, text);
-  return fill(
-    box,
-    text.slice(0, place),
-    h("mark", {}, text.slice(place, place + words.length)),
-    text.slice(place + words.length),
-  );
 }

@@ -13,12 +13,12 @@ export function ledger(parameters, onClose) {
   memory.run =
     parameters.get("run") ?? (store.runs.has(memory.run) ? memory.run : (store.picked.at(-1) ?? rows[0].name));
   const total = h("section", { class: "card totals" });
-  const chart = new Bars();
+  const chart = new Bars("tokens per step");
   const hint = h("span", { class: "hint" });
   const figure = h(
     "figure",
     { class: "card chart" },
-    h("figcaption", {}, h("b", {}, "tokens per step"), hint),
+    h("figcaption", {}, h("b", {}, chart.title), hint, chart.menu),
     chart.element,
     chart.reading,
   );
@@ -102,7 +102,7 @@ function totals(answer) {
     h(
       "div",
       { class: "line" },
-      h("h3", {}, `${count(answer.totals.total)} tokens generated`),
+      h("h3", {}, `${count(answer.totals.total)} ${answer.totals.total === 1 ? "token" : "tokens"} generated`),
       h(
         "span",
         { class: "hint" },

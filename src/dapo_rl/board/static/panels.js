@@ -1,7 +1,9 @@
 // Panels for the selected runs: curves, settings and evaluations.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
+import { address, saveMenu } from "./download.js";
 import { colour, get, store } from "./store.js";
+import { long } from "./names.js";
 
 export const CURVES = [
   ["eval/accuracy", "held-out accuracy"],
@@ -23,7 +25,7 @@ export const legend = () =>
   h(
     "div",
     { class: "legend" },
-    store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+    store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, long(name))),
   );
 
 export const PANELS = {
@@ -54,12 +56,20 @@ export const PANELS = {
     });
     const sample = h("span", { class: "hint" });
     const key = h("div");
+    const reports = h("span");
 
     function layout() {
       for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, hintOf(name)])]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
+          source: () => ({
+            run: store.picked,
+            metric,
+            share: memory.share,
+            first: memory.zoom[0],
+            last: memory.zoom[1],
+          }),
           onZoom: (first, last) => {
             memory.zoom = [first, last];
             load();
@@ -103,6 +113,12 @@ export const PANELS = {
       );
     }
 
+    async function offerReports() {
+      const { runs } = await get("reports", { run: store.picked });
+      const entries = runs.map((run) => [`report.png of ${run}`, address("report.png", { run })]);
+      fill(reports, entries.length ? saveMenu("Download report.png", entries) : null);
+    }
+
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
       const byFunction = names.filter((name) => /^reward\/.+\/mean$/.test(name));
@@ -126,6 +142,7 @@ export const PANELS = {
       if (store.picked.length) {
         load();
         offer();
+        offerReports();
       }
     });
     return {
@@ -140,6 +157,7 @@ export const PANELS = {
           sample,
           more,
           h("label", {}, "smoothing ", slider, shown),
+          reports,
         ),
         grid,
       ),
@@ -185,7 +203,7 @@ export const PANELS = {
                   {},
                   h("th", {}, "setting"),
                   names.map((name) =>
-                    h("th", {}, h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+                    h("th", {}, h("span", { class: "key", vars: { "--c": colour(name) } }, long(name))),
                   ),
                 ),
               ),
@@ -236,7 +254,11 @@ export const PANELS = {
 
   evaluations() {
     const holder = h("div", { class: "grid tables" });
-    const chart = new Chart("eval/accuracy", { hint: "held-out accuracy", height: 240 });
+    const chart = new Chart("eval/accuracy", {
+      source: () => ({ run: store.picked, metric: "eval/accuracy", share: 0 }),
+      hint: "held-out accuracy",
+      height: 240,
+    });
     async function load() {
       const [tables, curves] = await Promise.all([
         get("evaluations", { run: store.picked }),
@@ -255,7 +277,7 @@ export const PANELS = {
             return h(
               "div",
               { class: "card scroll" },
-              h("h3", { class: "key", vars: { "--c": colour(name) } }, foreign(name)),
+              h("h3", { class: "key", vars: { "--c": colour(name) } }, long(name)),
               rows.length
                 ? h(
                     "table",
@@ -267,7 +289,7 @@ export const PANELS = {
                         "tr",
                         {},
                         h("th", { class: "number" }, "step"),
-                        columns.map((c) => h("th", { class: "number" }, c.replace("eval/", ""))),
+                        columns.map((c) => h("th", { class: "number", title: c }, c.replace("eval/", ""))),
                       ),
                     ),
                     h(

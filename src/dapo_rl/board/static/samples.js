@@ -1,6 +1,7 @@
 // One group: its prompt, and its samples with their rewards, advantages and tokens.
-import { fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
+import { counted, fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
 import { fateClass, fateName, fateWhy } from "./fates.js";
+import { occurs } from "./search.js";
 
 // Where a token was clipped, as the rollouts number it: at no bound, and at each of the three.
 const CLIPPED = [
@@ -46,73 +47,72 @@ export const mark = (sample) =>
         ? "unparsed"
         : "wrong";
 
-export function groupView(group, close) {
-  const most = Math.max(...group.samples.map((s) => Math.abs(s.advantage ?? 0)), 0);
-  group.samples.forEach((sample) => {
-    sample.most = most;
-  });
-  const possible = ["none", ...(most > 0 ? ["advantage"] : []), ...group.colours];
-  if (!possible.includes(memory.colouring)) memory.colouring = possible.includes("logp") ? "logp" : "none";
-  const texts = group.samples.map(() => h("div", { class: "text" }));
-  const key = h("span", { class: "key-line" });
-  const paint = () => {
-    group.samples.forEach((sample, i) =>
-      fill(texts[i], memory.colouring === "none" ? plainText(sample) : tokenText(sample, memory.colouring)),
+/** The texts of samples with coloured tokens, the choice of colour and its legend. `after` runs when they are drawn. */
+export class Painting {
+  constructor(samples, colours, { different = () => null, words = () => "", after = () => {} } = {}) {
+    Object.assign(this, { samples, different, words, after });
+    this.possible = ["none", ...(samples.some((s) => s.most > 0) ? ["advantage"] : []), ...colours];
+    if (!this.possible.includes(memory.colouring))
+      memory.colouring = this.possible.includes("logp") ? "logp" : "none";
+    this.texts = samples.map(() => h("div", { class: "text", tabindex: "0", data: { find: "response" } }));
+    this.key = h("span", { class: "key-line" });
+    const chooser = h(
+      "select",
+      {
+        "aria-label": "Colour tokens by",
+        onchange: () => {
+          memory.colouring = chooser.value;
+          this.paint();
+        },
+      },
+      Object.entries(COLOURINGS).map(([name, [label]]) =>
+        h(
+          "option",
+          { value: name, selected: name === memory.colouring, disabled: !this.possible.includes(name) },
+          label + (this.possible.includes(name) ? "" : " (not recorded)"),
+        ),
+      ),
     );
+    this.chooser = h("label", {}, "colour tokens by ", chooser);
+    this.paint();
+  }
+
+  paint() {
+    this.samples.forEach((sample, i) => {
+      const different = this.different(sample);
+      const plain = memory.colouring === "none" && !different;
+      // A match beyond the tokens that are drawn at first would not be seen.
+      const most = occurs(sample.response, this.words()) || different ? Infinity : MOST_PIECES;
+      fill(this.texts[i], plain ? plainText(sample) : tokenText(sample, memory.colouring, { most, different }));
+    });
     fill(
-      key,
+      this.key,
       LEGENDS[memory.colouring].map(([cls, label]) =>
         h("span", { class: "swatch" }, h("i", { class: `tok ${cls}`, vars: { "--a": "0.8" } }), label),
       ),
     );
-  };
-  const chooser = h(
-    "select",
-    {
-      "aria-label": "Colour tokens by",
-      onchange: () => {
-        memory.colouring = chooser.value;
-        paint();
-      },
-    },
-    Object.entries(COLOURINGS).map(([name, [label]]) =>
-      h(
-        "option",
-        { value: name, selected: name === memory.colouring, disabled: !possible.includes(name) },
-        label + (possible.includes(name) ? "" : " (not recorded)"),
-      ),
-    ),
-  );
-  paint();
-  const right = group.samples.filter((s) => s.correct).length;
-  return [
-    h("button", { type: "button", class: "quiet back", onclick: close }, "‹ all groups"),
-    h(
-      "div",
-      { class: "card question" },
-      h(
-        "div",
-        { class: "line" },
-        h("h3", {}, "Prompt"),
-        h("small", {}, `draw ${group.draw} · ${visible(group.prompt_id ?? "")}`),
-        h("span", { class: "grow" }),
-        h("span", { class: `chip ${fateClass(group.fate)}` }, fateName(group.fate)),
-      ),
-      foreign(group.prompt, "pre"),
-      h(
-        "p",
-        {},
-        "truth ",
-        foreign(group.truth ?? "–", "b"),
-        ` · ${right} of ${group.samples.length} right · `,
-        h("span", { class: "hint" }, fateWhy(group.fate)),
-      ),
-    ),
+    this.after();
+  }
+}
+
+/** Gives each sample the largest advantage of its group, by which its own is scaled. */
+export function scaled(group) {
+  const most = Math.max(...group.samples.map((s) => Math.abs(s.advantage ?? 0)), 0);
+  for (const sample of group.samples) sample.most = most;
+  return group;
+}
+
+/** A group; `close` goes back, `actions(sample)` adds buttons to a sample, the rest are options of Painting. */
+export function groupView(group, { close, back, actions, ...painting }) {
+  const drawn = new Painting(scaled(group).samples, group.colours, painting);
+  const element = [
+    h("button", { type: "button", class: "quiet back", onclick: close }, back),
+    promptView(group),
     h(
       "div",
       { class: "bar" },
-      h("label", {}, "colour tokens by ", chooser),
-      key,
+      drawn.chooser,
+      drawn.key,
       group.decoded
         ? null
         : h("span", { class: "hint" }, "no tokenizer in this run directory yet: tokens are shown by id"),
@@ -120,75 +120,120 @@ export function groupView(group, close) {
     h(
       "div",
       { class: "samples" },
-      group.samples.map((sample, i) => sampleView(sample, texts[i])),
+      group.samples.map((sample, i) => sampleView(sample, drawn.texts[i], actions(sample))),
     ),
   ];
+  return { element, painting: drawn };
 }
 
-function sampleView(sample, text) {
-  const share = sample.most ? Math.abs(sample.advantage ?? 0) / sample.most : 0;
+export function promptView(group, title = "Prompt") {
+  const right = group.samples.filter((s) => s.correct).length;
+  return h(
+    "div",
+    { class: "card question" },
+    h(
+      "div",
+      { class: "line" },
+      h("h3", {}, title),
+      h("small", {}, `draw ${group.draw} · ${visible(group.prompt_id ?? "")}`),
+      h("span", { class: "grow" }),
+      h("span", { class: `chip ${fateClass(group.fate)}` }, fateName(group.fate)),
+    ),
+    found(foreign(group.prompt, "pre"), "prompt"),
+    h(
+      "p",
+      {},
+      "truth ",
+      found(foreign(group.truth ?? "–", "b"), "truth"),
+      ` · ${right} of ${group.samples.length} right · `,
+      h("span", { class: "hint" }, fateWhy(group.fate)),
+    ),
+  );
+}
+
+/** Lets the search look into an element. */
+function found(element, name) {
+  element.dataset.find = name;
+  return element;
+}
+
+export function sampleView(sample, text, actions = null, title = `sample ${sample.sample}`) {
   return h(
     "article",
-    { class: `card sample ${mark(sample)}`, data: { sample: String(sample.sample) } },
+    { class: `card sample ${mark(sample)}`, data: { sample: String(sample.sample) }, "aria-label": title },
     h(
       "div",
       { class: "line" },
       h("b", { class: "verdict" }, sample.status === "correct" ? "right" : sample.status),
-      h("small", {}, `sample ${sample.sample} · ${sample.ids.length} tokens`),
+      h("small", {}, `${title} · ${counted(sample.ids.length, "token")}`),
       sample.finish_reason === "length" ? h("span", { class: "chip dropped" }, "cut off") : null,
       h("span", { class: "grow" }),
       h(
         "span",
-        {},
+        { class: "answer" },
         "answer ",
-        sample.answer === null ? h("i", { class: "hint" }, "none found") : foreign(sample.answer, "b"),
+        sample.answer === null ? h("i", { class: "hint" }, "none found") : found(foreign(sample.answer, "b"), "answer"),
       ),
     ),
     text,
-    h(
+    sums(sample),
+    extras(sample.extra ?? {}),
+    actions,
+  );
+}
+
+function sums(sample) {
+  if (!isNumber(sample.reward))
+    return h(
       "div",
       { class: "line sums" },
-      isNumber(sample.reward)
-        ? [
-            h(
-              "span",
-              {},
-              "reward ",
-              h("b", {}, signed(sample.reward)),
-              h(
-                "small",
-                {},
-                ` = ${signed(sample.score)} answer, ${sample.length_penalty ? fixed(sample.length_penalty) : "0"} length`,
-              ),
-            ),
-            h(
-              "span",
-              { class: "advantage" },
-              "advantage ",
-              h("b", {}, signed(sample.advantage)),
-              h("i", {
-                class: `meter ${(sample.advantage ?? 0) >= 0 ? "good" : "bad"}`,
-                vars: { "--share": `${50 * share}%` },
-              }),
-            ),
-          ]
-        : h(
-            "small",
-            {},
-            `score ${signed(sample.score)}; not trained on, so it has no length penalty and no advantage`,
-          ),
+      h("small", {}, `score ${signed(sample.score)}; not trained on, so it has no length penalty and no advantage`),
+    );
+  const share = sample.most ? Math.abs(sample.advantage ?? 0) / sample.most : 0;
+  const length = sample.length_penalty ? fixed(sample.length_penalty) : "0";
+  return h(
+    "div",
+    { class: "line sums" },
+    h(
+      "span",
+      {},
+      "reward ",
+      h("b", {}, signed(sample.reward)),
+      h("small", {}, ` = ${signed(sample.score)} answer, ${length} length`),
     ),
+    h(
+      "span",
+      { class: "advantage" },
+      "advantage ",
+      h("b", {}, signed(sample.advantage)),
+      h("i", {
+        class: `meter ${(sample.advantage ?? 0) >= 0 ? "good" : "bad"}`,
+        vars: { "--share": `${50 * share}%` },
+      }),
+    ),
+  );
+}
+
+/** Other columns of the rollouts, such as the parts of a reward: name and value. */
+function extras(values) {
+  const entries = Object.entries(values);
+  const text = (value) => (isNumber(value) ? String(Number(value.toPrecision(6))).replace("-", "−") : String(value));
+  if (!entries.length) return null;
+  return h(
+    "dl",
+    { class: "extra" },
+    entries.map(([name, value]) => h("div", {}, foreign(name, "dt"), foreign(text(value), "dd"))),
   );
 }
 
 const plainText = (sample) => foreign(sample.response ?? "");
 
-function tokenText(sample, colouring, most = MOST_PIECES) {
+function tokenText(sample, colouring, { most = MOST_PIECES, different = null } = {}) {
   const tints = COLOURINGS[colouring][1](sample) ?? [];
   const box = foreign("", "span");
   const parts = sample.pieces.slice(0, most).map(([text, count], i) => {
     const [cls, strength] = tints[i] ?? ["", 0];
-    const facts = [count > 1 ? `${count} tokens` : `token ${sample.ids[i] ?? ""}`];
+    const facts = [count > 1 ? counted(count, "token") : `token ${sample.ids[i] ?? ""}`];
     if (isNumber(sample.logp?.[i]))
       facts.push(`p ${percent(Math.exp(sample.logp[i]))}, log p ${fixed(sample.logp[i], 3)}`);
     if (isNumber(sample.ratio?.[i])) facts.push(`ratio ${fixed(sample.ratio[i], 3)}`);
@@ -196,7 +241,11 @@ function tokenText(sample, colouring, most = MOST_PIECES) {
     if (CLIPPED[sample.clipped?.[i]]) facts.push(CLIPPED[sample.clipped[i]][1]);
     return h(
       "span",
-      { class: `tok ${cls}`, vars: cls ? { "--a": strength.toFixed(3) } : {}, title: facts.join(" · ") },
+      {
+        class: `tok ${cls}${different?.has(i) ? " different" : ""}`,
+        vars: cls ? { "--a": strength.toFixed(3) } : {},
+        title: facts.join(" · "),
+      },
       text,
     );
   });
@@ -210,9 +259,10 @@ function tokenText(sample, colouring, most = MOST_PIECES) {
             type: "button",
             class: "quiet",
             onclick: (event) =>
-              event.target.parentElement && fill(event.target.parentElement, tokenText(sample, colouring, Infinity)),
+              event.target.parentElement &&
+              fill(event.target.parentElement, tokenText(sample, colouring, { most: Infinity, different })),
           },
-          `show ${rest} more tokens`,
+          `show ${counted(rest, "more token")}`,
         )
       : null,
   ];

@@ -9,7 +9,10 @@ export function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-export const store = { runs: new Map(), jobs: [], picked: [], loaded: false };
+export const store = { runs: new Map(), reports: [], jobs: [], hasLab: true, picked: [], loaded: false };
+
+/** A colour by number, for lines that are not runs. */
+export const tint = (index) => (isDark() ? DARK : LIGHT)[index % TOP];
 
 const listeners = new Set();
 /** Subscribes to changes, called with the names of the changed runs; returns a function to unsubscribe. */
@@ -24,13 +27,13 @@ export function tell(changed) {
 
 // A run keeps its colour while it is selected.
 const slots = new Map();
-export function colour(name) {
+export function colour(name, dark = isDark()) {
   for (const known of [...slots.keys()]) if (!store.picked.includes(known)) slots.delete(known);
   if (!slots.has(name)) {
     const taken = new Set(slots.values());
     slots.set(name, [...LIGHT.keys()].find((i) => !taken.has(i)) ?? slots.size % TOP);
   }
-  return (isDark() ? DARK : LIGHT)[slots.get(name)];
+  return (dark ? DARK : LIGHT)[slots.get(name)];
 }
 
 export function pick(names) {
@@ -65,7 +68,8 @@ async function answer(response) {
   return content;
 }
 
-// The token is in the fragment of the printed address, which browsers never send.
+// The token is in the fragment of the printed address, which browsers never send; beyond localhost it is in the query,
+// for which the server sets a cookie.
 export const token = {
   get() {
     try {
@@ -83,10 +87,11 @@ export const token = {
     }
   },
 };
-const brought = /^#token=([\w-]+)$/.exec(location.hash);
-if (brought) {
-  token.set(brought[1]);
-  history.replaceState(null, "", "#/runs");
+const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
+const asked = new URLSearchParams(location.search).get("token");
+if (brought || asked) {
+  token.set(brought ?? asked);
+  history.replaceState(null, "", location.pathname + (brought || !location.hash ? "#/runs" : location.hash));
 }
 
 /** The parameters after the view in the address: #/groups?run=a&step=3 */

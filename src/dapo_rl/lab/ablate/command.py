@@ -12,7 +12,6 @@ from rich.console import Console
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.lock import acquire
-from dapo_rl.demo import DEFAULT_RECIPE, start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import PARTS, AblationPlan, check_same_plan, grid, table_one
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
@@ -43,11 +42,8 @@ def run_ablation(
         first = saved.seeds[0]
         plan = saved if seeds is None else replace(saved, seeds=tuple(range(first, first + seeds)))
     else:
-        start = start_from(recipe, overrides)
         number = seeds or (len(saved.seeds) if saved else SEEDS)
-        plan = _plan(start.recipe, start.overrides, number, vary, only)
-        if start.recipe == DEFAULT_RECIPE:
-            plan = replace(plan, name="tiny", recipe="the embedded default")
+        plan = _plan(recipe, overrides, number, vary, only)
         if saved is not None and out is not None:
             check_same_plan(out, saved, plan)
     if out is None:

@@ -17,6 +17,7 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
+from dapo_rl.demo import start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import BASELINE, BASELINE_PAPER, TECHNIQUES
 from dapo_rl.recipe import parse_value
@@ -107,7 +108,9 @@ class AblationPlan:
 
 def table_one(recipe: Path | None, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
     """Naive GRPO, the techniques added in the paper's order, and each left out of full DAPO."""
-    base = _base(recipe, overrides)
+    recipe, overrides = _start(recipe, overrides)
+    base = Config.load(recipe, overrides)
+    _check_held_out(base)
     for technique in TECHNIQUES:
         named = {override.partition("=")[0].strip() for override in overrides} & set(technique.on)
         if named and not technique.is_on(base):
@@ -141,7 +144,6 @@ def table_one(recipe: Path | None, overrides: Sequence[str], seeds: int, parts: 
 
 def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:
     """An arm for every combination of the varied values; each is compared with the first."""
-    base = _base(recipe, overrides)
     axes = [_axis(words) for words in vary]
     keys = [key for key, _ in axes]
     if len(set(keys)) < len(keys):
@@ -149,12 +151,15 @@ def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequen
     if (combinations := prod(len(values) for _, values in axes)) > MOST_ARMS:
         raise UserError(f"--vary: {combinations} combinations are more than {MOST_ARMS}; name fewer values")
     arms: list[Arm] = []
-    for values in product(*(values for _, values in axes)):
-        words = _written(dict(zip(keys, values, strict=True)))
+    changes = [_written(dict(zip(keys, values, strict=True))) for values in product(*(values for _, values in axes))]
+    recipe, overrides = _start(recipe, overrides, changes)
+    for words in changes:
         try:
-            settings = _settings(recipe, [*overrides, *words])
+            config = Config.load(recipe, [*overrides, *words])
+            _check_held_out(config)
         except UserError as error:
             raise UserError(f"--vary {' '.join(words)}: {error}") from None
+        settings = config.resolved()
         known = flat(settings)  # has the validated value: `off`, which YAML reads as false
         label = ", ".join(
             f"{key}={known[key]}" if key in known else word for key, word in zip(keys, words, strict=True)
@@ -165,7 +170,7 @@ def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequen
         while any(arm.name == name for arm in arms):
             name += "-again"
         arms.append(Arm(name, label, "vary", name, arms[0].name if arms else None, {}, settings))
-    return _plan(recipe, overrides, base, arms, seeds)
+    return _plan(recipe, overrides, Config.load(recipe, overrides), arms, seeds)
 
 
 def check_same_plan(out: Path, before: AblationPlan, now: AblationPlan) -> None:
@@ -192,11 +197,19 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4
     return ", ".join(f"{key} {shown(before.get(key))} → {shown(after.get(key))}" for key in keys[:at_most]) + more
 
 
-def _base(recipe: Path | None, overrides: Sequence[str]) -> Config:
-    base = Config.load(recipe, overrides)
-    if base.data.eval is None:
+def _start(
+    recipe: Path | None, overrides: Sequence[str], varied: Sequence[Sequence[str]] = ((),)
+) -> tuple[Path | None, tuple[str, ...]]:
+    """The recipe and overrides of every arm. If one arm's model or data is not the demo's, no arm starts from the demo:
+    arms that are compared differ only in what is varied."""
+    starts = [(start_from(recipe, [*overrides, *words]), len(words)) for words in varied]
+    start, extra = next((each for each in starts if each[0].own), starts[0])
+    return start.recipe, start.overrides[: len(start.overrides) - extra]
+
+
+def _check_held_out(config: Config) -> None:
+    if config.data.eval is None:
         raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
-    return base
 
 
 def _settings(recipe: Path | None, overrides: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.work import Kind, Work
 
 app = typer.Typer(
-    help="Measure speed and memory on a workload of fixed size, and compare with other libraries on the same workload.",
+    help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload, of a "
+    "fixed size.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,15 +30,19 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print only a JSON object."
 ENGINE: str = Config.model_fields["engine"].default
 
 
-@app.command("step", help="A whole step: sampling, verification, one update, and the weight transfer to the engine.")
-@app.command("update", help="One optimizer step on prompts × group samples; tokens/s counts response tokens.")
+@app.command(
+    "step", help="Measure a whole step.\n\nSampling, verification, one update, and the weight transfer to the engine."
+)
+@app.command(
+    "update", help="Measure one optimizer step on prompts × group samples.\n\nTokens/s counts response tokens."
+)
 @app.command(
     "rollout",
-    help="Sampling with log-probabilities. `--against generate` is transformers' plain generate, without them.",
+    help="Measure sampling with log-probabilities. `--against generate` is transformers' plain generate, without them.",
 )
 def bench_command(
     context: typer.Context,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True)] = None,
     model: Annotated[
         str,
         typer.Option(
@@ -98,7 +103,10 @@ def sampling(
     seed: Annotated[int, typer.Option(help="Seed of the lengths and of which groups pass.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate the cost of dynamic sampling, streaming and in rounds: tokens and engine steps per trained group."""
+    """Simulate the cost of dynamic sampling.
+
+    Streaming and in rounds: tokens and engine steps per trained group.
+    """
     try:
         rates = [float(word) for word in acceptance.split(",")]
     except ValueError:
@@ -129,7 +137,10 @@ def bookkeeping(
     seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a step without its model: sampler, batch, metrics, rollout log and checkpoint state."""
+    """Measure a step without its model.
+
+    Sampler, batch, metrics, rollout log and checkpoint state.
+    """
     from dapo_rl.lab.bench.bookkeeping import measure_bookkeeping, print_bookkeeping
 
     console = Console(stderr=True)

@@ -1,0 +1,169 @@
+"""Routes for the list of samples, and for downloads: rows, curves and report.png."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query
+from fastapi.responses import FileResponse, Response, StreamingResponse
+
+from dapo_rl.board.curves import smooth_curve
+from dapo_rl.board.extras import extras_of
+from dapo_rl.board.read import Catalogue
+from dapo_rl.board.run import ACCURACY, BoardRun
+from dapo_rl.board.samples import Order, SampleFilter, rows_of, samples_of
+from dapo_rl.board.watch import dumps
+
+COLUMNS = (
+    *("step", "draw", "sample", "prompt_id", "data_source", "fate", "status", "correct", "score", "reward"),
+    *("length_penalty", "advantage", "length", "finish_reason", "version_first", "version_last", "answer", "truth"),
+    *("prompt", "response"),
+)
+AT_ONCE = 256
+"""Rows that are in memory as text at a time."""
+FORMULA = re.compile(r"\s*[=+\-@\t\r\n]")
+"""How a cell begins that a spreadsheet may evaluate."""
+
+Name = Annotated[str, Query(alias="run", max_length=1000)]
+Names = Annotated[list[str], Query(alias="run", max_length=64)]
+Step = Annotated[int, Query(ge=0, le=10**12)]
+
+
+def _wanted(
+    fate: Annotated[tuple[str, ...], Query(max_length=64)] = (),
+    verdict: Annotated[tuple[str, ...], Query(max_length=64)] = (),
+    min_reward: float | None = None,
+    max_reward: float | None = None,
+    min_length: float | None = None,
+    max_length: float | None = None,
+    q: Annotated[str, Query(max_length=200)] = "",
+    sort: Order = "draw",
+    down: bool = False,
+) -> SampleFilter:
+    return SampleFilter(fate, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
+
+
+Wanted = Annotated[SampleFilter, Depends(_wanted)]
+
+
+def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/api/samples")
+    def samples(
+        name: Name,
+        step: Step,
+        wanted: Wanted,
+        first: Annotated[int, Query(ge=0, le=10**9)] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> Response:
+        run = catalogue.find(name)
+        path = run.rollout(step)
+        found = samples_of(path, wanted, first, limit) if path else {"rows": [], "why": run.why_no_rollout(step)}
+        return Response(dumps(found), media_type="application/json")
+
+    @app.get("/api/rows.{kind}")
+    def rows(kind: str, name: Name, step: Step, wanted: Wanted) -> Response:
+        run = catalogue.find(name)
+        path = run.rollout(step)
+        if path is None or kind not in ("csv", "jsonl"):
+            return _not_found(run.why_no_rollout(step) if path is None else "rows are csv or jsonl")
+        # Read before the response begins, so that an error has its own status.
+        table = rows_of(path, wanted, tuple(name for name in COLUMNS if name != "length"))
+        content = rows_csv(table) if kind == "csv" else rows_jsonl(table)
+        return _attached(content, f"{run.name}-step-{step}-samples.{kind}")
+
+    @app.get("/api/curves.csv")
+    def curves(
+        names: Names,
+        metric: Annotated[str, Query(max_length=1000)],
+        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+        first: float = -math.inf,
+        last: float = math.inf,
+    ) -> Response:
+        runs = catalogue.with_logs(names)
+        lines = (line for run in runs for line in _points(run, metric, share, first, last))
+        content = csv_text(("run", "metric", "step", "value", "smoothed"), lines)
+        return _attached(content, f"{metric}.csv")
+
+    @app.get("/api/reports")
+    def reports(names: Names) -> Response:
+        """Which of the runs have a report.png."""
+        found = [name for name in names if catalogue.find(name).file("report.png")]
+        return Response(dumps({"runs": found}), media_type="application/json")
+
+    @app.get("/api/report.png")
+    def report(name: Name) -> Response:
+        path = catalogue.find(name).file("report.png")
+        if path is None:
+            return _not_found("this run has no report.png yet; it is drawn when the run ends")
+        return FileResponse(path, media_type="image/png", filename=file_name(f"{name}-report.png"))
+
+
+def _not_found(why: str) -> Response:
+    return Response(dumps({"error": why}), 404, media_type="application/json")
+
+
+def _attached(content: Iterator[str], name: str) -> StreamingResponse:
+    kind = "text/csv" if name.endswith(".csv") else "application/x-ndjson"
+    disposition = f'attachment; filename="{file_name(name)}"'
+    return StreamingResponse(content, media_type=f"{kind}; charset=utf-8", headers={"Content-Disposition": disposition})
+
+
+def file_name(name: str) -> str:
+    """A name that is safe in a header and in any file system."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-150:] or "download"
+
+
+def _points(run: BoardRun, metric: str, share: float, first: float, last: float) -> Iterator[tuple[Any, ...]]:
+    """Every point of a curve, however many there are, with the smoothed one."""
+    steps, values = run.log.column(metric, first, last)
+    if metric == ACCURACY and first <= 0 and (not len(steps) or steps[0] > 0) and 0 in (known := run.evaluations()):
+        yield run.name, metric, 0, known[0], known[0]
+    _, smooth = smooth_curve(steps, values, share, len(steps))
+    for step, value, smoothed in zip(steps.tolist(), values.tolist(), smooth.tolist(), strict=True):
+        yield run.name, metric, int(step), value, smoothed
+
+
+def rows_csv(table: Any) -> Iterator[str]:
+    """A line per sample. The values of other columns come last, each with a column of its own."""
+    others = [name for name in table.column_names if name not in COLUMNS]
+    extras = extras_of(table, others)
+    names = list(dict.fromkeys(key for extra in extras for key in extra))
+    lines = (
+        [*(row[column] for column in COLUMNS), *(extra.get(key) for key in names)]
+        for row, extra in zip(_rows(table.select(COLUMNS)), extras, strict=True)
+    )
+    return csv_text((*COLUMNS, *names), lines)
+
+
+def rows_jsonl(table: Any) -> Iterator[str]:
+    others = [name for name in table.column_names if name not in COLUMNS]
+    for row, extra in zip(_rows(table.select(COLUMNS)), extras_of(table, others), strict=True):
+        yield dumps(row | ({"extra": extra} if extra else {})) + "\n"
+
+
+def _rows(table: Any) -> Iterator[dict[str, Any]]:
+    for start in range(0, table.num_rows, AT_ONCE):
+        yield from table.slice(start, AT_ONCE).to_pylist()
+
+
+def csv_text(header: Iterable[str], lines: Iterable[Iterable[Any]]) -> Iterator[str]:
+    """CSV in pieces; a text that a spreadsheet would evaluate as a formula begins with an apostrophe."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow([safe_cell(name) for name in header])
+    for count, line in enumerate(lines, 1):
+        writer.writerow([safe_cell(value) for value in line])
+        if count % AT_ONCE == 0:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    yield buffer.getvalue()
+
+
+def safe_cell(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value

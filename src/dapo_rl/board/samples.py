@@ -1,0 +1,135 @@
+"""The samples of a step as a list: filtered, sorted, a page at a time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dapo_rl.board.files import Identity, UnreadableError, identity
+from dapo_rl.board.table import read_table
+from dapo_rl.types import VerdictStatus
+
+Order = Literal["draw", "reward", "length", "verdict", "advantage"]
+IN_LIST = ("draw", "sample", "fate", "status", "correct", "score", "reward", "advantage", "finish_reason", "answer")
+TEXTS = ("prompt", "response", "answer", "truth")
+"""Columns that a search covers."""
+OPENING = 160
+"""Characters of an answer and of a response in the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFilter:
+    """Which samples of a step, and in which order. Empty tuples and None do not restrict."""
+
+    fates: tuple[str, ...] = ()
+    verdicts: tuple[str, ...] = ()
+    min_reward: float | None = None
+    max_reward: float | None = None
+    min_length: float | None = None
+    max_length: float | None = None
+    words: str = ""
+    sort: Order = "draw"
+    down: bool = False
+
+
+def samples_of(path: Path, wanted: SampleFilter, first: int, limit: int) -> dict[str, Any]:
+    """A page of the samples, with the number that match and what can be filtered on."""
+    table, places = _chosen(path, wanted)
+    rewards, lengths = (pc.min_max(table.column(name)).as_py() for name in ("worth", "length"))
+    return {
+        "total": table.num_rows,
+        "matched": len(places),
+        "rows": table.take(places.slice(first, limit)).drop_columns(["rank"]).to_pylist(),
+        "fates": Counter(map(str, table.column("fate").to_pylist())),
+        "verdicts": Counter(map(str, table.column("status").to_pylist())),
+        "rewards": [rewards["min"], rewards["max"]],
+        "lengths": [lengths["min"], lengths["max"]],
+    }
+
+
+def rows_of(path: Path, wanted: SampleFilter, columns: tuple[str, ...]) -> pa.Table:
+    """Whole rows of the samples, without their tokens but with the columns that the board does not know."""
+    index, places = _chosen(path, wanted)
+    table = read_table(path, columns, others=True)
+    if table.num_rows != index.num_rows:
+        raise UnreadableError(f"{path.name}: was replaced just now")
+    for name in ("fate", "length"):
+        table = table.drop_columns([name]) if name in table.column_names else table
+        table = table.append_column(name, index.column(name))
+    return table.take(places)
+
+
+def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
+    now = identity(str(path))
+    table = _index(path, now)
+    mask = pa.array([True] * table.num_rows)
+    for name, values in (("fate", wanted.fates), ("status", wanted.verdicts)):
+        if values:
+            mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(values, pa.string())))
+    for name, low, high in (
+        ("worth", wanted.min_reward, wanted.max_reward),
+        ("length", wanted.min_length, wanted.max_length),
+    ):
+        if low is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(table.column(name), low), False))
+        if high is not None:
+            mask = pc.and_(mask, pc.fill_null(pc.less_equal(table.column(name), high), False))
+    if wanted.words:
+        mask = pc.and_(mask, _with_words(path, now, wanted.words))
+    key = {"reward": "worth", "verdict": "rank"}.get(wanted.sort, wanted.sort)
+    direction = "descending" if wanted.down else "ascending"
+    ties = [(name, "ascending") for name in ("draw", "sample") if name != key]
+    order = pc.sort_indices(table, sort_keys=[(key, direction), *ties])  # nulls last
+    return table, order.filter(pc.take(mask, order))
+
+
+@lru_cache(maxsize=8)
+def _index(path: Path, _now: Identity | None) -> pa.Table:
+    """What the list shows of every sample: reading the lengths takes the tokens of the whole step, so it is kept."""
+    table = read_table(path, [*IN_LIST, "response", "token_ids"])
+    found = {name: table.column(name) for name in IN_LIST}
+    found["fate"] = fates_shown(table)
+    found["length"] = lengths_of(table)
+    # A sample that was not trained on has a score, but no length penalty and no reward.
+    found["worth"] = pc.coalesce(table.column("reward"), table.column("score"))
+    found["rank"] = pc.index_in(table.column("status"), pa.array(get_args(VerdictStatus)))
+    found["answer"] = pc.utf8_slice_codeunits(table.column("answer"), 0, OPENING)
+    found["opening"] = pc.utf8_slice_codeunits(table.column("response"), 0, OPENING)
+    return pa.table(found).combine_chunks()
+
+
+@lru_cache(maxsize=32)
+def _with_words(path: Path, _now: Identity | None, words: str) -> pa.ChunkedArray:
+    table = read_table(path, TEXTS)
+    mask = matches(table, TEXTS[0], words)
+    for name in TEXTS[1:]:
+        mask = pc.or_(mask, matches(table, name, words))
+    return mask
+
+
+def matches(table: pa.Table, column: str, words: str) -> pa.ChunkedArray:
+    """Whether each text contains the words, in upper or lower case."""
+    return pc.fill_null(pc.match_substring(table.column(column), words, ignore_case=True), False)
+
+
+def pattern_of(words: str) -> re.Pattern[str]:
+    return re.compile(re.escape(words), re.IGNORECASE)
+
+
+def lengths_of(table: pa.Table) -> pa.ChunkedArray:
+    return pc.fill_null(pc.list_value_length(table.column("token_ids")), 0)
+
+
+def fates_shown(table: pa.Table) -> pa.ChunkedArray:
+    """The fate of each sample's group; a group that was trained on with advantages of 0 is `filled`."""
+    draws, fates = table.column("draw"), table.column("fate")
+    signal = pc.fill_null(pc.not_equal(table.column("advantage"), 0), True)
+    with_signal = pc.is_in(draws, pc.unique(draws.filter(signal)))
+    return pc.if_else(pc.and_(pc.fill_null(pc.equal(fates, "kept"), False), pc.invert(with_signal)), "filled", fates)

@@ -1,0 +1,266 @@
+"""Prompts of a stream: read as they are needed, in its order, and resumable at any draw.
+
+A checkpoint has the number of rows that were used. To resume, the stream is read again up to there, and its rows are
+compared with those of the run by a digest. The prompts of unfinished groups are found on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dapo_rl.base.format import counted
+from dapo_rl.base.quote import one_line, shown
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
+from dapo_rl.config import DataSettings
+from dapo_rl.data.chat import PromptReader, Tokenizer
+from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts, nothing_left
+from dapo_rl.data.rows import BadRow, BadRowError, Row, RowStream
+from dapo_rl.data.sources import Source, open_rows
+from dapo_rl.data.stream import FILE, type_name
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+AHEAD = 64
+"""Prompts that are read before a run starts, so that mistakes in the rows are found early."""
+MOST_UNUSABLE = 10_000
+"""Rows in succession that may be dropped before the run stops."""
+REMEDY = "resume with the same data and data settings"
+
+
+class SavedLazyStream(Saved):
+    epoch: Count
+    used: Count
+    digest: str
+    prompts: Count
+    too_long: Count
+    bad: Count
+    front: list[str]
+    unfinished: list[str]
+
+
+class LazyStream(Iterator[Prompt]):
+    def __init__(self, rows: RowStream, builder: PromptBuilder) -> None:
+        self.check: Callable[[Prompt], None] = lambda prompt: None
+        """Called with every prompt before it is drawn; raises a UserError for one that the run cannot use."""
+        self.note: Callable[[str], None] = lambda line: None
+        """Called with lines for the user."""
+        self._rows, self._builder = rows, builder
+        self._reading = rows.open()
+        self._ahead: deque[tuple[Row | BadRow, Prompt | BadRow | None]] = deque()
+        """Rows that were read and not yet used, and what they are: a prompt, bad, or (None) too long."""
+        self._front: deque[Prompt] = deque()
+        self._found: dict[str, Prompt] = {}
+        """The prompts of unfinished groups, after `load`."""
+        self._epoch, self._used, self._digest = 0, 0, ""
+        self._prompts, self._too_long, self._bad = 0, 0, 0
+        self._unusable = 0
+
+    @property
+    def epoch(self) -> int:
+        """How often the stream has ended."""
+        return self._epoch
+
+    @property
+    def epochs_drawn(self) -> float:
+        return float(self._epoch)
+
+    def counts(self) -> dict[str, int]:
+        """How many rows were used and dropped so far."""
+        return {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
+
+    def look_ahead(self, most: int = AHEAD) -> PromptSet:
+        """The first prompts, which are drawn later. Raises a UserError if there are none."""
+        prompts = 0
+        while prompts < most and len(self._ahead) < MOST_UNUSABLE + prompts and (row := self._next_row()) is not None:
+            self._ahead.append((row, self._made(row)))
+            prompts += isinstance(self._ahead[-1][1], Prompt)
+        made = [each for _, each in self._ahead]
+        bad = [each for each in made if isinstance(each, BadRow)]
+        too_long, limit = made.count(None), self._builder.settings.max_prompt_tokens
+        if not prompts:
+            raise UserError(nothing_left(self._rows, len(made), bad, too_long, limit))
+        found = [each for each in made if isinstance(each, Prompt)]
+        return PromptSet(self._rows.key, len(made), found, too_long, limit, bad, self)
+
+    def draw(self) -> Prompt:
+        if self._front:
+            return self._front.popleft()
+        while True:
+            if self._ahead:
+                row, made = self._ahead.popleft()
+            elif (next_row := self._next_row()) is None:
+                self._start_again()
+                continue
+            else:
+                row, made = next_row, self._made(next_row)
+            self._use(row)
+            if isinstance(made, Prompt):
+                self.check(made)
+                self._prompts, self._unusable = self._prompts + 1, 0
+                return made
+            self._drop(made)
+
+    def __next__(self) -> Prompt:
+        return self.draw()
+
+    def push_front(self, prompts: Sequence[Prompt]) -> None:
+        """Draws these prompts next, in this order, before the stream continues."""
+        self._front.extendleft(reversed(prompts))
+
+    def find(self, prompt_id: str) -> Prompt:
+        """A prompt of an unfinished group, after `load`."""
+        if prompt_id not in self._found:
+            raise ValueError(f"there is no prompt {shown(prompt_id)}")
+        return self._found[prompt_id]
+
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        raise RuntimeError("a stream has no epochs in which a prompt could be left out")
+
+    def save(self, directory: Path, unfinished: Iterable[str] = ()) -> None:
+        """Where the next draw stands; `unfinished` are the ids that `find` must know after `load`."""
+        state = {
+            "epoch": self._epoch,
+            "used": self._used,
+            "digest": self._digest,
+            "prompts": self._prompts,
+            "too_long": self._too_long,
+            "bad": self._bad,
+            "front": [prompt.id for prompt in self._front],
+            "unfinished": list(unfinished),
+        }
+        write_state(directory / FILE, state)
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            written = read_state(path)
+            if isinstance(written, dict) and "fingerprint" in written:
+                raise UserError(
+                    f"{self._rows.key} is a stream, but the checkpoint was written with data of known length; {REMEDY}"
+                )
+            state = parse_state(SavedLazyStream, written)
+            self._rewind()
+            found = self._skip(state)
+            self._found = {name: found[name] for name in state.unfinished}
+            self._front = deque(found[name] for name in state.front)
+        self._epoch, self._unusable = state.epoch, 0
+        self._prompts, self._too_long, self._bad = state.prompts, state.too_long, state.bad
+
+    def _rewind(self) -> None:
+        if self._rows.repeats:
+            self._reading = self._rows.open()
+            self._ahead.clear()
+        elif self._used or self._epoch:
+            raise UserError(
+                f"{self._rows.key}: an iterator cannot be read again; resume in a new trainer, with a new iterator"
+            )
+        self._used, self._digest = 0, ""
+
+    def _skip(self, state: SavedLazyStream) -> dict[str, Prompt]:
+        """Uses the rows up to the saved place; returns the prompts that are needed again."""
+        key, wanted = self._rows.key, {*state.front, *state.unfinished}
+        if state.used:
+            self.note(f"{key}: reading the stream again, up to row {state.used:,}")
+        found: dict[str, Prompt] = {}
+        for _ in range(state.used):
+            row = self._ahead.popleft()[0] if self._ahead else self._next_row()
+            if row is None:
+                raise UserError(
+                    f"{key} ends after {counted(self._used, 'row')}, and the run has used {state.used}; {REMEDY}"
+                )
+            self._use(row)
+            self._collect(row, wanted, found)
+        if self._digest != state.digest:
+            raise UserError(f"{key} has different rows than the checkpoint was written with; {REMEDY}")
+        if wanted - found.keys() and state.epoch:  # drawn before the stream started again
+            for row in self._rows.open():
+                self._collect(row, wanted, found)
+                if not wanted - found.keys():
+                    break
+        if missing := wanted - found.keys():
+            raise ValueError(f"there is no prompt {shown(min(missing))}")
+        return found
+
+    def _collect(self, row: Row | BadRow, wanted: set[str], found: dict[str, Prompt]) -> None:
+        if str(row.number) in wanted and isinstance(made := self._made(row), Prompt):
+            found[made.id] = made
+
+    def _next_row(self) -> Row | BadRow | None:
+        """None at the end of the stream."""
+        try:
+            return next(self._reading, None)
+        except UserError:
+            raise
+        except Exception as error:  # of the user's iterator, or of the network
+            place = f"{self._rows.key}: row {self._used + len(self._ahead)} of the stream cannot be read"
+            raise UserError(f"{place}: {type(error).__name__}: {one_line(error)}") from error
+
+    def _made(self, row: Row | BadRow) -> Prompt | BadRow | None:
+        if isinstance(row, BadRow):
+            return row
+        try:
+            return self._builder.build(row)
+        except BadRowError as error:
+            return BadRow(row.number, row.where, str(error))
+
+    def _use(self, row: Row | BadRow) -> None:
+        self._used += 1
+        content = row.columns if isinstance(row, Row) else row.why
+        # Objects that JSON cannot represent count by their type: their text may contain an address.
+        written = json.dumps([self._digest, row.number, content], default=type_name, skipkeys=True)
+        self._digest = hashlib.sha256(written.encode()).hexdigest()[:16]
+
+    def _drop(self, bad: BadRow | None) -> None:
+        first = not (self._too_long if bad is None else self._bad)
+        limit = self._builder.settings.max_prompt_tokens
+        self._too_long, self._bad = self._too_long + (bad is None), self._bad + (bad is not None)
+        why = f"a prompt over data.max_prompt_tokens {limit} dropped" if bad is None else f"skipped {bad}"
+        if first:
+            self.note(f"{self._rows.key}: {why}; summary.json counts all of them")
+        self._unusable += 1
+        if self._unusable >= MOST_UNUSABLE:
+            raise UserError(f"{self._rows.key}: {MOST_UNUSABLE:,} rows in succession give no prompt; the last: {why}")
+
+    def _start_again(self) -> None:
+        read = counted(self._used, "row")
+        if not self._rows.repeats:
+            raise UserError(
+                f"{self._rows.key}: the iterator ended after {read}; give a list, or an object that can be iterated "
+                "again, such as a datasets.IterableDataset"
+            )
+        if self._unusable >= self._used:
+            raise UserError(f"{self._rows.key}: none of {read} of the stream gives a prompt")
+        self._epoch, self._used, self._digest = self._epoch + 1, 0, ""
+        self._reading = self._rows.open()
+
+
+def training_prompts(
+    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False
+) -> PromptSet:
+    """All prompts of `data.train`; of a stream, its first ones."""
+    rows = open_rows(source, key="data.train")
+    if isinstance(rows, RowStream):
+        return LazyStream(rows, _builder(rows, tokenizer, settings, needs_answer)).look_ahead()
+    return build_prompts(rows, tokenizer, settings, needs_answer)
+
+
+def held_out_prompts(
+    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool, most: int | None
+) -> PromptSet:
+    """All prompts of `data.eval`; of a stream, the first `most`."""
+    rows = open_rows(source, key="data.eval")
+    if not isinstance(rows, RowStream):
+        return build_prompts(rows, tokenizer, settings, needs_answer)
+    if most is None:
+        raise UserError("data.eval: a stream needs eval.prompts, the number of prompts to take from its beginning")
+    return replace(LazyStream(rows, _builder(rows, tokenizer, settings, needs_answer)).look_ahead(most), stream=None)
+
+
+def _builder(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool) -> PromptBuilder:
+    reader = PromptReader(tokenizer, settings, rows.key, cached=False)
+    return PromptBuilder(reader, rows.source, settings, needs_answer)
