@@ -78,6 +78,8 @@ class Given:
     """peft's `LoraConfig`, instead of `model.lora`."""
     notes: tuple[str, ...] = ()
     """Notes for the user on the arguments."""
+    to_device: bool = False
+    """Whether to move a loaded model to `model.device`, as TRL does. Otherwise it stays where it is."""
 
     @property
     def names_a_model(self) -> bool:
@@ -165,8 +167,7 @@ def resolve(config: Config, given: Given) -> Config:
     name = given.model if given.names_a_model else getattr(given.model, "name_or_path", None)
     if name:
         changes["model"]["name"] = os.fspath(name)
-    device = pick_device(config.model.device) if given.names_a_model else next(given.model.parameters()).device
-    changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
+    changes["model"]["dtype"] = str(compute_dtype(config.model, _device(config, given))).removeprefix("torch.")
     if given.reward_funcs is not None:
         changes["reward"]["verifier"] = recorded_verifier(given.reward_funcs, given.reward_weights)
     for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
@@ -176,6 +177,13 @@ def resolve(config: Config, given: Given) -> Config:
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     engine = config.engine if given.engine is None else spec_of(given.engine)
     return config.model_copy(update={**sections, "engine": engine})
+
+
+def _device(config: Config, given: Given) -> torch.device:
+    if given.names_a_model or given.to_device:
+        return pick_device(config.model.device)
+    device: torch.device = next(given.model.parameters()).device
+    return device
 
 
 def build_policy(
@@ -212,6 +220,9 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
         model, loaded = load_model(config.model)
         return model, given.processing_class or loaded
     model, tokenizer = base_of(given.model), given.processing_class
+    device = _device(config, given)
+    if next(model.parameters()).device.type != device.type:
+        model.to(device)
     model.eval()  # with dropout the policy that samples would differ from the policy that is trained
     if tokenizer is None:
         if not getattr(model, "name_or_path", None):

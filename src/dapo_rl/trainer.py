@@ -124,6 +124,7 @@ class DAPOTrainer:
             script.reward_weights,
             peft_config,
             (*script.notes, *([chosen] if chosen else [])),
+            to_device=args is not None,
         )
         self._built: Run | None = build_run(script.config, given, self.display)
         self.config = self._built.config

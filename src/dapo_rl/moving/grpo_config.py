@@ -258,6 +258,10 @@ _SPECIAL = {
     "reward_weights": ("weights of `reward_funcs`", ""),
     "save_strategy": ("`checkpoint.every`", "the last step always writes a checkpoint"),
     "bf16": ("`model.dtype`", "true: bfloat16 where the hardware has it; false: float32"),
+    "model_init_kwargs": (
+        "`model.dtype`",
+        "its `dtype`, with `bf16=False`; another `revision`, remote code and quantisation are refused, others ignored",
+    ),
     "push_to_hub": ("`push_to_hub()`", "called after the last step"),
     "hub_model_id": ("`push_to_hub()`", ""),
     "hub_token": ("`push_to_hub()`", ""),
