@@ -13,12 +13,10 @@ ENV PATH=/opt/venv/bin:$PATH \
 FROM base AS dependencies
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
-ARG DEVICE
 ARG TORCH=2.13.0
-# An index with another build of PyTorch, such as https://download.pytorch.org/whl/cu126; PyPI's is for current GPUs.
+# An index with another build of PyTorch: for a small image without CUDA, or for an older driver.
 ARG TORCH_INDEX
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if [ "$DEVICE" = cpu ]; then : "${TORCH_INDEX:=https://download.pytorch.org/whl/cpu}"; fi; \
     PIP_EXTRA_INDEX_URL="$TORCH_INDEX" pip install "torch==$TORCH"
 WORKDIR /src
 COPY pyproject.toml requirements.lock ./
