@@ -231,13 +231,18 @@ def board(
     runs: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="RUNS", help="Run directories, or directories of runs; by default runs/.", show_default=False
+            metavar="RUNS",
+            help="Runs, ablations, evaluations, or directories of them; by default runs/ and evals/.",
+            show_default=False,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default reachable from this machine only.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine, reading needs the printed token.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8765,
+    allow_runs: Annotated[
+        bool, typer.Option("--allow-runs", help="Let others start and stop runs too; by default only this machine.")
+    ] = False,
 ) -> None:
     """Serve a web page for run directories: curves, responses, where the tokens went, and the Lab."""
     from dapo_rl.board.server import serve
@@ -245,7 +250,7 @@ def board(
     for path in runs or []:
         if not path.is_dir():
             raise UserError(f"board: {path}: no such directory; name a run, or a directory of runs")
-    serve(runs or [Path("runs")], host, port)
+    serve(runs or [Path("runs"), *(path for path in [Path("evals")] if path.is_dir())], host, port, allow_runs)
 
 
 @model_app.command("build")

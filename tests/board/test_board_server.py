@@ -217,20 +217,6 @@ def test_a_directory_for_runs_that_is_a_file(tmp_path):
         Lab(tmp_path / "file").start(Start(techniques=[]))
 
 
-@pytest.mark.slow
-def test_two_runs_at_once_and_no_more_and_none_outlives_the_board(tmp_path):
-    lab = Lab(tmp_path)
-    wanted = Start(techniques=["Clip-Higher"], steps=100)
-    try:
-        assert [lab.start(wanted), lab.start(wanted)] == ["lab-001", "lab-002"]
-        with pytest.raises(UserError, match="2 runs are already in progress"):
-            lab.start(wanted)
-        assert [job["state"] for job in lab.jobs()] == ["running", "running"]
-    finally:
-        lab.close()
-    assert [job["state"] for job in lab.jobs()] == ["stopped", "stopped"]
-
-
 def test_the_board_does_without_torch():
     code = "import sys, dapo_rl.board.server as s; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

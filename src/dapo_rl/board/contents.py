@@ -1,9 +1,11 @@
-"""Reads and checks the small files of a run."""
+"""Reads and checks the small files of a run, an ablation or an evaluation."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 from typing import Any
 
 from dapo_rl.board.curves import LAST_STEP
@@ -15,7 +17,9 @@ from dapo_rl.recipe import put
 from dapo_rl.runs.settings import flat
 
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
+LARGEST_ERROR = 1 << 20
 LONGEST_TEXT = 300
+LONGEST_TRACEBACK = 20_000
 LARGEST_COUNT = 2**53
 """JavaScript represents integers exactly up to here."""
 
@@ -32,8 +36,13 @@ def as_count(value: Any, largest: int = LAST_STEP) -> int | None:
     return value if type(value) is int and 0 <= value <= largest else None
 
 
-def as_text(value: Any) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None
+def as_text(value: Any, longest: int = LONGEST_TEXT) -> str | None:
+    return value[:longest] if isinstance(value, str) else None
+
+
+def as_time(value: Any) -> float | str | None:
+    """Seconds since 1970, or a date as text."""
+    return as_text(value) if isinstance(value, str) else as_number(value)
 
 
 def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | None]:
@@ -49,14 +58,32 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
     return settings, [technique.name for technique in TECHNIQUES if technique.is_on(config)], None
 
 
-def read_raw_summary(path: str) -> dict[str, Any]:
+def read_object(path: str, largest: int) -> dict[str, Any]:
+    """A JSON file that contains an object."""
     try:
-        summary = json.loads(read_all(path, LARGEST_SUMMARY))
+        found = json.loads(read_all(path, largest))
     except (ValueError, RecursionError):
         raise UnreadableError("not valid JSON") from None
-    if not isinstance(summary, dict):
-        raise UnreadableError(f"not an object but a {type(summary).__name__}")
-    return summary
+    if not isinstance(found, dict):
+        raise UnreadableError(f"not an object but a {type(found).__name__}")
+    return found
+
+
+def read_raw_summary(path: str) -> dict[str, Any]:
+    return read_object(path, LARGEST_SUMMARY)
+
+
+def read_error(path: str) -> dict[str, Any]:
+    """Why a run failed: `error.json`, which the run writes as it ends."""
+    found = read_object(path, LARGEST_ERROR)
+    traceback = found.get("traceback")
+    return {
+        "time": as_time(found.get("time")),
+        "step": as_count(found.get("step")),
+        "kind": as_text(found.get("kind")),
+        "message": as_text(found.get("message"), LONGEST_TRACEBACK),
+        "traceback": traceback[-LONGEST_TRACEBACK:] if isinstance(traceback, str) else None,  # the end names the error
+    }
 
 
 def wrong_in_summary(summary: dict[str, Any]) -> str | None:
@@ -87,3 +114,19 @@ def read_owner(path: str) -> tuple[int, str] | None:
     if len(words) != 2 or not (words[0].isascii() and words[0].isdecimal()) or int(words[0]) == 0:
         raise UnreadableError("does not name a process")
     return int(words[0]), words[1]
+
+
+def is_alive(owner: tuple[int, str] | None) -> bool:
+    """Whether the process that a lock names is running."""
+    if owner is None:
+        return False
+    process, host = owner
+    if host != socket.gethostname():
+        return True  # its processes are not visible from here
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

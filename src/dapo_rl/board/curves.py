@@ -232,8 +232,8 @@ def curve(
     steps, values = log.column(name, first, last)
     with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run would write
         return {
-            "raw": _plain(*thin(steps, values, points)),
-            "smooth": _plain(*smooth_curve(steps, values, share, points // 2)),
+            "raw": plain_curve(*thin(steps, values, points)),
+            "smooth": plain_curve(*smooth_curve(steps, values, share, points // 2)),
             "steps": len(steps),
         }
 
@@ -246,5 +246,6 @@ def with_start(curve: dict[str, Any], evaluations: Mapping[int, float]) -> dict[
     return curve | {key: [[0, *curve[key][0]], [start, *curve[key][1]]] for key in ("raw", "smooth")}
 
 
-def _plain(steps: Floats, values: Floats) -> list[list[float]]:
+def plain_curve(steps: Floats, values: Floats) -> list[list[float]]:
+    """Steps and values as JSON has them."""
     return [[int(step) for step in steps], [float(f"{value:.6g}") for value in values]]

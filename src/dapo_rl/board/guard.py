@@ -1,10 +1,15 @@
-"""Access control: requests must name this server, and actions need the token printed at the start."""
+"""Access control: requests must name this server, and actions need the token printed at the start.
+
+Beyond this machine, reading needs the token too: the printed address carries it once, then a cookie does.
+"""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
+from urllib.parse import parse_qs
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -50,33 +55,63 @@ def token_matches(given: str | None, token: str) -> bool:
 class Guard:
     """Rejects requests that are not for this server, and adds headers that isolate the page."""
 
-    def __init__(self, app: Any, bound: str) -> None:
-        self._app, self._bound = app, bound
+    def __init__(self, app: Any, bound: str, token: str | None = None) -> None:
+        """`token` is what reading needs; None: nothing."""
+        self._app, self._bound, self._token = app, bound, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        brought = self._token is not None and token_matches(_in_address(scope), self._token)
         if len(hosts) != 1 or not host_allowed(hosts[0], self._bound):
             status, body = 421, b"unknown host name: open the board at the address that it printed\n"
+        elif self._token is not None and not (brought or token_matches(_in_cookie(scope), self._token)):
+            status, body = 403, b"this board needs a token: open it at the address that it printed\n"
         elif scope["method"] not in ("GET", "HEAD") and _length(scope) > LARGEST_BODY:
             status, body = 413, b"request too large\n"
         else:
+            if brought:
+                cookie = f"{_cookie_name(scope)}={self._token}; Path=/; HttpOnly; SameSite=Strict"
+                extra.append((b"set-cookie", cookie.encode()))
             await self._app(scope, receive, send_with_headers)
             return
         await send_with_headers(
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
         )
         await send({"type": "http.response.body", "body": body})
+
+
+def _in_address(scope: Any) -> str | None:
+    given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
+    return given[0] if len(given) == 1 else None
+
+
+def _in_cookie(scope: Any) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            try:
+                found = SimpleCookie(value.decode("latin-1")).get(_cookie_name(scope))
+            except CookieError:
+                continue
+            if found is not None:
+                return found.value
+    return None
+
+
+def _cookie_name(scope: Any) -> str:
+    """With the port, since cookies are shared by all ports of a host: two boards do not overwrite each other's."""
+    server = scope.get("server")
+    return f"dapo-board-{server[1] if server else 0}"
 
 
 def _length(scope: Any) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from dapo_rl.board.contents import (
     as_count,
     as_number,
     as_text,
+    is_alive,
+    read_error,
     read_owner,
     read_raw_summary,
     read_settings,
@@ -28,7 +29,7 @@ from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, reg
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
-WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "rollouts")
+WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "error.json", "rollouts")
 RECENT = {
     "reward": "reward/mean",
     "correct": "acc/mean",
@@ -46,11 +47,13 @@ class BoardRun:
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         self.name, self.path = name, path
-        self._real = real or os.path.realpath(path)
+        self.real = real or os.path.realpath(path)
+        """The path after links are resolved."""
         self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
-        self._settings = Remembered(self._at["config.yaml"], self._real, read_settings)
-        self._summary = Remembered(self._at["summary.json"], self._real, read_raw_summary)
-        self._lock = Remembered(self._at[".lock"], self._real, read_owner)
+        self._settings = Remembered(self._at["config.yaml"], self.real, read_settings)
+        self._summary = Remembered(self._at["summary.json"], self.real, read_raw_summary)
+        self._lock = Remembered(self._at[".lock"], self.real, read_owner)
+        self._error = Remembered(self._at["error.json"], self.real, read_error)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
         self.cache: dict[Any, Any] = {}
@@ -67,7 +70,7 @@ class BoardRun:
     def file(self, *parts: str) -> Path | None:
         """A file of the run; None if it is missing or a link that points out of the directory."""
         path = os.path.join(self.path, *parts)
-        return Path(path) if regular(path, self._real) else None
+        return Path(path) if regular(path, self.real) else None
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted key."""
@@ -77,13 +80,21 @@ class BoardRun:
     def summary(self) -> dict[str, Any]:
         return self._summary.look() or {}
 
+    def error(self) -> dict[str, Any] | None:
+        """Why the run failed; None if it did not, or was resumed since and finished."""
+        found = self._error.look()
+        if self.state != "failed":
+            return None
+        unknown = dict.fromkeys(("time", "step", "kind", "traceback"))
+        return found or {**unknown, "message": f"error.json: {self._error.problem}"}
+
     def rollout_steps(self) -> list[int]:
         """The steps whose groups were recorded."""
         directory = self._at["rollouts"]
         try:
             changed = os.stat(directory).st_mtime_ns
             if self._rollouts[0] != changed:
-                names = os.listdir(directory) if is_inside(directory, self._real) else []
+                names = os.listdir(directory) if is_inside(directory, self.real) else []
                 self._rollouts = changed, sorted(step for name in names if (step := _rollout_step(name)) is not None)
         except OSError:
             return []
@@ -93,7 +104,7 @@ class BoardRun:
         """Whether there are any, without listing them all."""
         directory = self._at["rollouts"]
         try:
-            if not is_inside(directory, self._real):
+            if not is_inside(directory, self.real):
                 return False
             with os.scandir(directory) as entries:
                 return any(_rollout_step(entry.name) is not None for entry in entries)
@@ -124,25 +135,16 @@ class BoardRun:
 
     @property
     def state(self) -> str:
-        """`running`, `finished`, or `stopped` (by a signal, an error, or a crash of the machine)."""
+        """`running`, `finished`, `failed` (it wrote why), or `stopped` (by a signal, or a crash of the machine)."""
         if self._is_written():
             return "running"
-        return "finished" if self.summary().get("finished") is True else "stopped"
+        if self.summary().get("finished") is True:
+            return "finished"
+        self._error.look()
+        return "failed" if self._error.value or self._error.problem else "stopped"
 
     def _is_written(self) -> bool:
-        owner = self._lock.look()
-        if owner is None:
-            return False
-        process, host = owner
-        if host != socket.gethostname():
-            return True  # its processes are not visible from here
-        try:
-            os.kill(process, 0)
-        except PermissionError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        return True
+        return is_alive(self._lock.look())
 
     def glance(self) -> tuple[Any, ...]:
         """A value that changes when the row does. It costs a `stat` of a few files, and opens only changed ones."""
@@ -185,6 +187,7 @@ class BoardRun:
             "started": self.started,
             "rollouts": self._has_rollouts(),
             "seen": self._digest.offset,
+            "error": self._error_line(),
             "problem": self._problem(),
         }
 
@@ -204,36 +207,44 @@ class BoardRun:
         except OSError:
             return None
 
+    def _error_line(self) -> str | None:
+        error = self.error()
+        if error is None or self._error.value is None:
+            return None
+        parts = [error["kind"], error["message"] and error["message"].strip().partition("\n")[0]]
+        return problem_line(": ".join(part for part in parts if part)) or None
+
     def _problem(self) -> str | None:
         """What cannot be read, in one line."""
         read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
-        no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self._real))
+        no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self.real))
         found = {
             "config.yaml": self._settings.problem or (read[2] if read else None),
             "summary.json": self._summary.problem or wrong_in_summary(self._summary.value or {}),
-            "metrics.jsonl": not_a_file(metrics, self._real) if no_log else self._digest.problem,
+            "metrics.jsonl": not_a_file(metrics, self.real) if no_log else self._digest.problem,
             ".lock": self._lock.problem,
+            "error.json": self._error.problem,
             "rollouts": "is not a directory of this run" if no_rollouts else None,
         }
-        return _problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
+        return problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
 
 _EMPTY_ROW: dict[str, Any] = {
     **dict.fromkeys(("name", "state")),
     "step": 0,
     **dict.fromkeys(("steps", "preset", "model", "seed", "techniques", "before", "accuracy", *RECENT, *TOTALS)),
-    **{"started": None, "rollouts": False, "seen": 0, "problem": None},
+    **{"started": None, "rollouts": False, "seen": 0, "error": None, "problem": None},
 }
 
 
 def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
     """The row of a run that cannot be read at all."""
-    why = _problem_line(f"cannot be read: {type(error).__name__}: {error}")
+    why = problem_line(f"cannot be read: {type(error).__name__}: {error}")
     return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
 
 
-def _problem_line(text: str) -> str:
+def problem_line(text: str) -> str:
     return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
 
 

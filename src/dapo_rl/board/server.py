@@ -19,13 +19,16 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 
 from dapo_rl.base.quote import printable
+from dapo_rl.board.ablation import BoardAblation
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
-from dapo_rl.board.guard import Guard, token_matches
+from dapo_rl.board.guard import Guard, is_loopback, token_matches
 from dapo_rl.board.lab import Lab, Start
 from dapo_rl.board.ledger import ledger
+from dapo_rl.board.notes import read_notes
 from dapo_rl.board.read import Catalogue, NoSuchRunError
+from dapo_rl.board.recipes import DEMO
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
@@ -37,6 +40,7 @@ HEARTBEAT_SECONDS = 15.0
 
 Name = Annotated[str, Query(alias="run", max_length=1000)]
 Names = Annotated[list[str], Query(alias="run", max_length=64)]
+ReportName = Annotated[str, Query(alias="name", max_length=1000)]
 Step = Annotated[int, Query(ge=0, le=10**12)]
 
 
@@ -50,17 +54,19 @@ class Plain(Response):
 
 
 class RefusedError(Exception):
-    """An action was requested without the token."""
+    """An action was requested without the token, or from a board that has no Lab."""
 
 
-def create_app(catalogue: Catalogue, lab: Lab, token: str, bound: str = "127.0.0.1") -> FastAPI:
+def create_app(catalogue: Catalogue, lab: Lab | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
+    """The board of a catalogue; without a Lab it is read-only. Beyond this machine, reading needs the token too."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
-    app.add_middleware(Guard, bound=bound)
-    app.state.watcher = watcher = Watcher(catalogue, lab.jobs)
+    app.add_middleware(Guard, bound=bound, token=None if is_loopback(bound) else token)
+    app.state.watcher = watcher = Watcher(catalogue, lab.jobs if lab else lambda: None)
     _answer_errors(app)
     _serve_page(app)
     _serve_live(app, watcher)
     _serve_runs(app, catalogue)
+    _serve_reports(app, catalogue)
     _serve_groups(app, catalogue)
     serve_downloads(app, catalogue)
     _serve_lab(app, lab, token)
@@ -162,9 +168,40 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
             result[run.name] = rows[-200:]
         return Plain(result)
 
+    @app.get("/api/record")
+    def record(names: Names) -> Plain:
+        """What a run wrote about itself: why it failed, and its notes."""
+        runs = [catalogue.find(name) for name in names]
+        return Plain({r.name: {"error": r.error(), "notes": read_notes(r.file("notes.jsonl"))} for r in runs})
+
     @app.get("/api/ledger")
     def tokens(name: Name) -> Plain:
         return Plain(ledger(catalogue.with_logs([name])[0]))
+
+
+def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
+    @app.get("/api/report")
+    def report(name: ReportName) -> Plain:
+        return Plain(catalogue.report(name).page(catalogue.by_path()))
+
+    @app.get("/api/arms")
+    def arms(
+        name: ReportName,
+        points: Annotated[int, Query(ge=10, le=2000)] = 300,
+        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+    ) -> Plain:
+        """The curves of an ablation's arms."""
+        found = catalogue.report(name)
+        if not isinstance(found, BoardAblation):
+            raise NoSuchRunError(name)
+        return Plain(found.curves(catalogue.by_path(), share, points))
+
+    @app.get("/api/picture")
+    def picture(name: ReportName) -> Response:
+        content = catalogue.report(name).picture()
+        if content is None:
+            return Plain({"error": "there is no picture yet"}, 404)
+        return Response(content, media_type="image/png")
 
 
 def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
@@ -207,27 +244,50 @@ def ranges(steps: Sequence[int]) -> list[list[int]]:
     return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
 
 
-def _serve_lab(app: FastAPI, lab: Lab, token: str) -> None:
-    def allowed(given: Annotated[str | None, Header(alias="X-Dapo-Token")] = None) -> None:
+def _serve_lab(app: FastAPI, lab: Lab | None, token: str) -> None:
+    if lab is None:
+        _refuse_runs(app)
+        return
+
+    def check_token(given: Annotated[str | None, Header(alias="X-Dapo-Token")] = None) -> None:
         if not token_matches(given, token):
             raise RefusedError("starting and stopping runs needs the token that `dapo board` printed")
 
-    @app.get("/api/lab")
-    def describe() -> Plain:
-        return Plain(lab.describe())
+    allowed = [Depends(check_token)]
 
-    @app.post("/api/lab/start", dependencies=[Depends(allowed)])
+    @app.get("/api/lab")
+    def describe(recipe: Annotated[str, Query(max_length=1000)] = DEMO) -> Plain:
+        return Plain(lab.describe(recipe))
+
+    @app.post("/api/lab/start", dependencies=allowed)
     def start(wanted: Start) -> Plain:
         return Plain({"name": lab.start(wanted)})
 
-    @app.post("/api/lab/stop", dependencies=[Depends(allowed)])
+    @app.post("/api/lab/stop", dependencies=allowed)
     def stop(name: Name) -> Plain:
-        lab.stop(name)
+        lab.queue.stop(name)
         return Plain({})
 
-    @app.post("/api/lab/token", dependencies=[Depends(allowed)])
+    @app.post("/api/lab/remove", dependencies=allowed)
+    def remove(name: Name) -> Plain:
+        lab.queue.remove(name)
+        return Plain({})
+
+    @app.post("/api/lab/sooner", dependencies=allowed)
+    def sooner(name: Name) -> Plain:
+        lab.queue.sooner(name)
+        return Plain({})
+
+    @app.post("/api/lab/token", dependencies=allowed)
     def check() -> Plain:
         return Plain({})
+
+
+def _refuse_runs(app: FastAPI) -> None:
+    @app.api_route("/api/lab", methods=["GET", "POST"])
+    @app.api_route("/api/lab/{action}", methods=["GET", "POST"])
+    def refuse() -> None:
+        raise RefusedError("this board is read-only; `dapo board --allow-runs` lets others start and stop runs")
 
 
 class Server(uvicorn.Server):
@@ -242,20 +302,18 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(runs: Sequence[Path], host: str, port: int) -> None:
-    """Serves until Ctrl-C."""
+def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) -> None:
+    """Serves until Ctrl-C. Beyond this machine the board is read-only unless `allow_runs` is set."""
     roots = list(runs)
     workshop = next((root for root in roots if not (root / "config.yaml").is_file()), Path("runs"))
     if workshop not in roots:
         roots.append(workshop)
-    lab, token = Lab(workshop), secrets.token_urlsafe(18)
+    is_local = is_loopback(host)
+    lab = Lab(workshop, roots) if is_local or allow_runs else None
+    token = secrets.token_urlsafe(18)
     app = create_app(Catalogue(roots), lab, token, host)
     listening = _listen(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
-    print(f"board   {address}#token={token}", flush=True)
-    print(f"token   {token}   (needed to start and stop runs; included in the address above)", flush=True)
-    print(f"runs    {', '.join(str(root) for root in roots)}   (Ctrl-C ends the board)", flush=True)
+    _announce(host, listening.getsockname()[1], token, lab is not None, roots)
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the Lab's runs are stopped first
     try:
@@ -263,9 +321,37 @@ def serve(runs: Sequence[Path], host: str, port: int) -> None:
     except KeyboardInterrupt:
         pass
     finally:
-        if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
-            print("stopping the runs of the Lab; each saves first", flush=True)
-        lab.close()
+        if lab is not None:
+            if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
+                print("stopping the runs of the Lab; each saves first", flush=True)
+            lab.close()
+
+
+def _announce(host: str, port: int, token: str, has_lab: bool, roots: Sequence[Path]) -> None:
+    is_local = is_loopback(host)
+    name = host if is_local else _reachable(host)
+    address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+    # Browsers do not send what follows a #; beyond this machine the server has to see the token.
+    print(f"board   {address}{'#' if is_local else '?'}token={token}", flush=True)
+    need = "to read the board" if not has_lab else "to start and stop runs" if is_local else "to read and to start runs"
+    print(f"token   {token}   (needed {need}; included in the address above)", flush=True)
+    if not is_local:
+        print("access  not encrypted: anyone with the address can read the runs", end="", flush=True)
+        print(" and start and stop them" if has_lab else "; nobody can start or stop any (--allow-runs)", flush=True)
+    print(f"runs    {', '.join(str(root) for root in roots)}   (Ctrl-C ends the board)", flush=True)
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine for a board that listens on all of them."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))  # finds the route; nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return host
 
 
 def _listen(host: str, port: int) -> socket.socket:

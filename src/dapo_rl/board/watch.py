@@ -48,7 +48,8 @@ def _event(message: str) -> bytes:
 
 
 class Watcher:
-    def __init__(self, catalogue: Catalogue, jobs: Callable[[], list[dict[str, Any]]]) -> None:
+    def __init__(self, catalogue: Catalogue, jobs: Callable[[], list[dict[str, Any]] | None]) -> None:
+        """`jobs` returns the runs of the Lab, or None without one."""
         self._catalogue, self._jobs_of = catalogue, jobs
         self._seen: dict[str, tuple[BoardRun, tuple[Any, ...]]] = {}
         self._over: dict[str, Identity | None] = {}
@@ -57,7 +58,8 @@ class Watcher:
         # Shared with requests:
         self._told = threading.Condition()
         self._rows: dict[str, str] = {}
-        self._jobs = "[]"
+        self._lists = {"reports": "[]", "jobs": "[]"}
+        """Short lists that are sent as a whole when they change."""
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MESSAGES_KEPT)
         self._whole: tuple[int, bytes, bytes] = (-1, b"", b"")
         self.version = 0
@@ -101,8 +103,9 @@ class Watcher:
         """A message and a list with all rows, cached for the current version."""
         if self._whole[0] != self.version:
             runs = ",".join(self._rows.values())
-            whole = f'{{"whole":true,"runs":[{runs}],"gone":[],"jobs":{self._jobs}}}'
-            self._whole = self.version, _event(whole), f'{{"runs":[{runs}]}}'.encode()
+            tail = _members(self._lists)
+            whole = f'{{"whole":true,"runs":[{runs}],"gone":[]{tail}}}'
+            self._whole = self.version, _event(whole), f'{{"runs":[{runs}]{tail}}}'.encode()
         return self._whole[1:]
 
     def _go_on_looking(self) -> None:
@@ -140,7 +143,9 @@ class Watcher:
         for name in [name for name in self._seen if name not in runs]:
             del self._seen[name]
             self._over.pop(name, None)
-        self._tell(runs, rows, dumps(self._jobs_of()))
+        by_path = self._catalogue.by_path()
+        reports = [report.row(by_path) for report in self._catalogue.reports(math.inf).values()]
+        self._tell(runs, rows, {"reports": dumps(reports), "jobs": dumps(self._jobs_of())})
         return any(run.is_behind for run in stale)
 
     def _has_changed(self, run: BoardRun, number: int) -> bool:
@@ -166,19 +171,23 @@ class Watcher:
             return broken_row(run, error)
         return row
 
-    def _tell(self, runs: Mapping[str, BoardRun], rows: dict[str, str], jobs: str | None = None) -> None:
+    def _tell(self, runs: Mapping[str, BoardRun], rows: dict[str, str], lists: Mapping[str, str] | None = None) -> None:
         """Publishes a message with what is new; rows keep the order of the runs."""
         with self._told:
             changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
             gone = [name for name in self._rows if name not in runs]
-            new_jobs = jobs if jobs is not None and jobs != self._jobs else None
-            if not changed and not gone and new_jobs is None and self.version > 0:
+            new = {name: text for name, text in (lists or {}).items() if self._lists[name] != text}
+            if not changed and not gone and not new and self.version > 0:
                 return
             now = self._rows | changed
             self._rows = {name: now[name] for name in runs if name in now}
-            self._jobs = new_jobs or self._jobs
+            self._lists |= new
             self.version += 1
-            tail = f',"jobs":{new_jobs}' if new_jobs is not None else ""
-            message = f'{{"whole":false,"runs":[{",".join(changed.values())}],"gone":{dumps(gone)}{tail}}}'
+            runs_changed = ",".join(changed.values())
+            message = f'{{"whole":false,"runs":[{runs_changed}],"gone":{dumps(gone)}{_members(new)}}}'
             self._messages.append((self.version, _event(message)))
             self._told.notify_all()
+
+
+def _members(lists: Mapping[str, str]) -> str:
+    return "".join(f',"{name}":{text}' for name, text in lists.items())

@@ -1,21 +1,25 @@
 // The frame: the current view, live updates from the server, light or dark mode.
+import { ablation } from "./ablation.js";
 import { fill, h } from "./dom.js";
+import { evaluation } from "./evaluation.js";
 import { groups } from "./groups.js";
 import { lab } from "./lab.js";
 import { ledger } from "./ledger.js";
 import { runs } from "./runs.js";
 import { isDark, pick, route, store, tell } from "./store.js";
 
-const VIEWS = { runs, groups, ledger, lab };
+const VIEWS = { runs, groups, ledger, lab, ablation, evaluation };
+const ABOVE = { ablation: "runs", evaluation: "runs" }; // pages that are reached from another view
 const main = document.getElementById("view");
 let close = () => {};
 
 function show() {
   const { view, parameters } = route();
   close();
-  const name = VIEWS[view] ? view : "runs";
+  const name = VIEWS[view] && (view !== "lab" || store.hasLab) ? view : "runs";
   for (const link of document.querySelectorAll("nav a")) {
-    link.toggleAttribute("aria-current", link.dataset.view === name);
+    link.toggleAttribute("aria-current", link.dataset.view === (ABOVE[name] ?? name));
+    link.hidden = link.dataset.view === "lab" && !store.hasLab;
   }
   document.body.dataset.view = name;
   if (!store.loaded) return;
@@ -40,11 +44,15 @@ function listen() {
   source.onerror = () => say("lost", "connection lost");
   source.onmessage = (event) => {
     const message = JSON.parse(event.data);
-    const first = !store.loaded || (!store.runs.size && message.runs.length && route().view !== "lab");
+    const isEmpty = !store.runs.size && !store.reports.length;
+    const news = message.runs.length || message.reports?.length;
+    const first = !store.loaded || (isEmpty && news && route().view !== "lab");
     if (message.whole) store.runs.clear();
     for (const row of message.runs) store.runs.set(row.name, row);
     for (const name of message.gone) store.runs.delete(name);
+    if (message.reports) store.reports = message.reports;
     if (message.jobs) store.jobs = message.jobs;
+    if (message.jobs !== undefined) store.hasLab = message.jobs !== null; // none: the board is read-only
     pick(store.picked);
     if (first) {
       store.loaded = true;
@@ -57,7 +65,8 @@ function listen() {
       );
       show();
     } else {
-      tell(new Set(message.runs.map((row) => row.name)));
+      const reports = (message.reports ?? []).map((row) => `${row.kind} ${row.name}`);
+      tell(new Set([...message.runs.map((row) => row.name), ...reports]));
     }
   };
 }

@@ -1,26 +1,31 @@
-// Lab: the five techniques as switches; runs of the embedded default are started and stopped here.
+// Lab: a recipe with the five techniques as switches; runs are started, queued and stopped here.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, throttle } from "./dom.js";
+import { long } from "./names.js";
 import { CURVES, legend } from "./panels.js";
 import { get, onChange, pick, post, store, token } from "./store.js";
 
 const WATCHED = ["eval/accuracy", "acc/mean", "actor/entropy", "response_length/mean"];
-const memory = { on: null, steps: null, seed: 0, prompts: 128 };
+const DEMO = "the embedded default";
+const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null };
 
 export function lab(_parameters, onClose) {
   const switches = h("div", { class: "switches" }),
     jobs = h("div", { class: "jobs" }),
     problem = h("p", { class: "problem", role: "alert" });
-  const steps = h("input", { type: "number", min: "1", max: "10000", class: "step", id: "lab-steps" });
-  const seed = h("input", { type: "number", min: "0", class: "step", id: "lab-seed", value: String(memory.seed) });
-  const prompts = h("input", {
-    type: "number",
-    min: "1",
-    max: "512",
-    class: "step",
-    id: "lab-prompts",
-    value: String(memory.prompts),
+  const numeric = (id, min, max) => h("input", { type: "number", min, max, class: "step", id });
+  const steps = numeric("lab-steps", "1", "1000000"),
+    seed = numeric("lab-seed", "0", "2147483647"),
+    prompts = numeric("lab-prompts", "1", "100000");
+  const recipes = h("select", {
+    id: "lab-recipe",
+    "aria-label": "Recipe",
+    onchange: () => {
+      Object.assign(memory, { recipe: recipes.value, on: null, steps: null });
+      describe();
+    },
   });
+  const about = h("p", { class: "hint" });
   const start = h("button", { type: "submit", class: "main" }, "Start the run");
   const secret = h("input", {
     type: "password",
@@ -60,11 +65,43 @@ export function lab(_parameters, onClose) {
   }
 
   async function describe() {
-    const answer = await get("lab");
+    fill(problem);
+    let answer;
+    try {
+      answer = await get("lab", { recipe: memory.recipe });
+    } catch (error) {
+      fill(problem, error.message);
+      return;
+    }
     store.jobs = answer.jobs;
-    memory.on ??= new Set(answer.techniques.filter((t) => t.on).map((t) => t.name));
-    memory.steps ??= answer.steps;
+    if (memory.on === null)
+      Object.assign(memory, {
+        recipe: answer.recipe,
+        on: new Set(answer.techniques.filter((t) => t.on).map((t) => t.name)),
+        steps: answer.steps,
+        seed: answer.seed,
+        prompts: answer.eval_prompts,
+      });
     steps.value = String(memory.steps);
+    seed.value = String(memory.seed);
+    prompts.value = memory.prompts === null ? "" : String(memory.prompts);
+    prompts.placeholder = "all";
+    fill(
+      recipes,
+      answer.recipes.map((each) =>
+        h(
+          "option",
+          { value: each.name, selected: each.name === answer.recipe, disabled: each.problem !== null, title: each.problem },
+          each.problem === null ? each.name : `${each.name} (cannot be read: ${each.problem})`,
+        ),
+      ),
+    );
+    fill(
+      about,
+      answer.recipe === DEMO
+        ? "A model of a million parameters learns arithmetic on this machine in minutes. Switch a technique off to see its effect."
+        : ["Trains ", foreign(answer.model), ". Switch a technique on or off to see its effect."],
+    );
     fill(
       switches,
       answer.techniques.map((technique) => {
@@ -95,12 +132,22 @@ export function lab(_parameters, onClose) {
     event.preventDefault();
     start.disabled = true;
     fill(problem);
-    Object.assign(memory, { steps: Number(steps.value), seed: Number(seed.value), prompts: Number(prompts.value) });
+    Object.assign(memory, {
+      steps: Number(steps.value),
+      seed: Number(seed.value),
+      prompts: prompts.value === "" ? null : Number(prompts.value),
+    });
     try {
       const { name } = await post(
         "lab/start",
         {},
-        { techniques: [...memory.on], steps: memory.steps, seed: memory.seed, eval_prompts: memory.prompts },
+        {
+          recipe: memory.recipe,
+          techniques: [...memory.on],
+          steps: memory.steps,
+          seed: memory.seed,
+          eval_prompts: memory.prompts,
+        },
       );
       fresh.add(name);
     } catch (error) {
@@ -111,43 +158,75 @@ export function lab(_parameters, onClose) {
 
   const fresh = new Set();
   function drawJobs() {
+    const waiting = store.jobs.filter((job) => job.state === "waiting");
     fill(
       jobs,
-      store.jobs.map((job) => {
-        const row = store.runs.get(job.name),
-          going = job.state === "running" || job.state === "stopping";
-        const said = job.state === "running" && !(row?.step > 0) ? "starting" : job.state;
-        return h(
-          "article",
-          { class: "card job", data: { job: job.name } },
-          h(
-            "div",
-            { class: "line" },
-            h("b", {}, foreign(job.name)),
-            h("span", { class: `state ${said}` }, said),
-            h("small", {}, row ? `step ${row.step} of ${row.steps ?? "?"}` : ""),
-            h("span", { class: "grow" }),
-            going
-              ? h(
-                  "button",
-                  {
-                    type: "button",
-                    class: "quiet stop",
-                    disabled: start.disabled,
-                    onclick: () => post("lab/stop", { run: job.name }).catch((error) => fill(problem, error.message)),
-                  },
-                  job.state === "stopping" ? "stop immediately" : "stop",
-                )
-              : null,
-          ),
-          h(
-            "details",
-            { open: job.state === "failed" },
-            h("summary", {}, "output"),
-            foreign(job.tail || "nothing yet", "pre"),
-          ),
-        );
-      }),
+      waiting.length
+        ? h(
+            "section",
+            { class: "queue", "aria-label": "Queue" },
+            h("h3", {}, `Queue: ${waiting.length} ${waiting.length === 1 ? "run waits" : "runs wait"}`),
+            h("ol", {}, waiting.map(queued)),
+          )
+        : null,
+      store.jobs.filter((job) => job.state !== "waiting").map(started),
+    );
+  }
+
+  const act = (action, job, label, disabled = false) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: `quiet ${action}`,
+        disabled: start.disabled || disabled,
+        "aria-label": `${label} ${job.name}`,
+        onclick: () => post(`lab/${action}`, { run: job.name }).catch((error) => fill(problem, error.message)),
+      },
+      label,
+    );
+
+  function queued(job) {
+    return h(
+      "li",
+      { class: "card job", data: { job: job.name } },
+      h(
+        "div",
+        { class: "line" },
+        h("b", {}, foreign(job.name)),
+        h("span", { class: "state waiting" }, "waiting"),
+        h("small", {}, `number ${job.place}`),
+        h("span", { class: "grow" }),
+        act("sooner", job, "sooner", job.place === 1),
+        act("remove", job, "remove"),
+      ),
+      h("small", {}, long(job.recipe)),
+    );
+  }
+
+  function started(job) {
+    const row = store.runs.get(job.name),
+      going = job.state === "running" || job.state === "stopping";
+    const said = job.state === "running" && !(row?.step > 0) ? "starting" : job.state;
+    return h(
+      "article",
+      { class: "card job", data: { job: job.name } },
+      h(
+        "div",
+        { class: "line" },
+        h("b", {}, foreign(job.name)),
+        h("span", { class: `state ${said}` }, said),
+        h("small", {}, row ? `step ${row.step} of ${row.steps ?? "?"}` : ""),
+        h("span", { class: "grow" }),
+        going ? act("stop", job, job.state === "stopping" ? "stop immediately" : "stop") : null,
+      ),
+      h("small", {}, long(job.recipe)),
+      h(
+        "details",
+        { open: job.state === "failed" },
+        h("summary", {}, "output"),
+        foreign(job.tail || "nothing yet", "pre"),
+      ),
     );
   }
 
@@ -192,12 +271,8 @@ export function lab(_parameters, onClose) {
     h(
       "form",
       { class: "card", onsubmit: begin },
-      h("h3", {}, "A run of the embedded default"),
-      h(
-        "p",
-        { class: "hint" },
-        "A model of a million parameters learns arithmetic on this machine in minutes. Switch a technique off to see its effect.",
-      ),
+      h("label", { class: "recipe" }, h("h3", {}, "Recipe"), recipes),
+      about,
       switches,
       h(
         "div",

@@ -3,6 +3,7 @@ import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
 import { address, saveMenu } from "./download.js";
 import { colour, get, store } from "./store.js";
+import { long } from "./names.js";
 
 export const CURVES = [
   ["eval/accuracy", "held-out accuracy"],
@@ -22,7 +23,7 @@ export const legend = () =>
   h(
     "div",
     { class: "legend" },
-    store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+    store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, long(name))),
   );
 
 export const PANELS = {
@@ -194,7 +195,7 @@ export const PANELS = {
                   {},
                   h("th", {}, "setting"),
                   names.map((name) =>
-                    h("th", {}, h("span", { class: "key", vars: { "--c": colour(name) } }, foreign(name))),
+                    h("th", {}, h("span", { class: "key", vars: { "--c": colour(name) } }, long(name))),
                   ),
                 ),
               ),
@@ -268,7 +269,7 @@ export const PANELS = {
             return h(
               "div",
               { class: "card scroll" },
-              h("h3", { class: "key", vars: { "--c": colour(name) } }, foreign(name)),
+              h("h3", { class: "key", vars: { "--c": colour(name) } }, long(name)),
               rows.length
                 ? h(
                     "table",
@@ -280,7 +281,7 @@ export const PANELS = {
                         "tr",
                         {},
                         h("th", { class: "number" }, "step"),
-                        columns.map((c) => h("th", { class: "number" }, c.replace("eval/", ""))),
+                        columns.map((c) => h("th", { class: "number", title: c }, c.replace("eval/", ""))),
                       ),
                     ),
                     h(

@@ -1,6 +1,9 @@
-// Runs: a table to select from; below it the curves, settings and evaluations of the selected runs.
+// Runs: a table to select from; below it the curves, settings and evaluations of the selected runs. Ablations and
+// evaluations stand in the same table and have pages of their own.
 import { count, duration, fill, fixed, foreign, h, isNumber, percent, short, signed, throttle } from "./dom.js";
+import { long } from "./names.js";
 import { PANELS } from "./panels.js";
+import { record } from "./record.js";
 import { colour, onChange, pick, remember, store } from "./store.js";
 
 const DOTS = ["Overlong Filtering", "Clip-Higher", "Soft Overlong Punishment", "Token-level Loss", "Dynamic Sampling"];
@@ -23,18 +26,26 @@ const COLUMNS = [
   { key: "tokens", label: "tokens", number: true, wide: true, cell: (r) => count(r.tokens) },
   { key: "seconds", label: "time", number: true, wide: true, cell: (r) => duration(r.seconds) },
   { key: "techniques", label: "techniques", wide: true, cell: techniques, sort: (r) => r.techniques?.length ?? -1 },
-  { key: "model", label: "model", wide: true, cell: (r) => foreign(r.model ?? "–") },
+  { key: "model", label: "model", wide: true, cell: (r) => long(r.model ?? "–", "model") },
   { key: "seed", label: "seed", number: true, wide: true, cell: (r) => String(r.seed ?? "–") },
   { key: "started", label: "started", number: true, wide: true, cell: (r) => started(r.started) },
 ];
 
 function named(row) {
-  const trouble = { class: "foreign trouble", dir: "auto", title: row.problem };
-  return [foreign(row.name), row.problem ? h("small", trouble, row.problem) : null];
+  const why = [row.error, row.problem].filter(Boolean).join(" · ");
+  const name = row.kind
+    ? [
+        h("a", { href: address(row), class: "report" }, long(row.name)),
+        h("small", { class: "what" }, h("span", { class: "chip" }, row.kind), h("span", {}, ` ${row.what ?? ""}`)),
+      ]
+    : long(row.name);
+  return [name, why ? h("small", { class: "foreign trouble", dir: "auto", title: why }, why) : null];
 }
 
+const address = (row) => `#/${row.kind}?${new URLSearchParams({ name: row.name })}`;
+
 function progress(row) {
-  if (row.state === "reading") return "–";
+  if (row.state === "reading" || !isNumber(row.step)) return "–";
   const share = row.steps ? Math.min(1, row.step / row.steps) : 0;
   return h(
     "span",
@@ -45,6 +56,7 @@ function progress(row) {
 
 function accuracy(row) {
   if (!isNumber(row.accuracy)) return "–";
+  if (row.kind) return h("span", { title: `best: ${row.best}` }, percent(row.accuracy));
   const gain = isNumber(row.before) ? row.accuracy - row.before : null;
   return h(
     "span",
@@ -100,6 +112,7 @@ export function runs(parameters, onClose) {
   });
   const tabs = h("div", { class: "tabs", role: "tablist" });
   const below = h("section");
+  const said = record();
   let panel = null;
 
   let limit = AT_ONCE;
@@ -141,9 +154,11 @@ export function runs(parameters, onClose) {
 
   function matching() {
     const wanted = memory.words.toLowerCase().split(/\s+/).filter(Boolean);
-    if (!wanted.length) return [...store.runs.values()];
-    return [...store.runs.values()].filter((row) => {
-      const text = [row.name, row.model, row.state, row.preset, row.problem, `seed=${row.seed}`].join(" ").toLowerCase();
+    const all = [...store.reports, ...store.runs.values()];
+    if (!wanted.length) return all;
+    return all.filter((row) => {
+      const about = [row.name, row.model, row.state, row.preset, row.error, row.problem, row.kind, row.what];
+      const text = [...about, `seed=${row.seed}`].join(" ").toLowerCase();
       return wanted.every((word) => text.includes(word));
     });
   }
@@ -154,20 +169,50 @@ export function runs(parameters, onClose) {
     const key = column.sort ?? ((row) => row[column.key]);
     rows.sort((a, b) => (memory.down ? -1 : 1) * compare(key(a), key(b)));
     arrange(body, rows.slice(0, limit).map(line));
-    fill(note, `${rows.length} of ${store.runs.size} runs · ${store.picked.length} picked`);
+    const shown = rows.filter((row) => !row.kind).length;
+    const others = ["ablation", "evaluation"]
+      .map((kind) => [kind, rows.filter((row) => row.kind === kind).length])
+      .filter(([, number]) => number)
+      .map(([kind, number]) => ` · ${number} ${kind}${number === 1 ? "" : "s"}`);
+    fill(note, `${shown} of ${store.runs.size} runs${others.join("")} · ${store.picked.length} picked`);
   }
 
   // A row is rebuilt only when its run changes: with many runs, most stay the same.
   const built = new Map();
   function line(row) {
-    const on = store.picked.includes(row.name);
+    const on = !row.kind && store.picked.includes(row.name);
     const tint = on ? colour(row.name) : null;
-    const known = built.get(row.name);
+    const key = `${row.kind ?? "run"} ${row.name}`;
+    const known = built.get(key);
     if (known?.row === row && known.tint === tint) return known.element;
-    const element = build(row, on, tint);
-    built.set(row.name, { row, tint, element });
+    const element = row.kind ? buildReport(row) : build(row, on, tint);
+    built.set(key, { row, tint, element });
     return element;
   }
+
+  function buildReport(row) {
+    return h(
+      "tr",
+      {
+        class: "report",
+        data: { report: row.name },
+        onclick: () => {
+          location.hash = address(row);
+        },
+      },
+      h("td", { class: "tick" }),
+      cells(row),
+    );
+  }
+
+  const cells = (row) =>
+    COLUMNS.map((column) =>
+      h(
+        "td",
+        { class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}` },
+        row.kind && !(column.key in row) ? null : column.cell(row),
+      ),
+    );
 
   function build(row, on, tint) {
     const box = h("input", {
@@ -190,9 +235,7 @@ export function runs(parameters, onClose) {
         },
       },
       h("td", { class: "tick" }, box),
-      COLUMNS.map((column) =>
-        h("td", { class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}` }, column.cell(row)),
-      ),
+      cells(row),
     );
   }
 
@@ -240,6 +283,7 @@ export function runs(parameters, onClose) {
         ),
       ),
     );
+    said.show();
     panel = PANELS[memory.tab]?.() ?? PANELS.curves();
     fill(below, store.picked.length ? panel.element : h("p", { class: "empty" }, "Pick a run in the table."));
     remember("runs", { tab: memory.tab === "curves" ? null : memory.tab });
@@ -252,17 +296,18 @@ export function runs(parameters, onClose) {
   onClose(
     onChange((changed) => {
       redraw();
+      said.changed(changed);
       panel?.changed(changed);
     }),
   );
   onClose(() => panel?.close());
-  if (!store.runs.size)
+  if (!store.runs.size && !store.reports.length)
     return h(
       "p",
       { class: "empty" },
-      "No runs yet. Start one in the ",
-      h("a", { href: "#/lab" }, "Lab"),
-      ", or with ",
+      "No runs yet. Start one ",
+      store.hasLab ? ["in the ", h("a", { href: "#/lab" }, "Lab"), ", or "] : null,
+      "with ",
       h("code", {}, "dapo train"),
       ".",
     );
@@ -288,6 +333,7 @@ export function runs(parameters, onClose) {
       ),
     ),
     scroller,
+    said.element,
     tabs,
     below,
   ];

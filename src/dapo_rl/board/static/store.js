@@ -9,7 +9,10 @@ export function isDark() {
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-export const store = { runs: new Map(), jobs: [], picked: [], loaded: false };
+export const store = { runs: new Map(), reports: [], jobs: [], hasLab: true, picked: [], loaded: false };
+
+/** A colour by number, for lines that are not runs. */
+export const tint = (index) => (isDark() ? DARK : LIGHT)[index % TOP];
 
 const listeners = new Set();
 /** Subscribes to changes, called with the names of the changed runs; returns a function to unsubscribe. */
@@ -65,7 +68,8 @@ async function answer(response) {
   return content;
 }
 
-// The token is in the fragment of the printed address, which browsers never send.
+// The token is in the fragment of the printed address, which browsers never send; beyond localhost it is in the query,
+// for which the server sets a cookie.
 export const token = {
   get() {
     try {
@@ -83,10 +87,11 @@ export const token = {
     }
   },
 };
-const brought = /^#token=([\w-]+)$/.exec(location.hash);
-if (brought) {
-  token.set(brought[1]);
-  history.replaceState(null, "", "#/runs");
+const brought = /^#token=([\w-]+)$/.exec(location.hash)?.[1];
+const asked = new URLSearchParams(location.search).get("token");
+if (brought || asked) {
+  token.set(brought ?? asked);
+  history.replaceState(null, "", location.pathname + (brought || !location.hash ? "#/runs" : location.hash));
 }
 
 /** The parameters after the view in the address: #/groups?run=a&step=3 */

@@ -1,0 +1,336 @@
+"""An ablation in the list and on its page: its arms, their curves, the table, and its runs.
+
+The arms come from plan.json, which is written first, and the numbers from ablation.json, which is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dapo_rl.base.format import counted
+from dapo_rl.base.quote import cut
+from dapo_rl.board.contents import as_count, as_number, as_text, read_object
+from dapo_rl.board.curves import MetricsLog, plain_curve, smooth_curve
+from dapo_rl.board.files import Remembered, UnreadableError
+from dapo_rl.board.reports import BoardReport, RunsByPath
+from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
+from dapo_rl.lab.ablate.interval import INTERVAL
+from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
+from dapo_rl.lab.ablate.report import QUANTITIES
+from dapo_rl.runs.settings import flat
+
+CURVES = (ACCURACY, "acc/mean", "actor/entropy", "response_length/mean", "reward/mean")
+MOST_SEEDS = 64
+LONGEST_CELL = 40
+
+
+@dataclass(frozen=True, slots=True)
+class BoardArm:
+    name: str
+    label: str
+    part: str
+    directory: str
+    compared_with: str | None
+    changes: str
+    paper: int | None
+    result: Mapping[str, Any]
+    """Its entry in ablation.json, whose values are not checked yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What plan.json or ablation.json contains."""
+
+    title: str
+    recipe: str
+    overrides: tuple[str, ...]
+    seeds: tuple[int, ...]
+    steps: int | None
+    arms: tuple[BoardArm, ...]
+
+
+class BoardAblation(BoardReport):
+    kind = "ablation"
+    picture_name = "ablation.png"
+    files = ("plan.json", "ablation.json")
+
+    def __init__(self, name: str, path: Path, real: str) -> None:
+        super().__init__(name, path, real)
+        self._plan = Remembered(self._at("plan.json"), real, _read)
+        self._results = Remembered(self._at("ablation.json"), real, _read)
+        self._logs: dict[str, MetricsLog] = {}
+
+    def row_of(self, runs: RunsByPath) -> dict[str, Any]:
+        content = self._content()
+        done, total = self._progress(content, runs)
+        means = {arm.label: mean for arm in content.arms if (mean := _part(arm, "accuracy", "mean")) is not None}
+        best = max(means, key=means.__getitem__) if means else None
+        return {
+            "state": self._state(content, done, total),
+            "step": done,
+            "steps": total,
+            "accuracy": means[best] if best else None,
+            "best": best,
+            "what": f"{counted(len(content.arms), 'arm')}, {counted(len(content.seeds), 'seed')}",
+            "model": content.recipe,
+            "problem": self._problem(),
+        }
+
+    def page(self, runs: RunsByPath) -> dict[str, Any]:
+        content = self._content()
+        done, total = self._progress(content, runs)
+        return {
+            "name": self.name,
+            "title": content.title,
+            "recipe": content.recipe,
+            "overrides": list(content.overrides),
+            "seeds": list(content.seeds),
+            "steps": content.steps,
+            "state": self._state(content, done, total),
+            "done": done,
+            "total": total,
+            "interval": INTERVAL,
+            "has_picture": self.has_picture(),
+            "problem": self._problem(),
+            "arms": [
+                {"name": arm.name, "label": arm.label, "changes": arm.changes, "compared_with": arm.compared_with}
+                for arm in content.arms
+            ],
+            "parts": _parts(content.arms),
+            "table": _table(content.arms),
+            "runs": self._runs(content, runs),
+        }
+
+    def curves(self, runs: RunsByPath, share: float, points: int) -> dict[str, Any]:
+        """For each arm and metric, the mean over seeds and the range: steps, mean, low, high."""
+        content = self._content()
+        found = {}
+        for arm in content.arms:
+            own = [run for seed in content.seeds if (run := self._run(arm, seed, runs)) is not None]
+            ended = [run for run in own if run.state == "finished"] or own
+            logged = [(run, self._log(run)) for run in ended]
+            found[arm.name] = {
+                name: band([_values(run, log, name) for run, log in logged], 0.0 if name == ACCURACY else share, points)
+                for name in CURVES
+            }
+        return found
+
+    def _log(self, run: BoardRun) -> MetricsLog:
+        """The few metrics of the page, since an ablation may have hundreds of runs."""
+        log = self._logs.setdefault(run.real, MetricsLog(lambda: run.file("metrics.jsonl"), set(CURVES)))
+        log.refresh()
+        return log
+
+    def _content(self) -> _Content:
+        """The plan, with the results where there are any."""
+        plan: _Content | None = self._plan.look()
+        results: _Content | None = self._results.look()
+        if plan is None or results is None:
+            return plan or results or _Content(self.name, "", (), (), None, ())
+        by_name = {arm.name: arm for arm in results.arms}
+        arms = (replace(a, result=by_name[a.name].result) if a.name in by_name else a for a in plan.arms)
+        return replace(plan, arms=tuple(arms))
+
+    def _run(self, arm: BoardArm, seed: int, runs: RunsByPath) -> BoardRun | None:
+        """Only runs that the board lists: a name from the file is compared, not opened."""
+        return runs.get(os.path.join(self.real, arm.directory, f"seed-{seed}"))
+
+    def _own(self, content: _Content) -> list[BoardArm]:
+        """Arms with runs of their own; an arm with the same settings as another shares its runs."""
+        return [arm for arm in content.arms if arm.directory == arm.name]
+
+    def _progress(self, content: _Content, runs: RunsByPath) -> tuple[int, int]:
+        pairs = [(arm, seed) for arm in self._own(content) for seed in content.seeds]
+        states = [_state_of(arm, seed, self._run(arm, seed, runs)) for arm, seed in pairs]
+        return sum(state in ("done", "finished") for state in states), len(pairs)
+
+    def _state(self, content: _Content, done: int, total: int) -> str:
+        if self.is_written:
+            return "running"
+        if total and done == total:
+            return "finished"
+        failed = any(_entry(arm, seed).get("state") == "failed" for arm in content.arms for seed in content.seeds)
+        return "failed" if failed else "stopped"
+
+    def _runs(self, content: _Content, runs: RunsByPath) -> list[dict[str, Any]]:
+        rows = []
+        for arm in self._own(content):
+            for seed in content.seeds:
+                entry, run = _entry(arm, seed), self._run(arm, seed, runs)
+                names = ("accuracy_before", *QUANTITIES)
+                writes = (QUANTITIES["accuracy"][1], *(write for _, write in QUANTITIES.values()))
+                values = [as_number(entry.get(name)) for name in names]
+                rows.append(
+                    {
+                        "arm": arm.label,
+                        "seed": seed,
+                        "run": run.name if run else None,
+                        "state": _state_of(arm, seed, run),
+                        "message": as_text(entry.get("message")) or None,
+                        "cells": [
+                            "–" if value is None else _cell(write, value)
+                            for value, write in zip(values, writes, strict=True)
+                        ],
+                    }
+                )
+        return rows
+
+    def _problem(self) -> str | None:
+        found = {"plan.json": self._plan.problem, "ablation.json": self._results.problem}
+        return problem_line("; ".join(f"{name}: {why}" for name, why in found.items() if why)) or None
+
+
+def band(runs: Sequence[Mapping[float, float]], share: float, points: int) -> dict[str, Any]:
+    """A metric of an arm's runs at the steps that all of them have: the mean, and the range over seeds."""
+    measured = [values for values in runs if values]
+    steps = np.array(sorted(set.intersection(*(set(values) for values in measured)))) if measured else np.empty(0)
+    if not len(steps):
+        return {"steps": [], "mean": [], "low": [], "high": [], "seeds": 0}
+    with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run would write
+        smoothed = [
+            smooth_curve(steps, np.array([values[step] for step in steps]), share, points) for values in measured
+        ]
+        at, rows = smoothed[0][0], np.array([values for _, values in smoothed])
+        mean, low, high = (plain_curve(at, line) for line in (rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)))
+    return {"steps": mean[0], "mean": mean[1], "low": low[1], "high": high[1], "seeds": len(rows)}
+
+
+def _values(run: BoardRun, log: MetricsLog, metric: str) -> dict[float, float]:
+    if metric == ACCURACY:
+        return {float(step): value for step, value in run.evaluations(log).items()}
+    return dict(zip(*(column.tolist() for column in log.column(metric)), strict=True))
+
+
+def _read(path: str) -> _Content:
+    found = read_object(path, MOST_BYTES)
+    listed, seeds = found.get("arms"), found.get("seeds")
+    if not isinstance(listed, list) or not listed or not all(isinstance(arm, dict) for arm in listed):
+        raise UnreadableError("has no arms")
+    if not isinstance(seeds, list) or not seeds or not all(as_count(seed, 2**63) is not None for seed in seeds):
+        raise UnreadableError("has no seeds")
+    if len(listed) > MOST_ARMS or len(seeds) > MOST_SEEDS:
+        raise UnreadableError(f"too large to show: {len(listed)} arms, {len(seeds)} seeds")
+    overrides = found.get("overrides")
+    words = [as_text(word) for word in overrides] if isinstance(overrides, list) else []
+    return _Content(
+        title=as_text(found.get("name")) or "",
+        recipe=as_text(found.get("recipe")) or "",
+        overrides=tuple(word for word in words[:100] if word),
+        seeds=tuple(seeds),
+        steps=_steps(listed[0]),
+        arms=tuple(_arm(arm) for arm in listed),
+    )
+
+
+def _arm(found: Mapping[str, Any]) -> BoardArm:
+    name = as_text(found.get("name"))
+    if not name:
+        raise UnreadableError("an arm has no name")
+    changes = found.get("changes")
+    words = [f"{key}={json.dumps(value)}" for key, value in changes.items()] if isinstance(changes, dict) else []
+    paper = found.get("paper", found.get("paper_aime24"))
+    return BoardArm(
+        name=name,
+        label=as_text(found.get("label")) or name,
+        part=as_text(found.get("part")) or "",
+        directory=as_text(found.get("directory")) or name,
+        compared_with=as_text(found.get("compared_with")),
+        changes=cut(", ".join(words).replace('"', ""), 300),
+        paper=as_count(paper, 10_000),
+        result=found if "runs" in found else {},
+    )
+
+
+def _steps(arm: Mapping[str, Any]) -> int | None:
+    settings = arm.get("settings")
+    return as_count(flat(settings).get("train.steps")) if isinstance(settings, dict) else None
+
+
+def _parts(arms: Sequence[BoardArm]) -> list[dict[str, Any]]:
+    """The arms of each half of Table 1; the leave-one-out half starts with the arm that it is compared with."""
+    parts: dict[str, list[str]] = {}
+    for arm in arms:
+        parts.setdefault(arm.part, []).append(arm.name)
+    known = {arm.name: arm for arm in arms}
+    if left_out := parts.get("leave-one-out"):
+        first = known[left_out[0]].compared_with
+        if first in known and first not in left_out:
+            left_out.insert(0, first)
+    return [{"part": part, "arms": names} for part, names in parts.items()]
+
+
+def _table(arms: Sequence[BoardArm]) -> dict[str, Any] | None:
+    """The table of the report: means over seeds, with the intervals of accuracy and of the difference. The other
+    intervals are in the tooltips."""
+    if not any(arm.result for arm in arms):
+        return None
+    from_paper = any(arm.paper is not None for arm in arms)
+    accuracy, *others = QUANTITIES
+    heads = ["arm", *(["paper"] if from_paper else []), QUANTITIES[accuracy][0], "difference"]
+    heads += [QUANTITIES[name][0] for name in others] + ["seeds"]
+    rows = []
+    for arm in arms:
+        row = [{"text": arm.label, "title": arm.changes}]
+        if from_paper:
+            row.append({"text": "" if arm.paper is None else str(arm.paper), "title": ""})
+        row.append({"text": _interval(arm, accuracy), "title": ""})
+        row.append({"text": _interval(arm, "difference"), "title": _against(arm, arms)})
+        for name in others:
+            mean = _part(arm, name, "mean")
+            shown = "–" if mean is None else _cell(QUANTITIES[name][1], mean)
+            row.append({"text": shown, "title": _interval(arm, name)})
+        listed = arm.result.get("runs")
+        measured = as_count((arm.result.get(accuracy) or {}).get("n")) if _is_estimate(arm, accuracy) else 0
+        row.append({"text": f"{measured or 0}/{len(listed) if isinstance(listed, list) else 0}", "title": ""})
+        rows.append(row)
+    return {"heads": heads, "rows": rows}
+
+
+def _against(arm: BoardArm, arms: Sequence[BoardArm]) -> str:
+    other = next((each.label for each in arms if each.name == arm.compared_with), None)
+    return f"in points, paired by seed, from {other}" if other else ""
+
+
+def _interval(arm: BoardArm, name: str) -> str:
+    mean, half = _part(arm, name, "mean"), _part(arm, name, "half_width")
+    if mean is None:
+        return "–"
+    write = (lambda share: f"{100 * share:+.1f}") if name == "difference" else QUANTITIES[name][1]
+    width = QUANTITIES["accuracy" if name == "difference" else name][1]
+    return _cell(write, mean) + (f" ± {_cell(width, half)}" if half is not None else "")
+
+
+def _is_estimate(arm: BoardArm, name: str) -> bool:
+    return isinstance(arm.result.get(name), dict)
+
+
+def _part(arm: BoardArm, name: str, part: str) -> float | None:
+    return as_number(arm.result[name].get(part)) if _is_estimate(arm, name) else None
+
+
+def _cell(write: Any, value: float) -> str:
+    return cut(str(write(value)), LONGEST_CELL)
+
+
+def _entry(arm: BoardArm, seed: int) -> Mapping[str, Any]:
+    """What ablation.json says of a run."""
+    listed = arm.result.get("runs")
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict) and entry.get("seed") == seed:
+            return entry
+    return {}
+
+
+def _state_of(arm: BoardArm, seed: int, run: BoardRun | None) -> str:
+    """The run's own state; what the report says of a run that is not here; `waiting` before it starts."""
+    said = as_text(_entry(arm, seed).get("state"))
+    if run is None:
+        return said or "waiting"
+    return "failed" if said == "failed" and run.state == "stopped" else run.state

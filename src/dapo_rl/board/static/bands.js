@@ -1,0 +1,102 @@
+// Curves of an ablation's arms in one chart: the mean over seeds, with a band for the range.
+import { h, isNumber, short } from "./dom.js";
+import { tint } from "./store.js";
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const DASHES = [[], [6, 4], [2, 3]]; // beyond the colours that there are
+
+export class BandChart {
+  constructor(title, hint, { height = 200 } = {}) {
+    this.height = height;
+    this.box = h("div", { class: "plot" });
+    this.reading = h("div", { class: "reading" });
+    this.element = h(
+      "figure",
+      { class: "card chart", data: { metric: title } },
+      h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint)),
+      this.box,
+      this.reading,
+    );
+    this.observer = new ResizeObserver(() => this.plot?.setSize(this.size()));
+    this.observer.observe(this.box);
+  }
+
+  size() {
+    return { width: Math.max(200, this.box.clientWidth), height: this.height };
+  }
+
+  /** `arms`: [{label, index, band: {steps, mean, low, high}}]; the index gives the colour. */
+  draw(arms) {
+    this.arms = arms.filter((arm) => arm.band?.steps.length);
+    this.element.classList.toggle("none", this.arms.length === 0);
+    this.plot?.destroy();
+    const tables = this.arms.map(({ band }) => [band.steps, band.mean, band.low, band.high]);
+    const data = tables.length ? window.uPlot.join(tables) : [[]];
+    const series = [{}];
+    const bands = [];
+    for (const { index, band } of this.arms) {
+      const line = tint(index);
+      const edge = () => ({ stroke: "transparent", width: 0, points: { show: false } });
+      const few = band.steps.length < 16;
+      series.push({
+        stroke: line,
+        width: 2,
+        dash: DASHES[Math.floor(index / 8) % DASHES.length],
+        points: { show: few, size: 5, fill: line, stroke: line },
+      });
+      series.push(edge(), edge());
+      bands.push({ series: [series.length - 1, series.length - 2], fill: `${line}26` });
+    }
+    const look = { stroke: css("--muted"), font: "11px system-ui, sans-serif", ticks: { show: false } };
+    this.plot = new window.uPlot(
+      {
+        ...this.size(),
+        series,
+        bands,
+        legend: { show: false },
+        scales: { x: { time: false } },
+        padding: [8, 20, 0, 0],
+        axes: [
+          {
+            ...look,
+            grid: { show: false },
+            size: 26,
+            gap: 4,
+            values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? short(t).replace(".0", "") : "")),
+          },
+          { ...look, grid: { stroke: css("--line"), width: 1 }, size: 46, gap: 4, values: (_, t) => t.map(short) },
+        ],
+        cursor: { sync: { key: "arms", setSeries: false }, points: { show: false }, drag: { x: false, y: false } },
+        hooks: { setCursor: [(u) => this.read(u.cursor.idx)] },
+      },
+      data,
+      this.box,
+    );
+    this.read(null);
+  }
+
+  /** The means and ranges at the pointer, or the last ones. */
+  read(index) {
+    const data = this.plot?.data;
+    if (!data) return;
+    const at = index ?? data[0].length - 1;
+    this.reading.replaceChildren(
+      h("span", { class: "at" }, isNumber(data[0][at]) ? `step ${data[0][at]}` : ""),
+      ...this.arms.map(({ label, index: number }, i) => {
+        const [mean, low, high] = [1, 2, 3].map((part) => data[3 * i + part]?.[at]);
+        const range = isNumber(low) && low !== high ? ` (${short(low)} to ${short(high)})` : "";
+        return h(
+          "span",
+          { class: "value", title: label, vars: { "--c": tint(number) } },
+          `${isNumber(mean) ? short(mean) : "–"}${range}`,
+        );
+      }),
+    );
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}
