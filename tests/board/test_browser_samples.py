@@ -139,6 +139,9 @@ def test_marks_in_hostile_text(browser, runs, address):  # noqa: F811
         expect(page.locator(".hit mark")).to_have_text(["<img src=x"])
         page.get_by_role("button", name="samples", exact=True).click()
         expect(rows_shown(page).locator("mark").first).to_have_text("<img src=x")
+        page.get_by_label("Colour tokens by").select_option("logp")  # draws the open samples and their marks again
+        page.wait_for_timeout(100)
+        expect(rows_shown(page).locator("mark").first).to_have_text("<img src=x")
         assert page.locator("main img, main script, main style").count() == 0
         assert page.evaluate("window.owned") is None
 

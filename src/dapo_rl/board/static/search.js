@@ -78,10 +78,10 @@ export class Occurrences {
   }
 
   mark(words) {
-    unmark(this.root);
+    const places = [...this.root.querySelectorAll("[data-find]")];
+    places.forEach(unmark);
     const wanted = pattern(words);
     this.found = [];
-    const places = wanted ? [...this.root.querySelectorAll("[data-find]")] : [];
     for (const element of places.filter((place) => place.offsetParent))
       this.found.push(...markIn(element, wanted, MOST_MARKS - this.found.length));
     this.at = -1;
