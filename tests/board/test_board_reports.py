@@ -4,17 +4,24 @@ import json
 import os
 import shutil
 import socket
+from contextlib import suppress
 from math import sqrt
 
 import pytest
 from board_reports import ARMS, make_ablation, make_evaluation, make_plan
 from board_runs import HOSTILE, make_run
 from fastapi.testclient import TestClient
+from fuzz.fuzzing import fuzz
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dapo_rl.board.ablation import band
+from dapo_rl.board.ablation import BoardAblation, band
+from dapo_rl.board.evaluation import BoardEvaluation
+from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.read import Catalogue
 from dapo_rl.board.server import create_app
-from dapo_rl.board.watch import Watcher
+from dapo_rl.board.watch import Watcher, dumps
+from dapo_rl.demo import DEFAULT_RECIPE
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,10 @@ def root(made, tmp_path):
 
 
 def opened(root):
-    return TestClient(create_app(Catalogue([root]), None, "token"), base_url="http://127.0.0.1")
+    catalogue = Catalogue([root])
+    app = create_app(catalogue, None, "token")
+    app.state.catalogue = catalogue
+    return TestClient(app, base_url="http://127.0.0.1")
 
 
 @pytest.fixture
@@ -41,7 +51,10 @@ def client(root):
 
 
 def rows(client):
-    answer = client.get("/api/runs").json()
+    """The reports by name, and the names of the runs, after a look that is complete."""
+    watcher = Watcher(client.app.state.catalogue, lambda: None)
+    watcher.look()
+    answer = json.loads(watcher.since(0)[1][0].removeprefix(b"data: "))
     return {row["name"]: row for row in answer["reports"]}, [row["name"] for row in answer["runs"]]
 
 
@@ -49,7 +62,11 @@ def test_they_stand_in_the_list(client):
     reports, runs = rows(client)
     assert runs == ["plain", *(f"study/{arm}/seed-{seed}" for arm in ARMS for seed in (0, 1))]
     study, exam = reports["study"], reports["exam"]
-    assert (study["kind"], study["state"], study["what"]) == ("ablation", "finished", "2 arms, 2 seeds")
+    assert (study["kind"], study["state"], study["what"]) == (
+        "ablation",
+        "finished",
+        f"2 arms, 2 seeds: {DEFAULT_RECIPE.name}",
+    )
     assert (study["step"], study["steps"], study["best"]) == (4, 4, "algo.clip_high=0.28")
     # The last quarter of the steps is step 4: 0.25 + 0.4 for seed 0, and 0.1 more for seed 1.
     assert study["accuracy"] == pytest.approx(0.7)
@@ -128,6 +145,7 @@ def test_a_run_of_an_ablation_that_failed(root, client):
     page = client.get("/api/report?name=study").json()
     assert (page["state"], page["done"]) == ("failed", 3)
     assert (page["runs"][1]["state"], page["runs"][1]["message"]) == ("failed", "out of memory (exit code 1)")
+    assert rows(client)[0]["study"]["error"] == "algo.clip_high=0.2, seed 1: out of memory (exit code 1)"
 
 
 def test_a_directory_that_is_an_ablation_itself(root):
@@ -260,3 +278,53 @@ def test_they_come_and_go(root):
     message = json.loads(watcher.since(version)[1][0].removeprefix(b"data: "))
     assert [row["name"] for row in message["reports"]] == ["study"]
     assert "jobs" not in message
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value, path=()):
+    """The paths of all values of a document."""
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+def replaced(value, path, new):
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@fuzz(200)
+@given(data=st.data())
+@pytest.mark.parametrize("file", ["study/plan.json", "study/ablation.json", "exam/evaluation.json"])
+def test_whatever_a_value_is_the_page_answers(made, tmp_path_factory, file, data):
+    """Any value of a report may be anything."""
+    document = json.loads((made / file).read_text())
+    for arm in document.get("arms", []):
+        if "settings" in arm:  # most of the plan, and not shown
+            arm["settings"] = {"train": arm["settings"]["train"]}
+    path = data.draw(st.sampled_from(list(places(document))))
+    home = shutil.copytree((made / file).parent, tmp_path_factory.mktemp("any"), dirs_exist_ok=True, ignore=only_files)
+    (home / file.partition("/")[2]).write_text(json.dumps(replaced(document, path, data.draw(JUNK))))
+    kind = BoardAblation if "study" in file else BoardEvaluation
+    report = kind("any", home, os.path.realpath(home))
+    row = json.loads(dumps(report.row({})))
+    assert (row["kind"], row["name"]) == (kind.kind, "any")
+    assert "cannot be read" not in (row["problem"] or "")
+    with suppress(UnreadableError):
+        dumps(report.page({}))
+    if isinstance(report, BoardAblation):
+        dumps(report.curves({}, 0.1, 100))
+    shutil.rmtree(home)
+
+
+def only_files(directory, names):
+    return [name for name in names if os.path.isdir(os.path.join(directory, name))]

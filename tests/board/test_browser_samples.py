@@ -367,9 +367,14 @@ def test_downloads_of_rows_honour_the_filters(browser, address):  # noqa: F811
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_samples_fit(browser, address, size):  # noqa: F811
     with opened(browser, address, size=size) as page:
-        for view in ("step=2&list=samples", "step=2&draw=20&sample=1&list=samples", "step=2&a=2.20.0&b=3.30.1"):
+        views = {
+            "step=2&list=samples": ".list .group >> visible=true",
+            "step=2&draw=20&sample=1&list=samples": ".detail .sample",
+            "step=2&a=2.20.0&b=3.30.1": ".compare .sample",
+        }
+        for view, element in views.items():
             page.goto(f"{address}#/groups?run=a&{view}")
-            page.wait_for_selector(".compare .sample" if "a=" in view.partition("step")[2] else ".group, .sample")
+            expect(page.locator(element).first).to_be_visible()
             page.wait_for_timeout(300)
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], view
         pair = [each.bounding_box() for each in page.locator(".compare .sample").all()]

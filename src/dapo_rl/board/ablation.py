@@ -26,7 +26,10 @@ from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
 from dapo_rl.lab.ablate.report import QUANTITIES
 from dapo_rl.runs.settings import flat
 
-CURVES = (ACCURACY, "acc/mean", "actor/entropy", "response_length/mean", "reward/mean")
+CURVES = (
+    *(ACCURACY, "acc/mean", "actor/entropy"),
+    *("response_length/mean", "response_length/clip_ratio", "reward/mean"),
+)
 MOST_SEEDS = 64
 LONGEST_CELL = 40
 
@@ -78,8 +81,9 @@ class BoardAblation(BoardReport):
             "steps": total,
             "accuracy": means[best] if best else None,
             "best": best,
-            "what": f"{counted(len(content.arms), 'arm')}, {counted(len(content.seeds), 'seed')}",
-            "model": content.recipe,
+            "what": f"{counted(len(content.arms), 'arm')}, {counted(len(content.seeds), 'seed')}: {content.recipe}",
+            "started": self._newest(content, runs),
+            "error": self._first_failure(content),
             "problem": self._problem(),
         }
 
@@ -151,13 +155,25 @@ class BoardAblation(BoardReport):
         states = [_state_of(arm, seed, self._run(arm, seed, runs)) for arm, seed in pairs]
         return sum(state in ("done", "finished") for state in states), len(pairs)
 
+    def _newest(self, content: _Content, runs: RunsByPath) -> float | None:
+        """When its newest run or file was started or written, so that it stands above its runs."""
+        own = [run for arm in content.arms for seed in content.seeds if (run := self._run(arm, seed, runs)) is not None]
+        dates = [self._started(), *(run.started for run in own)]
+        return max((date for date in dates if date is not None), default=None)
+
     def _state(self, content: _Content, done: int, total: int) -> str:
         if self.is_written:
             return "running"
         if total and done == total:
             return "finished"
-        failed = any(_entry(arm, seed).get("state") == "failed" for arm in content.arms for seed in content.seeds)
-        return "failed" if failed else "stopped"
+        return "failed" if self._first_failure(content) else "stopped"
+
+    def _first_failure(self, content: _Content) -> str | None:
+        entries = ((arm, seed, _entry(arm, seed)) for arm in self._own(content) for seed in content.seeds)
+        for arm, seed, entry in entries:
+            if entry.get("state") == "failed":
+                return problem_line(f"{arm.label}, seed {seed}: {as_text(entry.get('message')) or 'failed'}")
+        return None
 
     def _runs(self, content: _Content, runs: RunsByPath) -> list[dict[str, Any]]:
         rows = []

@@ -25,7 +25,7 @@ class BoardReport(ABC):
     kind: ClassVar[str]
     picture_name: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
-    """The files that the row depends on; the first one that exists dates it."""
+    """The files that the row depends on; the newest dates it."""
 
     def __init__(self, name: str, path: Path, real: str) -> None:
         self.name, self.path, self.real = name, path, real
@@ -81,9 +81,9 @@ class BoardReport(ABC):
 
     def _started(self) -> float | None:
         dates = [found[2] for name in self.files if (found := identity(self._at(name))) is not None]
-        return dates[0] / 1e9 if dates else None
+        return max(dates) / 1e9 if dates else None
 
 
 _EMPTY: dict[str, Any] = dict.fromkeys(
-    ("kind", "name", "state", "step", "steps", "accuracy", "best", "what", "model", "started", "problem")
+    ("kind", "name", "state", "step", "steps", "accuracy", "best", "what", "model", "started", "error", "problem")
 )

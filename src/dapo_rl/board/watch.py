@@ -58,7 +58,7 @@ class Watcher:
         # Shared with requests:
         self._told = threading.Condition()
         self._rows: dict[str, str] = {}
-        self._lists = {"reports": "[]", "jobs": "[]"}
+        self._lists = {"reports": "[]", "jobs": dumps(jobs())}
         """Short lists that are sent as a whole when they change."""
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MESSAGES_KEPT)
         self._whole: tuple[int, bytes, bytes] = (-1, b"", b"")

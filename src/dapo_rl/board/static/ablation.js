@@ -15,6 +15,7 @@ const CHARTS = [
   ["acc/mean", "share of correct samples"],
   ["actor/entropy", "of the policy, in nats"],
   ["response_length/mean", "tokens"],
+  ["response_length/clip_ratio", "share truncated at the limit"],
   ["reward/mean", "including the length penalty"],
 ];
 

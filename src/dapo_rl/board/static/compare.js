@@ -1,13 +1,13 @@
 // Two samples side by side, of one group or of different groups and steps of a run.
-import { h } from "./dom.js";
+import { fill, h } from "./dom.js";
 import { Painting, promptView, sampleView, scaled } from "./samples.js";
 import { get } from "./store.js";
 
 const MOST_EDITS = 600;
 const memory = { differences: true };
 
-export const same = (a, b) => a.step === b.step && a.draw === b.draw && a.sample === b.sample;
-export const named = (pick) => `step ${pick.step} · draw ${pick.draw} · sample ${pick.sample}`;
+const same = (a, b) => a.step === b.step && a.draw === b.draw && a.sample === b.sample;
+const named = (pick) => `step ${pick.step} · draw ${pick.draw} · sample ${pick.sample}`;
 export const toText = (pick) => `${pick.step}.${pick.draw}.${pick.sample}`;
 export function fromText(text) {
   const match = /^(\d{1,12})\.(-?\d{1,15})\.(\d{1,9})$/.exec(text ?? "");
@@ -71,7 +71,7 @@ function pairs(trace, i, j) {
 }
 
 /** Loads both and shows them; `close` goes back, `painted` runs whenever the texts are drawn. */
-export async function compareView(run, picks, { close, words, painted }) {
+async function compareView(run, picks, { close, words, painted }) {
   const groups = await Promise.all(picks.map(({ step, draw }) => get("group", { run, step, draw })));
   const samples = groups.map((group, i) => {
     const found = scaled(group).samples.find((sample) => sample.sample === picks[i].sample);
@@ -125,20 +125,102 @@ export async function compareView(run, picks, { close, words, painted }) {
   return { element, painting };
 }
 
-/** The picked samples, with a way to drop each and to compare two. */
-export function trayView(picks, { drop, compare }) {
-  return h(
-    "div",
-    { class: "card tray", role: "status" },
-    h("span", {}, picks.length < 2 ? "Pick another sample to compare with" : "Compare"),
-    picks.map((pick) =>
-      h(
-        "span",
-        { class: "chip" },
-        named(pick),
-        h("button", { type: "button", "aria-label": `Drop ${named(pick)}`, onclick: () => drop(pick) }, "×"),
+/** The samples that are picked in `memory`, and two of them side by side. */
+export class Comparison {
+  constructor(memory, { painted, changed }) {
+    Object.assign(this, { memory, painted, changed });
+    this.turn = 0;
+    this.painting = null;
+    this.tray = h("div");
+    this.element = h("div");
+    this.draw();
+  }
+
+  has(pick) {
+    return this.memory.picks.some((other) => same(other, pick));
+  }
+
+  toggle(pick) {
+    const others = this.memory.picks.filter((other) => !same(other, pick));
+    this.memory.picks = this.has(pick) ? others : [...others, pick].slice(-2);
+    this.draw();
+  }
+
+  clear() {
+    this.memory.picks = [];
+    this.close();
+    this.draw();
+  }
+
+  /** The button of a sample. */
+  button(pick) {
+    return h(
+      "button",
+      {
+        type: "button",
+        class: "quiet pick",
+        "aria-pressed": String(this.has(pick)),
+        "aria-label": `Compare ${named(pick)}`,
+        data: { pick: toText(pick) },
+        onclick: () => this.toggle(pick),
+      },
+      "compare",
+    );
+  }
+
+  draw() {
+    const { picks, comparing } = this.memory;
+    fill(this.tray, comparing || !picks.length ? null : this.trayView(picks));
+    for (const button of document.querySelectorAll("[data-pick]"))
+      button.setAttribute("aria-pressed", String(picks.some((pick) => toText(pick) === button.dataset.pick)));
+  }
+
+  trayView(picks) {
+    const drop = (pick) =>
+      h("button", { type: "button", "aria-label": `Drop ${named(pick)}`, onclick: () => this.toggle(pick) }, "×");
+    return h(
+      "div",
+      { class: "card tray", role: "status" },
+      h("span", {}, picks.length < 2 ? "Pick another sample to compare with" : "Compare"),
+      picks.map((pick) => h("span", { class: "chip" }, named(pick), drop(pick))),
+      picks.length < 2
+        ? null
+        : h("button", { type: "button", class: "main", onclick: () => this.open() }, "side by side"),
+    );
+  }
+
+  async open() {
+    const mine = ++this.turn;
+    const close = () => this.close();
+    this.memory.comparing = true;
+    this.draw();
+    const options = { close, words: () => this.memory.words, painted: this.painted };
+    const view = await compareView(this.memory.run, this.memory.picks, options).catch((error) => ({
+      element: h(
+        "p",
+        { class: "empty" },
+        `${error.message} `,
+        h("button", { type: "button", class: "quiet", onclick: close }, "‹ back"),
       ),
-    ),
-    h("button", { type: "button", class: "main", hidden: picks.length < 2, onclick: compare }, "side by side"),
-  );
+    }));
+    if (mine !== this.turn) return;
+    this.painting = view.painting;
+    fill(this.element, view.element);
+    this.changed();
+    window.scrollTo(0, 0);
+  }
+
+  close() {
+    if (!this.memory.comparing) return;
+    this.turn++;
+    this.memory.comparing = false;
+    this.painting = null;
+    fill(this.element);
+    this.draw();
+    this.changed();
+  }
+
+  paint() {
+    this.painting?.paint();
+  }
 }

@@ -1,10 +1,10 @@
 // Groups: the steps of a run, the groups or samples of a step, full-text search, and two samples side by side.
-import { compareView, fromText, named, same, toText, trayView } from "./compare.js";
+import { Comparison, fromText, toText } from "./compare.js";
 import { fill, h, throttle } from "./dom.js";
 import { bind, showKeys } from "./keys.js";
 import { fateChips, groupLine, SampleList } from "./lists.js";
 import { groupView } from "./samples.js";
-import { hitList, Occurrences } from "./search.js";
+import { Hits, Occurrences } from "./search.js";
 import { Steps } from "./steps.js";
 import { get, onChange, remember, store } from "./store.js";
 
@@ -59,17 +59,37 @@ export function groups(parameters, onClose) {
   const list = h("div", { class: "list", role: "list" });
   const detail = h("div", { class: "detail" });
   const chips = h("div", { class: "chips" });
-  const found = h("div", { class: "found" });
-  const tray = h("div");
-  const beside = h("div");
   const panes = h("div", { class: "panes" }, list, detail);
-  const occurrences = new Occurrences(h("div", {}, panes, beside));
+  const markAll = () => occurrences.mark(memory.words);
+  const comparison = new Comparison(memory, {
+    painted: () => queueMicrotask(markAll),
+    changed: () => {
+      for (const element of [panes, hits.element, lists]) element.hidden = memory.comparing;
+      samples.controls.hidden = memory.comparing || !isSamples();
+      markAll();
+      note();
+    },
+  });
+  const occurrences = new Occurrences(h("div", {}, panes, comparison.element));
+  const hits = new Hits({
+    // The list of samples shows those of this step.
+    where: () => ({
+      run: memory.run,
+      q: isSamples() && !memory.everywhere ? "" : memory.words,
+      step: memory.everywhere ? null : memory.step,
+    }),
+    open: openHit,
+  });
   const samples = new SampleList(memory.filter, {
     where: () => ({ run: memory.run, step: memory.step, words: memory.words, fates: memory.fates }),
-    open: (row) => openGroup(row.draw, row.sample),
+    open: (row) => {
+      follow = false;
+      openGroup(row.draw, row.sample);
+    },
     drawn: (answer) => {
       drawChips(answer.fates ?? {});
-      if (memory.draw === null && !isPhone() && samples.rows.length) samples.open(samples.rows[0]);
+      const [first] = samples.rows;
+      if (memory.draw === null && !isPhone() && first) openGroup(first.draw, first.sample);
     },
   });
   const isSamples = () => memory.list === "samples";
@@ -81,9 +101,8 @@ export function groups(parameters, onClose) {
       onchange: () => {
         memory.run = select.value;
         memory.step = memory.draw = memory.sample = null;
-        memory.picks = [];
         follow = true;
-        uncompare();
+        comparison.clear();
         open();
       },
     },
@@ -122,7 +141,7 @@ export function groups(parameters, onClose) {
       event.preventDefault();
       if (occurrences.found.length) occurrences.go(event.shiftKey ? -1 : 1);
       else if (isSamples()) samples.go(1);
-      else if (hits.length) openHit(hits[0]);
+      else if (hits.found.length) openHit(hits.found[0]);
     },
   });
   const wide = h("input", {
@@ -130,7 +149,7 @@ export function groups(parameters, onClose) {
     checked: memory.everywhere,
     onchange: () => {
       memory.everywhere = wide.checked;
-      look();
+      hits.look();
     },
   });
   const modes = h("div", { class: "modes", role: "group", "aria-label": "List" });
@@ -209,7 +228,7 @@ export function groups(parameters, onClose) {
     if (isSamples()) return;
     fill(
       list,
-      shown().map((group) => groupLine(group, group.draw === memory.draw, () => openGroup(group.draw))),
+      shown().map((group) => groupLine(group, group.draw === memory.draw, () => choose(group.draw))),
     );
     if (!shown().length) fill(list, h("p", { class: "empty" }, "No groups at this step."));
   }
@@ -217,7 +236,13 @@ export function groups(parameters, onClose) {
   function switchTo(mode) {
     memory.list = mode;
     jump(memory.step, memory.draw, memory.sample);
-    look();
+    hits.look();
+  }
+
+  /** Opens a group that somebody chose: a run that goes on does not take it away. */
+  function choose(draw, sample = null) {
+    follow = false;
+    return openGroup(draw, sample);
   }
 
   let wanted = 0;
@@ -246,13 +271,12 @@ export function groups(parameters, onClose) {
       close: closeGroup,
       back: isSamples() ? "‹ all samples" : "‹ all groups",
       words: () => memory.words,
-      actions: (sample) => pickButton({ step: memory.step, draw: group.draw, sample: sample.sample }),
+      actions: (sample) => comparison.button({ step: memory.step, draw: group.draw, sample: sample.sample }),
       after: () => queueMicrotask(markAll),
     });
     fill(detail, view.element);
     repaint = () => view.painting.paint();
   }
-  const markAll = () => occurrences.mark(memory.words);
   let repaint = markAll; // draws the open texts again, with their marks
 
   /** Outlines the current sample. */
@@ -276,103 +300,16 @@ export function groups(parameters, onClose) {
     note();
   }
 
-  const isPicked = (pick) => memory.picks.some((other) => same(other, pick));
-  function pickButton(pick) {
-    return h(
-      "button",
-      {
-        type: "button",
-        class: "quiet pick",
-        "aria-pressed": String(isPicked(pick)),
-        "aria-label": `Compare ${named(pick)}`,
-        data: { pick: toText(pick) },
-        onclick: () => togglePick(pick),
-      },
-      "compare",
-    );
-  }
-
-  function togglePick(pick) {
-    const others = memory.picks.filter((other) => !same(other, pick));
-    memory.picks = isPicked(pick) ? others : [...others, pick].slice(-2);
-    drawTray();
-  }
-
-  function drawTray() {
-    fill(tray, memory.comparing || !memory.picks.length ? null : trayView(memory.picks, { drop: togglePick, compare }));
-    for (const button of detail.querySelectorAll("[data-pick]"))
-      button.setAttribute("aria-pressed", String(memory.picks.some((pick) => toText(pick) === button.dataset.pick)));
-  }
-
-  let comparison = 0;
-  async function compare() {
-    if (memory.picks.length < 2) return;
-    const mine = ++comparison;
-    memory.comparing = true;
-    drawTray();
-    note();
-    const options = { close: uncompare, words: () => memory.words, painted: () => queueMicrotask(markAll) };
-    const back = h("button", { type: "button", class: "quiet", onclick: uncompare }, "‹ back");
-    const view = await compareView(memory.run, memory.picks, options).catch((error) => ({
-      element: h("p", { class: "empty" }, `${error.message} `, back),
-    }));
-    if (mine !== comparison) return;
-    fill(beside, view.element);
-    panes.hidden = found.hidden = lists.hidden = samples.controls.hidden = true;
-    repaintPair = () => view.painting?.paint();
-    markAll();
-    window.scrollTo(0, 0);
-  }
-  let repaintPair = () => {};
-
-  function uncompare() {
-    comparison++;
-    memory.comparing = false;
-    fill(beside);
-    repaintPair = () => {};
-    panes.hidden = found.hidden = lists.hidden = false;
-    samples.controls.hidden = !isSamples();
-    drawTray();
-    markAll();
-    note();
-  }
-
-  let asked = 0;
-  let hits = [];
-  async function look(until = null) {
-    const mine = ++asked;
-    hits = [];
-    // The list of samples shows those of this step.
-    if (!memory.words.trim() || (isSamples() && !memory.everywhere)) {
-      fill(found);
-      return;
-    }
-    const step = memory.everywhere ? null : memory.step;
-    const answer = await get("search", { run: memory.run, q: memory.words, step, until }).catch((error) => ({ error }));
-    if (mine !== asked) return;
-    hits = answer.hits ?? [];
-    const at = memory.everywhere ? "" : ` at step ${memory.step}`;
-    fill(
-      found,
-      answer.error
-        ? h("p", { class: "empty" }, answer.error.message)
-        : hitList(answer, memory.words, at, { open: openHit, more: () => look(answer.next) }),
-    );
-  }
-
   async function openHit(hit) {
-    if (hit.step !== memory.step) {
-      follow = false;
-      await jump(hit.step, hit.draw, hit.sample);
-    }
-    await openGroup(hit.draw, hit.sample);
+    if (hit.step !== memory.step) await jump(hit.step, hit.draw, hit.sample);
+    await choose(hit.draw, hit.sample);
   }
 
   const searching = throttle(() => {
     repaint();
-    repaintPair();
+    comparison.paint();
     if (isSamples()) samples.load();
-    look();
+    hits.look();
   }, 300);
 
   const moved = throttle(async () => {
@@ -385,7 +322,7 @@ export function groups(parameters, onClose) {
 
   const go = (by) => {
     follow = false;
-    if (memory.comparing) uncompare();
+    comparison.close();
     jump(steps.beside(memory.step, by));
   };
 
@@ -400,19 +337,19 @@ export function groups(parameters, onClose) {
     const here = numbers.indexOf(memory.sample);
     const there = here < 0 ? (by > 0 ? 0 : -1) : here + by;
     if (numbers[there] !== undefined) {
-      openGroup(memory.draw, numbers[there]);
+      choose(memory.draw, numbers[there]);
       return;
     }
     const draws = shown().map((group) => group.draw);
     const next = shown()[draws.indexOf(memory.draw) + by];
-    if (next) openGroup(next.draw, by > 0 ? 0 : next.samples.length - 1);
+    if (next) choose(next.draw, by > 0 ? 0 : next.samples.length - 1);
   }
 
   function compareKey() {
     if (memory.comparing) return;
     if (memory.sample === null) move(1);
-    else togglePick({ step: memory.step, draw: memory.draw, sample: memory.sample });
-    if (memory.picks.length === 2) compare();
+    else comparison.toggle({ step: memory.step, draw: memory.draw, sample: memory.sample });
+    if (memory.picks.length === 2) comparison.open();
   }
 
   onClose(
@@ -427,7 +364,7 @@ export function groups(parameters, onClose) {
       [["s"], "sort samples by the next column", () => (isSamples() ? samples.nextSort() : switchTo("samples"))],
       [["S"], "reverse the order", () => isSamples() && samples.reverse()],
       [["c"], "pick the sample; the second opens both side by side", compareKey],
-      [["Escape"], "close", () => (memory.comparing ? uncompare() : closeGroup())],
+      [["Escape"], "close", () => (memory.comparing ? comparison.close() : closeGroup())],
     ]),
   );
   onClose(
@@ -437,14 +374,11 @@ export function groups(parameters, onClose) {
   );
   onClose(() => {
     turn++;
-    asked++;
     wanted++;
-    comparison++;
-    samples.turn++;
+    for (const part of [comparison, hits, samples]) part.turn++;
   });
-  drawTray();
-  open().then(() => look());
-  if (memory.comparing) compare();
+  open().then(() => hits.look());
+  if (memory.comparing) comparison.open();
 
   return [
     h(
@@ -467,8 +401,8 @@ export function groups(parameters, onClose) {
     ),
     lists,
     samples.controls,
-    found,
-    tray,
+    hits.element,
+    comparison.tray,
     occurrences.root,
   ];
 }

@@ -1,12 +1,13 @@
 // Long names: the middle is cut, since names of one family differ at the end; the tooltip has the whole.
 import { h } from "./dom.js";
 
-const END = 12;
+const narrow = matchMedia("(max-width: 800px)");
 
 /** A name that shrinks to the width that there is. Its text is the whole name. */
 export function long(name, cls = "") {
   const characters = [...String(name)];
-  const cut = characters.length > 2 * END ? characters.length - END : characters.length;
+  const end = narrow.matches ? 12 : 18;
+  const cut = characters.length > 2 * end ? characters.length - end : characters.length;
   return h(
     "span",
     { class: `foreign long ${cls}`, dir: "auto", title: name },

@@ -1,6 +1,7 @@
 // Search: marks every occurrence in the open samples, steps through them, and lists the samples that have any.
 import { counted, fill, foreign, h, visible } from "./dom.js";
 import { fateName } from "./fates.js";
+import { get } from "./store.js";
 
 const MOST_MARKS = 3000;
 
@@ -107,39 +108,63 @@ export class Occurrences {
   }
 }
 
-/** The answer of the server: hits to open, and the steps that are left. */
-export function hitList(answer, words, where, { open, more }) {
-  return h(
-    "div",
-    { class: "card hits" },
-    h(
-      "p",
-      { class: "hint" },
-      `${answer.cut ? "the first " : ""}${counted(answer.hits.length, "hit")}${where}`,
-      answer.left
-        ? [
-            `; ${counted(answer.left, "earlier step")} not searched yet `,
-            h("button", { type: "button", class: "quiet", onclick: more }, "search on"),
-          ]
-        : "",
-    ),
-    answer.hits.map((hit) =>
+/** The samples with an occurrence, from the server. `where()` gives {run, q, step}: all steps without a step. */
+export class Hits {
+  constructor({ where, open }) {
+    Object.assign(this, { where, open });
+    this.turn = 0;
+    this.found = [];
+    this.element = h("div", { class: "found" });
+  }
+
+  /** Searches from step `until` on, where the last search stopped. */
+  async look(until = null) {
+    const mine = ++this.turn;
+    const wanted = this.where();
+    this.found = [];
+    if (!wanted.q.trim()) {
+      fill(this.element);
+      return;
+    }
+    const answer = await get("search", { ...wanted, until }).catch((error) => ({ error }));
+    if (mine !== this.turn) return;
+    this.found = answer.hits ?? [];
+    fill(this.element, answer.error ? h("p", { class: "empty" }, answer.error.message) : this.view(answer, wanted));
+  }
+
+  view(answer, { q, step }) {
+    const first = answer.cut ? "the first " : "";
+    return h(
+      "div",
+      { class: "card hits" },
       h(
-        "button",
-        { type: "button", class: "hit", onclick: () => open(hit) },
-        h(
-          "small",
-          {},
-          [
-            `step ${hit.step}`,
-            `sample ${hit.sample}`,
-            hit.correct ? "right" : "not right",
-            fateName(hit.fate),
-            `${hit.count}× in the ${hit.where}`,
-          ].join(" · "),
-        ),
-        marked(hit.text, words, "span", "excerpt"),
+        "p",
+        { class: "hint" },
+        `${first}${counted(answer.hits.length, "hit")}${step === null ? "" : ` at step ${step}`}`,
+        answer.left
+          ? [
+              `; ${counted(answer.left, "earlier step")} not searched yet `,
+              h("button", { type: "button", class: "quiet", onclick: () => this.look(answer.next) }, "search on"),
+            ]
+          : "",
       ),
-    ),
-  );
+      answer.hits.map((hit) => this.line(hit, q)),
+    );
+  }
+
+  line(hit, words) {
+    const facts = [
+      `step ${hit.step}`,
+      `sample ${hit.sample}`,
+      hit.correct ? "right" : "not right",
+      fateName(hit.fate),
+      `${hit.count}× in the ${hit.where}`,
+    ];
+    return h(
+      "button",
+      { type: "button", class: "hit", onclick: () => this.open(hit) },
+      h("small", {}, facts.join(" · ")),
+      marked(hit.text, words, "span", "excerpt"),
+    );
+  }
 }
