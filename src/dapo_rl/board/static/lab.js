@@ -91,7 +91,12 @@ export function lab(_parameters, onClose) {
       answer.recipes.map((each) =>
         h(
           "option",
-          { value: each.name, selected: each.name === answer.recipe, disabled: each.problem !== null, title: each.problem },
+          {
+            value: each.name,
+            selected: each.name === answer.recipe,
+            disabled: each.problem !== null,
+            title: each.problem,
+          },
           each.problem === null ? each.name : `${each.name} (cannot be read: ${each.problem})`,
         ),
       ),
@@ -99,8 +104,9 @@ export function lab(_parameters, onClose) {
     fill(
       about,
       answer.recipe === DEMO
-        ? "A model of a million parameters learns arithmetic on this machine in minutes. Switch a technique off to see its effect."
-        : ["Trains ", foreign(answer.model), ". Switch a technique on or off to see its effect."],
+        ? "A model of a million parameters learns arithmetic on this machine in minutes. "
+        : ["Trains ", foreign(answer.model), ". "],
+      "Switch a technique on or off to see its effect.",
     );
     fill(
       switches,
@@ -173,14 +179,15 @@ export function lab(_parameters, onClose) {
     );
   }
 
-  const act = (action, job, label, disabled = false) =>
+  const act = (action, job, label, { says = label, disabled = false } = {}) =>
     h(
       "button",
       {
         type: "button",
         class: `quiet ${action}`,
         disabled: start.disabled || disabled,
-        "aria-label": `${label} ${job.name}`,
+        title: says,
+        "aria-label": `${says} ${job.name}`,
         onclick: () => post(`lab/${action}`, { run: job.name }).catch((error) => fill(problem, error.message)),
       },
       label,
@@ -193,11 +200,11 @@ export function lab(_parameters, onClose) {
       h(
         "div",
         { class: "line" },
+        h("small", {}, `${job.place}.`),
         h("b", {}, foreign(job.name)),
         h("span", { class: "state waiting" }, "waiting"),
-        h("small", {}, `number ${job.place}`),
         h("span", { class: "grow" }),
-        act("sooner", job, "sooner", job.place === 1),
+        act("sooner", job, "↑", { says: "move up", disabled: job.place === 1 }),
         act("remove", job, "remove"),
       ),
       h("small", {}, long(job.recipe)),

@@ -36,7 +36,12 @@ function named(row) {
   const name = row.kind
     ? [
         h("a", { href: address(row), class: "report" }, long(row.name)),
-        h("small", { class: "what", title: row.what }, h("span", { class: "chip" }, row.kind), foreign(` ${row.what ?? ""}`)),
+        h(
+          "small",
+          { class: "what", title: row.what },
+          h("span", { class: "chip" }, row.kind),
+          foreign(` ${row.what ?? ""}`),
+        ),
       ]
     : long(row.name);
   return [name, why ? h("small", { class: "foreign trouble", dir: "auto", title: why }, why) : null];
@@ -210,7 +215,7 @@ export function runs(parameters, onClose) {
       h(
         "td",
         { class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}` },
-        row.kind && !(column.key in row) ? null : column.cell(row),
+        row.kind && (row[column.key] ?? null) === null ? null : column.cell(row),
       ),
     );
 
