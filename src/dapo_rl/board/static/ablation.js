@@ -81,7 +81,11 @@ export function ablation(parameters, onClose) {
                 long(labels[arm]?.label ?? arm),
               ),
             ),
-            h("span", { class: "hint" }, page.seeds.length > 1 ? "mean over seeds; bands: range over seeds" : "one seed"),
+            h(
+              "span",
+              { class: "hint" },
+              page.seeds.length > 1 ? "mean over seeds; bands: range over seeds" : "one seed",
+            ),
           ),
           grid,
         );
@@ -126,7 +130,8 @@ function heading(page) {
 }
 
 function table(page) {
-  if (!page.table) return h("p", { class: "empty card" }, "The table and the picture are written when a run has finished.");
+  if (!page.table)
+    return h("p", { class: "empty card" }, "The table and the picture are written when a run has finished.");
   const [first, ...others] = page.table.heads;
   return h(
     "section",
@@ -151,7 +156,8 @@ function table(page) {
     h(
       "p",
       { class: "hint" },
-      `accuracy: held out, mean of the last quarter of the steps; ±: ${page.interval}; difference: in points, paired by seed`,
+      `accuracy: held out, mean of the last quarter of the steps; ±: ${page.interval}; `,
+      "difference: in points, paired by seed",
     ),
   );
 }
@@ -168,7 +174,13 @@ function runs(page) {
       h(
         "thead",
         {},
-        h("tr", {}, h("th", {}, "arm"), h("th", { class: "number" }, "seed"), heads.map((head, i) => h("th", { class: i ? "number" : "" }, head))),
+        h(
+          "tr",
+          {},
+          h("th", {}, "arm"),
+          h("th", { class: "number" }, "seed"),
+          heads.map((head, i) => h("th", { class: i ? "number" : "" }, head)),
+        ),
       ),
       h(
         "tbody",
@@ -185,7 +197,7 @@ function runs(page) {
               h("span", { class: `state ${run.state}` }, run.state),
               run.message ? h("small", { class: "foreign trouble", title: run.message }, run.message) : null,
             ),
-            page.table ? run.cells.map((cell) => h("td", { class: "number" }, cell)) : h("td", { class: "number" }, run.cells[0]),
+            run.cells.slice(0, heads.length - 1).map((cell) => h("td", { class: "number" }, cell)),
           ),
         ),
       ),

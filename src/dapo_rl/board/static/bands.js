@@ -1,5 +1,7 @@
 // Curves of an ablation's arms in one chart: the mean over seeds, with a band for the range.
+import { downloads } from "./charts.js";
 import { h, isNumber, short } from "./dom.js";
+import { csv, save } from "./download.js";
 import { tint } from "./store.js";
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -7,13 +9,23 @@ const DASHES = [[], [6, 4], [2, 3]]; // beyond the colours that there are
 
 export class BandChart {
   constructor(title, hint, { height = 200 } = {}) {
-    this.height = height;
+    Object.assign(this, { title, hint, height, arms: [] });
     this.box = h("div", { class: "plot" });
     this.reading = h("div", { class: "reading" });
     this.element = h(
       "figure",
       { class: "card chart", data: { metric: title } },
-      h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint)),
+      h(
+        "figcaption",
+        {},
+        h("b", {}, title),
+        h("span", { class: "hint" }, hint),
+        downloads(
+          title,
+          () => this.saveRows(),
+          () => this.picture(),
+        ),
+      ),
       this.box,
       this.reading,
     );
@@ -92,6 +104,35 @@ export class BandChart {
         );
       }),
     );
+  }
+
+  saveRows() {
+    const rows = this.arms.flatMap(({ label, band }) =>
+      band.steps.map((step, i) => [label, this.title, step, band.mean[i], band.low[i], band.high[i]]),
+    );
+    save(`${this.title}.csv`, csv([["arm", "metric", "step", "mean", "low", "high"], ...rows]));
+  }
+
+  picture() {
+    const range = ({ min, max }) => (isNumber(min) && isNumber(max) ? [min, max] : [0, 1]);
+    return {
+      title: this.title,
+      hint: this.hint,
+      x: range(this.plot?.scales.x ?? {}),
+      y: range(this.plot?.scales.y ?? {}),
+      bands: this.arms.map(({ index, band }) => ({
+        points: band.steps.map((step, i) => [step, band.low[i], band.high[i]]),
+        fill: tint(index, false),
+      })),
+      lines: this.arms.map(({ index, band }) => ({
+        points: band.steps.map((step, i) => [step, band.mean[i]]),
+        stroke: tint(index, false),
+        width: 2,
+        dash: DASHES[Math.floor(index / 8) % DASHES.length],
+        dots: band.steps.length < 16,
+      })),
+      legend: this.arms.map(({ label, index }) => [label, tint(index, false)]),
+    };
   }
 
   close() {

@@ -131,7 +131,7 @@ export class Comparison {
     Object.assign(this, { memory, painted, changed });
     this.turn = 0;
     this.painting = null;
-    this.tray = h("div");
+    this.tray = h("div", { class: "picks" });
     this.element = h("div");
     this.draw();
   }

@@ -110,7 +110,12 @@ function figures(page) {
     ),
     h("p", { class: "hint" }, "intervals: 95 %, bootstrap over problems"),
     errors.map((model) =>
-      h("p", { class: "trouble" }, long(model.model), `: the verifier failed on ${model.verifier_errors} samples, left out`),
+      h(
+        "p",
+        { class: "trouble" },
+        long(model.model),
+        `: the verifier failed on ${model.verifier_errors} samples, left out`,
+      ),
     ),
   );
 }
@@ -127,7 +132,11 @@ function differences(page) {
       h(
         "thead",
         {},
-        h("tr", {}, ["metric", "difference", "interval", "p"].map((head, i) => h("th", { class: i ? "number" : "" }, head))),
+        h(
+          "tr",
+          {},
+          ["metric", "difference", "interval", "p"].map((head, i) => h("th", { class: i ? "number" : "" }, head)),
+        ),
       ),
       h(
         "tbody",
@@ -148,7 +157,11 @@ function differences(page) {
             h(
               "tr",
               { class: "of-model" },
-              h("th", { colSpan: 4 }, h("span", { class: "key", vars: { "--c": tint(Math.max(0, index)) } }, long(row.model))),
+              h(
+                "th",
+                { colSpan: 4 },
+                h("span", { class: "key", vars: { "--c": tint(Math.max(0, index)) } }, long(row.model)),
+              ),
             ),
             line,
           ];

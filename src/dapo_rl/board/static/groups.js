@@ -402,7 +402,7 @@ export function groups(parameters, onClose) {
     lists,
     samples.controls,
     hits.element,
-    comparison.tray,
     occurrences.root,
+    comparison.tray,
   ];
 }

@@ -91,7 +91,12 @@ export function lab(_parameters, onClose) {
       answer.recipes.map((each) =>
         h(
           "option",
-          { value: each.name, selected: each.name === answer.recipe, disabled: each.problem !== null, title: each.problem },
+          {
+            value: each.name,
+            selected: each.name === answer.recipe,
+            disabled: each.problem !== null,
+            title: each.problem,
+          },
           each.problem === null ? each.name : `${each.name} (cannot be read: ${each.problem})`,
         ),
       ),
@@ -99,8 +104,9 @@ export function lab(_parameters, onClose) {
     fill(
       about,
       answer.recipe === DEMO
-        ? "A model of a million parameters learns arithmetic on this machine in minutes. Switch a technique off to see its effect."
-        : ["Trains ", foreign(answer.model), ". Switch a technique on or off to see its effect."],
+        ? "A model of a million parameters learns arithmetic on this machine in minutes. "
+        : ["Trains ", foreign(answer.model), ". "],
+      "Switch a technique on or off to see its effect.",
     );
     fill(
       switches,

@@ -29,7 +29,8 @@ export function ticks(low, high, wanted = 6) {
 
 /**
  * The shapes of a chart: {title, hint, x: [low, high], y: [low, high],
- * lines: [{points, stroke, width}], bars: [{x, width, from, to, fill}], legend: [[name, colour]]}.
+ * lines: [{points, stroke, width, dash}], bands: [{points: [[x, low, high], …], fill}],
+ * bars: [{x, width, from, to, fill}], legend: [[name, colour]]}.
  */
 function shapesOf(chart) {
   const shapes = [{ kind: "rect", x: 0, y: 0, width: WIDTH, height: HEIGHT, fill: "#ffffff" }];
@@ -67,9 +68,14 @@ function shapesOf(chart) {
     const [top, bottom] = [toY(bar.to), toY(bar.from)];
     shapes.push({ kind: "rect", x: a, y: top, width: b - a, height: bottom - top, fill: bar.fill, clip: true });
   }
-  for (const { points, stroke, width, alpha = 1, dots } of chart.lines ?? []) {
+  for (const { points, fill } of chart.bands ?? []) {
+    const upper = points.map(([a, , high]) => [toX(a), toY(high)]);
+    const lower = points.map(([a, low]) => [toX(a), toY(low)]);
+    shapes.push({ kind: "area", points: [...upper, ...lower.reverse()], fill, clip: true });
+  }
+  for (const { points, stroke, width, alpha = 1, dash = [], dots } of chart.lines ?? []) {
     const placed = points.map(([a, b]) => [toX(a), toY(b)]);
-    shapes.push({ kind: "line", points: placed, stroke, width, alpha, clip: true });
+    shapes.push({ kind: "line", points: placed, stroke, width, alpha, dash, clip: true });
     if (dots) for (const [a, b] of placed) shapes.push({ kind: "dot", x: a, y: b, fill: stroke, clip: true });
   }
   line([box.left, box.top], [box.left, box.bottom], INK);
@@ -82,12 +88,16 @@ function shapesOf(chart) {
 const escaped = (text) => text.replace(/[<>&"']/g, (c) => `&#${c.charCodeAt(0)};`);
 const at = (number) => Number(number.toFixed(2));
 
+const joined = (points) => points.map((point) => point.map(at).join(",")).join(" ");
+const BAND = 0.15; // opacity
+
 const AS_SVG = {
+  area: (s) => `<polygon points="${joined(s.points)}" fill="${s.fill}" fill-opacity="${BAND}"/>`,
   rect: (s) => `<rect x="${at(s.x)}" y="${at(s.y)}" width="${at(s.width)}" height="${at(s.height)}" fill="${s.fill}"/>`,
   dot: (s) => `<circle cx="${at(s.x)}" cy="${at(s.y)}" r="3" fill="${s.fill}"/>`,
   line: (s) =>
-    `<polyline points="${s.points.map((p) => p.map(at).join(",")).join(" ")}" fill="none" stroke="${s.stroke}" ` +
-    `stroke-width="${s.width}" stroke-opacity="${s.alpha ?? 1}" stroke-linejoin="round"/>`,
+    `<polyline points="${joined(s.points)}" fill="none" stroke="${s.stroke}" stroke-width="${s.width}" ` +
+    `stroke-opacity="${s.alpha ?? 1}" stroke-dasharray="${(s.dash ?? []).join(" ")}" stroke-linejoin="round"/>`,
   text: (s) =>
     `<text x="${at(s.x)}" y="${at(s.y)}" font-size="${s.size}" font-weight="${s.weight ?? "normal"}" ` +
     `text-anchor="${s.anchor}" fill="${s.fill}"${s.turned ? ` transform="rotate(-90 ${at(s.x)} ${at(s.y)})"` : ""}>` +
@@ -106,6 +116,12 @@ export function svg(chart) {
 }
 
 const ON_CANVAS = {
+  area(c, s) {
+    Object.assign(c, { fillStyle: s.fill, globalAlpha: BAND });
+    c.beginPath();
+    s.points.forEach(([x, y]) => c.lineTo(x, y));
+    c.fill();
+  },
   rect(c, s) {
     c.fillStyle = s.fill;
     c.fillRect(s.x, s.y, s.width, s.height);
@@ -118,6 +134,7 @@ const ON_CANVAS = {
   },
   line(c, s) {
     Object.assign(c, { strokeStyle: s.stroke, lineWidth: s.width, globalAlpha: s.alpha ?? 1, lineJoin: "round" });
+    c.setLineDash(s.dash ?? []);
     c.beginPath();
     s.points.forEach(([x, y]) => c.lineTo(x, y));
     c.stroke();

@@ -1,7 +1,8 @@
 // What the pages of ablations and evaluations share.
 import { h } from "./dom.js";
 
-export const back = () => h("a", { href: "#/runs", class: "quiet up-link", "aria-label": "Back to the list" }, "← list");
+export const back = () =>
+  h("a", { href: "#/runs", class: "quiet up-link", "aria-label": "Back to the list" }, "← list");
 
 /** The picture that the command wrote; the version asks for it again when there is a new one. */
 export function picture(name, kind, version) {
@@ -10,7 +11,11 @@ export function picture(name, kind, version) {
   return h(
     "figure",
     { class: "card picture" },
-    h("a", { href: source, target: "_blank", rel: "noopener" }, h("img", { src: source, alt: `the picture of the ${kind}`, loading: "lazy" })),
+    h(
+      "a",
+      { href: source, target: "_blank", rel: "noopener" },
+      h("img", { src: source, alt: `the picture of the ${kind}`, loading: "lazy" }),
+    ),
     h("figcaption", { class: "hint" }, `${kind}.png`),
   );
 }

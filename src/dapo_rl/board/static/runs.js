@@ -36,7 +36,12 @@ function named(row) {
   const name = row.kind
     ? [
         h("a", { href: address(row), class: "report" }, long(row.name)),
-        h("small", { class: "what", title: row.what }, h("span", { class: "chip" }, row.kind), foreign(` ${row.what ?? ""}`)),
+        h(
+          "small",
+          { class: "what", title: row.what },
+          h("span", { class: "chip" }, row.kind),
+          foreign(` ${row.what ?? ""}`),
+        ),
       ]
     : long(row.name);
   return [name, why ? h("small", { class: "foreign trouble", dir: "auto", title: why }, why) : null];

@@ -12,7 +12,7 @@ export function isDark() {
 export const store = { runs: new Map(), reports: [], jobs: [], hasLab: true, picked: [], loaded: false };
 
 /** A colour by number, for lines that are not runs. */
-export const tint = (index) => (isDark() ? DARK : LIGHT)[index % TOP];
+export const tint = (index, dark = isDark()) => (dark ? DARK : LIGHT)[index % TOP];
 
 const listeners = new Set();
 /** Subscribes to changes, called with the names of the changed runs; returns a function to unsubscribe. */
