@@ -43,7 +43,8 @@ FROM for-${DEVICE}
 # The home directory is open to every user, so that `docker run --user` works: libraries keep their caches there.
 RUN useradd --create-home --uid 1000 dapo && chmod 1777 /home/dapo && install -d -o dapo -m 1777 /work
 COPY --from=dependencies /opt/venv /opt/venv
-RUN --mount=type=bind,from=wheel,source=/dist,target=/dist pip install --no-cache-dir --no-deps /dist/*.whl
+COPY --from=wheel /dist /dist
+RUN pip install --no-cache-dir --no-deps /dist/*.whl
 ENV HOME=/home/dapo USER=dapo
 USER dapo
 WORKDIR /work

@@ -126,3 +126,10 @@ def test_the_evaluation_before_the_first_step(tmp_path):
     assert first == {"step": 0, "eval/accuracy": 0.25, "eval/truncated": 0.5}
     row = BoardRun("new", new.path).row()
     assert (row["before"], row["accuracy"], row["step"]) == (0.25, 0.5, 3)
+
+
+def test_before_the_first_step_there_is_no_gain_yet(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.metrics_path.write_text('{"step": 0, "eval/accuracy": 0.25}\n')
+    row = BoardRun("run", run.path).row()
+    assert (row["step"], row["accuracy"], row["before"]) == (0, 0.25, None)

@@ -24,6 +24,7 @@ from test_browser import (  # noqa: F401  (`browser` is a fixture)
 )
 
 from dapo_rl.board import server
+from dapo_rl.board.lab import Lab
 from dapo_rl.board.read import Catalogue
 
 pytestmark = [
@@ -215,9 +216,9 @@ def test_the_queue(browser, tmp_path):  # noqa: F811
 
 
 @contextmanager
-def shown_to_others(directory):
+def shown_to_others(directory, lab=None):
     listening = socket.create_server(("127.0.0.1", 0))
-    app = server.create_app(Catalogue([directory]), None, TOKEN, "0.0.0.0")
+    app = server.create_app(Catalogue([directory]), lab, TOKEN, "0.0.0.0")
     instance = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))
     thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -245,6 +246,12 @@ def test_a_board_shown_to_others(browser, root):  # noqa: F811
             page.goto(f"{address}#/lab")
             expect(page.locator("table.runs")).to_be_visible()
             expect(page.locator("form")).to_have_count(0)
+
+
+def test_others_who_may_start_runs(browser, root):  # noqa: F811
+    with shown_to_others(root, Lab(root)) as address, opened(browser, address, f"?token={TOKEN}#/lab") as page:
+        expect(page.get_by_role("button", name="Start the run")).to_be_enabled()
+        assert page.url.endswith("/#/lab")
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_runs import HOSTILE, finish, kept, make_group, make_run
+from board_runs import HOSTILE, finish, kept, make_group, make_run, metrics_of
 from support import REPOSITORY
 from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served  # noqa: F401
 
@@ -263,6 +263,25 @@ def test_keys(browser, address):  # noqa: F811
         expect(page.get_by_role("dialog")).to_be_hidden()
         page.keyboard.press("Escape")
         expect(search).not_to_be_focused()
+
+
+def test_a_chosen_group_stays_while_the_run_goes_on(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "live", steps=2)
+
+    def next_step(step):
+        run.write_rollouts(step, [kept(make_group(10 * step, [("2", True), ("3", False)]))], 0)
+        run.append_metrics(step, metrics_of(step))
+
+    with opened(browser, address, "#/groups?run=live") as page:
+        step = page.get_by_label("Step number")
+        expect(step).to_have_value("2")
+        next_step(3)
+        expect(step).to_have_value("3")  # follows
+        page.locator(".group").first.click()
+        next_step(4)
+        expect(page.get_by_label("Step", exact=True)).to_have_attribute("max", "3")
+        expect(step).to_have_value("3")
+        expect(page.locator(".question small")).to_have_text("draw 30 · p30")
 
 
 def test_unknown_columns_and_a_group_without_signal(browser, runs, address):  # noqa: F811

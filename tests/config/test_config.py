@@ -235,7 +235,7 @@ def test_brackets_without_end_are_one_line(tmp_path):
 def test_prose_on_the_command_line_needs_no_quotes_of_yaml():
     prompt = 'Solve it. The last line is "Answer: " and the number.'
     assert Config.load(None, [f"data.system_prompt={prompt}"]).data.system_prompt == prompt
-    with pytest.raises(UserError, match=r"train.lr: input should be a valid number"):
+    with pytest.raises(UserError, match=r"train\.lr: input should be a valid number"):
         Config.load(None, ["train.lr=about: 1e-6: so"])
     with pytest.raises(UserError, match="is not a value; quote it as in YAML"):
         Config.load(None, ["data.system_prompt={open"])

@@ -181,7 +181,7 @@ class BoardRun:
             "model": as_text(settings.get("model.name")),
             "seed": as_count(settings.get("seed"), LARGEST_COUNT),
             "techniques": self._settings.value[1] if self._settings.value else None,
-            "before": evaluations.get(0),
+            "before": evaluations.get(0) if len(evaluations) > 1 else None,
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
             **figures,
             "started": self.started,

@@ -173,14 +173,15 @@ export function lab(_parameters, onClose) {
     );
   }
 
-  const act = (action, job, label, disabled = false) =>
+  const act = (action, job, label, { says = label, disabled = false } = {}) =>
     h(
       "button",
       {
         type: "button",
         class: `quiet ${action}`,
         disabled: start.disabled || disabled,
-        "aria-label": `${label} ${job.name}`,
+        title: says,
+        "aria-label": `${says} ${job.name}`,
         onclick: () => post(`lab/${action}`, { run: job.name }).catch((error) => fill(problem, error.message)),
       },
       label,
@@ -193,11 +194,11 @@ export function lab(_parameters, onClose) {
       h(
         "div",
         { class: "line" },
+        h("small", {}, `${job.place}.`),
         h("b", {}, foreign(job.name)),
         h("span", { class: "state waiting" }, "waiting"),
-        h("small", {}, `number ${job.place}`),
         h("span", { class: "grow" }),
-        act("sooner", job, "sooner", job.place === 1),
+        act("sooner", job, "↑", { says: "move up", disabled: job.place === 1 }),
         act("remove", job, "remove"),
       ),
       h("small", {}, long(job.recipe)),

@@ -210,7 +210,7 @@ export function runs(parameters, onClose) {
       h(
         "td",
         { class: `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}` },
-        row.kind && !(column.key in row) ? null : column.cell(row),
+        row.kind && (row[column.key] ?? null) === null ? null : column.cell(row),
       ),
     );
 
