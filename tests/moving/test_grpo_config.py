@@ -161,6 +161,9 @@ def test_config_overrides_args_and_says_so():
     assert script.notes[-1] == "config overrides args: train.lr=0.0001 (learning_rate gives 1e-05)"
     preset = settings({"preset": "grpo"}, epsilon_high=0.25).config
     assert (preset.algo.aggregation, preset.algo.clip_high) == ("seq-mean-token-mean", 0.25)
+    named = settings("gsm8k-smollm2-135m", learning_rate=1e-3).config
+    recipe = Config.load("gsm8k-smollm2-135m")
+    assert (named.train.lr, named.data.train) == (recipe.train.lr, recipe.data.train), "a recipe by its name"
     whole = settings(Config.build({"train.lr": 1e-4}), learning_rate=1e-5, num_generations=4).config
     assert (whole.train.lr, whole.sampling.group_size) == (1e-4, 4)
 

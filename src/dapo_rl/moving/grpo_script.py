@@ -16,6 +16,7 @@ from dapo_rl.foreign.record import SEVERAL_TURNS
 from dapo_rl.moving.draft import written
 from dapo_rl.moving.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.recipe import nested, put, read_recipe
+from dapo_rl.recipes import find_recipe
 
 REFUSED = {
     "reward_processing_classes": "rewards come from functions, not from models; leave it out",
@@ -140,7 +141,7 @@ def _as_settings(config: Settings) -> dict[str, Any]:
         return {}
     if isinstance(config, Config):
         return config.model_dump(mode="json", exclude_unset=True)
-    return nested(config) if isinstance(config, Mapping) else read_recipe(Path(config))
+    return nested(config) if isinstance(config, Mapping) else read_recipe(find_recipe(config))
 
 
 def _under(moved: Moved, over: Mapping[str, Any]) -> dict[str, Any]:
