@@ -131,8 +131,9 @@ class DAPOTrainer:
         self._trackers: Trackers | None = None
         # The `args` of every hook: the caller's GRPOConfig, or these.
         self._callbacks = _callbacks(self._built, args or CallbackArguments.of(self.config, self.run_dir))
+        callbacks = () if callbacks is None else callbacks
         try:
-            for callback in callbacks if isinstance(callbacks, list | tuple) else filter(None, [callbacks]):
+            for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
                 self._callbacks.add(callback)
             self._callbacks.init_end()
         except BaseException:

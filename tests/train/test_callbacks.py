@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
@@ -40,8 +41,6 @@ def row(step, drawn=4, **more):
 
 
 def make(*callbacks, tmp_path="run", **settings):
-    from pathlib import Path
-
     config = Config.build({"train.steps": 5, "eval.every": 2, "data.eval": "arithmetic"})
     args = CallbackArguments.of(config, Path(tmp_path))
     made = Callbacks(args, {"model": "the model"}, prompts=8, steps=5, eval_steps=2, save_steps=5, **settings)
