@@ -204,8 +204,8 @@ class RunDirectory:
     def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
             raise UserError(
-                f"{self.path}: already contains a run; resume it with --resume (in Python: train(resume=True)), or name "
-                "another with --run (run_dir)"
+                f"{self.path}: already contains a run; resume it with --resume (in Python: train(resume=True)), or "
+                "name another with --run (run_dir)"
             )
 
     def _holds_a_run(self) -> bool:
