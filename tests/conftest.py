@@ -4,3 +4,9 @@ import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from hypothesis import settings
+
+# The time of one example says nothing on a machine that has other work.
+settings.register_profile("dapo", deadline=None)
+settings.load_profile("dapo")

@@ -357,7 +357,7 @@ class LogSettings(Section):
 
 class Config(Section):
     preset: Preset = "dapo"
-    """dapo: all of the paper's techniques; grpo: none of them; dr_grpo: no std in advantages, a constant divisor."""
+    """dapo: the authors' published settings; grpo: none of their techniques; dr_grpo: no std, a constant divisor."""
     seed: int = Field(0, ge=0)
     """Seed of the prompt order, the samples and everything else that is random."""
     engine: str = "native"

@@ -46,6 +46,7 @@ from dapo_rl.train.progress import FILE as PROGRESS
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.results import save_result, write_results
+from dapo_rl.train.trl_names import with_trl_names
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerControl, TrainerState
@@ -213,13 +214,13 @@ class DAPOTrainer:
         return summary
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and related metrics on the held-out prompts."""
+        """Accuracy and related metrics on the held-out prompts, under the names here (`eval/accuracy`) and TRL's."""
         evaluation = _evaluate(self._run, self.display)
         if evaluation is None:
             raise UserError("there is nothing to evaluate on: give eval_dataset, or set data.eval")
         metrics = evaluation.metrics()
         self._callbacks.evaluated(metrics)
-        return metrics
+        return with_trl_names(metrics)
 
     def save_model(self, path: str | os.PathLike[str] | None = None) -> None:
         """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`; by

@@ -13,6 +13,7 @@ from dapo_rl.board.recipes import DEMO, RecipeMenu
 from dapo_rl.board.server import create_app
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.recipes import recipe_names
 
 TOKEN = {"X-Dapo-Token": "token"}
 GOOD = "preset: dapo\nmodel: {name: tiny}\ndata: {train: arithmetic, eval: arithmetic}\nalgo: {clip_high: 0.35}\n"
@@ -40,9 +41,10 @@ def folder(tmp_path):
 
 def test_the_recipes_of_the_folder(folder):
     offered = RecipeMenu([folder]).offered()
-    own = {name: recipe.problem for name, recipe in offered.items() if not name.startswith("package/")}
-    assert next(iter(own)) == DEMO
-    assert {name for name, problem in own.items() if problem is None} == {DEMO, "runs/mine.yaml", "recipes/sums.yml"}
+    packaged = [DEMO, *(name for name in recipe_names() if name != DEMO)]
+    assert list(offered)[: len(packaged)] == packaged
+    own = {name: recipe.problem for name, recipe in offered.items() if name not in packaged}
+    assert {name for name, problem in own.items() if problem is None} == {"runs/mine.yaml", "recipes/sums.yml"}
     assert "clip_hihg" in own["recipes/bad.yaml"]
     assert "points out" in own["recipes/link.yaml"]
     assert "=" in own["recipes/a=b.yaml"]

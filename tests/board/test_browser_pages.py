@@ -187,7 +187,7 @@ def test_the_queue(browser, tmp_path):  # noqa: F811
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     folder = f"{tmp_path.name}/recipe.yaml"
     with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
-        page.get_by_role("link", name="Lab", exact=True).click()
+        page.locator("nav").get_by_role("link", name="Lab", exact=True).click()
         page.get_by_label("Recipe").select_option(folder)
         expect(page.locator("form")).to_contain_text("Trains tiny")
         expect(page.get_by_role("switch", name="Overlong Filtering")).not_to_be_checked()
@@ -240,7 +240,7 @@ def test_a_board_shown_to_others(browser, root):  # noqa: F811
             expect(page.locator('tr[data-run="failed"]')).to_contain_text("failed")
             assert TOKEN not in page.url
             assert page.evaluate("document.cookie") == ""  # a script cannot read it
-            expect(page.get_by_role("link", name="Lab", exact=True)).to_be_hidden()
+            expect(page.locator("nav").get_by_role("link", name="Lab", exact=True)).to_be_hidden()
             page.reload()
             expect(page.locator('tr[data-run="failed"]')).to_contain_text("failed")
             page.goto(f"{address}#/lab")

@@ -53,7 +53,8 @@ def test_train_prints_a_line_a_step_and_the_outcome(tmp_path):
     assert any(line.startswith("held-out accuracy") for line in lines)
     assert json.loads((tmp_path / "here" / "summary.json").read_text())["steps"] == 2
     assert mistake("train", *SMALL, "--run", "here", cwd=tmp_path).endswith(
-        "already contains a run; resume it with --resume, or name another with --run"
+        "already contains a run; resume it with --resume (in Python: train(resume=True)), or name another with --run "
+        "(run_dir)"
     )
     changed = mistake("train", "--run", "here", "--resume", "algo.clip_high=0.3", cwd=tmp_path)
     assert "algo.clip_high 0.28 → 0.3" in changed

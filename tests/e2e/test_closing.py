@@ -142,7 +142,7 @@ def test_settings_are_final_before_anything_is_built_from_them():
     given = Given(model, tokenizer(), ["math", reward], [{"prompt": "a", "answer": "b"}], Path("held-out.jsonl"))
     resolved = resolve(config, given)
     assert resolved.model.dtype in ("float32", "bfloat16")
-    assert resolved.reward.verifier == f"math, {__name__}:{reward.__qualname__}"
+    assert [one.verifier for one in resolved.reward.verifier] == ["math", f"{__name__}:{reward.__qualname__}"]
     assert (resolved.data.train, resolved.data.eval) == ("in memory", "held-out.jsonl")
     assert resolve(config, Given("some/model")).model.name == "some/model"
     assert resolve(resolved, given) == resolved

@@ -221,5 +221,5 @@ def tables():
     lines += [f"| `{name}` | {why} |" for name, why in refused]
     lines += ["", "With `use_vllm` or `beta`, these defaults of TRL have no counterpart, and a line says so:", ""]
     lines += ["| field | why |", "|---|---|", *(f"| `{name}` | {why} |" for name, why in differs)]
-    lines += ["", f"Ignored, because learning does not depend on them here: {', '.join(ignored)}.", ""]
+    lines += ["", f"Not applicable here, so they are ignored and do not affect training: {', '.join(ignored)}.", ""]
     return "\n".join(lines)

@@ -5,12 +5,12 @@ import yaml
 from fuzzing import fuzz
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import REPOSITORY
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
+from dapo_rl.recipes import packaged_recipe, recipe_names
 
-RECIPES = [path.read_text() for path in sorted((REPOSITORY / "recipes").glob("*.yaml"))]
+RECIPES = [packaged_recipe(name).read_text() for name in recipe_names()]
 KEYS = list(known_keys())
 
 

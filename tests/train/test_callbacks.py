@@ -257,6 +257,8 @@ def test_metrics_have_both_names_and_are_finite():
     assert len(set(TRL_NAMES.values())) == len(TRL_NAMES)
     metrics = {"actor/kl_loss": 0.5, "actor/lr": None, "actor/entropy": float("nan"), "acc/mean": 1.0}
     assert with_trl_names(metrics) == {"actor/kl_loss": 0.5, "kl": 0.5, "acc/mean": 1.0}
+    assert with_trl_names({"reward/brief/std": 0.2}) == {"reward/brief/std": 0.2, "rewards/brief/std": 0.2}
+    assert with_trl_names({"reward/batch": 0.2}) == {"reward/batch": 0.2}
 
 
 def test_a_run_without_callbacks_does_not_import_transformers_trainer():

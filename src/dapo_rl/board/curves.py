@@ -239,7 +239,7 @@ def curve(
 
 
 def with_start(curve: dict[str, Any], evaluations: Mapping[int, float]) -> dict[str, Any]:
-    """Adds the evaluation before the first step, which is not in the log."""
+    """Adds the evaluation before the first step, which logs of older versions do not have."""
     if 0 not in evaluations or (curve["raw"][0] and curve["raw"][0][0] <= 0):
         return curve
     start = evaluations[0]

@@ -16,7 +16,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 
 PROMPTS = 128
-"""Held-out prompts of the embedded default."""
+"""Held-out prompts of the demo."""
 
 
 class Start(BaseModel):

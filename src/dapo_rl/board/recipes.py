@@ -10,19 +10,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import dapo_rl
 from dapo_rl.board.contents import read_settings
 from dapo_rl.board.files import Identity, Remembered, identity
 from dapo_rl.board.run import problem_line
 from dapo_rl.config import Config
-from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
+from dapo_rl.recipes import packaged_recipe, recipe_names
 
-PACKAGED = Path(dapo_rl.__file__).parent / "recipes"
 FOLDER = "recipes"
 ENDINGS = (".yaml", ".yml")
 MOST_RECIPES = 200
-DEMO = "the embedded default"
+DEMO = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +37,15 @@ class RecipeMenu:
         self._known: dict[str, tuple[Identity | None, str | None]] = {}
 
     def offered(self) -> dict[str, OfferedRecipe]:
-        """The recipes by name; the embedded default comes first."""
-        found = {DEMO: OfferedRecipe(DEMO, DEFAULT_RECIPE, None)}
+        """The recipes by name: those of the package, the demo first, and the files in the folders."""
+        packaged = [DEMO, *(name for name in recipe_names() if name != DEMO)]
+        found = {name: OfferedRecipe(name, packaged_recipe(name), None) for name in packaged}
         for label, folder in self._folders:
             for path in _files(folder):
                 name = f"{label}/{_shown(path.name)}"
                 while name in found:
                     name += "'"
-                if len(found) <= MOST_RECIPES and os.path.realpath(path) != os.path.realpath(DEFAULT_RECIPE):
+                if len(found) <= MOST_RECIPES:
                     found[name] = OfferedRecipe(name, path, self._problem(path, folder))
         return found
 
@@ -72,7 +71,7 @@ class RecipeMenu:
 
 
 def _folders(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Each folder with the name it has in the list: the served ones, `recipes` in and beside them, the package's."""
+    """Each folder with the name it has in the list: the served ones, and `recipes` in and beside them."""
     seen = set()
     for root in roots:
         here = root.absolute()
@@ -81,7 +80,6 @@ def _folders(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
             if real not in seen:
                 seen.add(real)
                 yield _shown(os.path.basename(real)), folder
-    yield "package", PACKAGED
 
 
 def _files(folder: Path) -> list[Path]:

@@ -122,7 +122,7 @@ class BoardRun:
         return f"No groups were written at step {step}."
 
     def evaluations(self, log: MetricsLog | None = None) -> dict[int, float]:
-        """Held-out accuracy by step; only the summary has the evaluation before the first step."""
+        """Held-out accuracy by step; in older runs only the summary has the evaluation before the first step."""
         listed = self.summary().get("evaluations")
         found: dict[int, float] = {}
         for entry in listed if isinstance(listed, list) else []:

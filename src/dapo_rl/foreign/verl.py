@@ -166,10 +166,12 @@ VERL: dict[str, Foreign] = {
     "algorithm.filter_groups.metric": to(
         "sampling.metric",
         choice(
-            {"acc": "correct", "score": "score", "seq_reward": "score", "seq_final_reward": "score", None: "correct"},
+            {"acc": "correct", None: "correct"}
+            | dict.fromkeys(("score", "reward", "seq_reward", "seq_final_reward"), "score"),
             "the filter compares correctness or scores",
         ),
     ),
+    "algorithm.filter_groups.max_inflight_gen_batches": none("the groups in flight follow the acceptance rate"),
     "algorithm.filter_groups.max_num_gen_batches": joint("sampling.cap", "rounds × gen_batch_size prompts; 0: no cap"),
     # Advantages and KL.
     "algorithm.adv_estimator": joint("algo.normalize"),

@@ -203,7 +203,10 @@ class RunDirectory:
 
     def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
-            raise UserError(f"{self.path}: already contains a run; resume it with --resume, or name another with --run")
+            raise UserError(
+                f"{self.path}: already contains a run; resume it with --resume (in Python: train(resume=True)), or "
+                "name another with --run (run_dir)"
+            )
 
     def _holds_a_run(self) -> bool:
         """Whether there is something that a new run must not replace: a checkpoint, or a step in the log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 TRL_NAMES = {
@@ -27,7 +28,9 @@ TRL_NAMES = {
     "eval/truncated": "eval_completions/clipped_ratio",
 }
 """A metric here, and the same metric there. TRL averages over the batch; here, `reward` and `completions/` are averages
-over everything sampled in the step. Any other `eval/NAME` is also `eval_NAME`."""
+over everything sampled in the step. Any other `eval/NAME` is also `eval_NAME`, and `reward/FUNCTION/mean` is also
+`rewards/FUNCTION/mean`."""
+BY_FUNCTION = re.compile(r"reward/.+/(mean|std)")
 
 
 def with_trl_names(metrics: Mapping[str, float | None]) -> dict[str, float]:
@@ -37,5 +40,8 @@ def with_trl_names(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _trl_name(name: str) -> str | None:
-    by_default = f"eval_{name.removeprefix('eval/')}" if name.startswith("eval/") else None
-    return TRL_NAMES.get(name, by_default)
+    if name in TRL_NAMES:
+        return TRL_NAMES[name]
+    if name.startswith("eval/"):
+        return f"eval_{name.removeprefix('eval/')}"
+    return f"rewards/{name.removeprefix('reward/')}" if BY_FUNCTION.fullmatch(name) else None

@@ -6,7 +6,7 @@ import { CURVES, legend } from "./panels.js";
 import { get, onChange, pick, post, store, token } from "./store.js";
 
 const WATCHED = ["eval/accuracy", "acc/mean", "actor/entropy", "response_length/mean"];
-const DEMO = "the embedded default";
+const DEMO = "demo";
 const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null };
 
 export function lab(_parameters, onClose) {
