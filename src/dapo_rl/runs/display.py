@@ -111,6 +111,7 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
     sampling = config.sampling
     shape = f"{counted(sampling.prompts_per_step, 'group')} of {sampling.group_size}"
     updates = f"{counted(config.updates_per_step, 'update')} per step"
+    source = "rows in memory" if source == "in memory" else source  # data that the caller passed as an object
     return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
 
 
