@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import subprocess
+from statistics import median
 
 import forked
 import pytest
 from support import DAPO
+
+from dapo_rl.lab.bench.lengths import draw_lengths
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +68,25 @@ def test_rollout_beside_generate(engine):
     assert result["ratio"] == pytest.approx(peer["seconds"] / result["seconds"])
 
 
+def test_rollout_of_drawn_lengths():
+    sizes = [word for word in QUICK if word not in ("--tokens", "4")]
+    result = report("rollout", *sizes, "--lengths", "lognormal:20", "--cap", "64", "--seed", "3", "--against", "hf")
+    drawn = [length for row in draw_lengths("lognormal:20", 64, 2, 2, 3) for length in row]
+    assert result["lengths"] == {
+        "distribution": "lognormal:20",
+        "cap": 64,
+        "median": median(drawn),
+        "mean": sum(drawn) / 4,
+        "longest": max(drawn),
+        "tokens": sum(drawn),
+    }
+    assert result["seed"] == 3
+    peer = result["against"]
+    for numbers, share in ((result, result["limit"]["share"]), (peer, peer["share"])):
+        check_numbers(numbers, sum(drawn))
+        assert share == pytest.approx(result["limit"]["floor_seconds"] / numbers["seconds"])
+
+
 def test_update():
     check_report(report("update", *QUICK), "update")
 
@@ -99,6 +121,7 @@ def test_step_beside_trl():
     peer = result["against"]
     check_numbers(peer)
     assert peer["tokens_per_step"] == 16
+    assert peer["start_seconds"] > 0
     assert result["ratio"] == pytest.approx(peer["seconds"] / result["seconds"])
 
 

@@ -10,7 +10,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.floor import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import SHAPES, check_model, shape_config, synthetic_tokenizer
-from dapo_rl.lab.bench.variants import all_variants, variants_of
+from dapo_rl.lab.bench.variants import all_variants, variants_of, vllm_options
 from dapo_rl.lab.bench.work import Job, Work
 from dapo_rl.models.load import TINY
 
@@ -20,6 +20,8 @@ PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-32b": 32_763_876_352,
 }
 
 
@@ -59,6 +61,13 @@ def test_size_counts_what_is_multiplied():
     assert size.body == 134_515_008 - 49152 * 576
     assert size.attention_width == 576 * 30
     assert size.kv_width == 2 * 3 * 64 * 30
+
+
+def test_size_of_a_model_whose_output_layer_is_its_own():
+    size = Size.of(on_meta("qwen2.5-7b"))
+    assert size.head == 152_064 * 3584
+    assert size.body == 7_615_616_512 - 2 * 152_064 * 3584
+    assert size.kv_width == 2 * 4 * 128 * 28
 
 
 def test_a_misspelt_shape_is_answered_with_the_right_one():
@@ -120,7 +129,20 @@ def test_variants_are_those_that_make_sense_here():
     on_cpu = variants_of("trl", cuda=False, bfloat16=False, samples=8)
     assert on_cpu == ["whole", "accumulate", "static-cache", "continuous"]
     assert {"autocast", "pure-bfloat16"} <= set(variants_of("trl", cuda=False, bfloat16=True, samples=8))
-    assert "wide-graphs" not in variants_of("vllm", cuda=True, bfloat16=True, samples=512)
-    assert "wide-graphs" in variants_of("vllm", cuda=True, bfloat16=True, samples=1024)
+    assert variants_of("vllm", cuda=True, bfloat16=True, samples=512) == ["in-process", "separate-process"]
+    assert variants_of("vllm", cuda=True, bfloat16=True, samples=1024) == ["in-process", "separate-process", "default"]
     assert variants_of("hf", cuda=False, bfloat16=False, samples=8) == [""]
     assert all_variants("hf") == []
+
+
+def test_vllm_has_room_and_graphs_for_all_samples():
+    wide = vllm_options("in-process", max_batch=1000, longest=8464)
+    assert wide == {
+        "in_process": True,
+        "max_num_seqs": 1008,
+        "max_model_len": 8464,
+        "gpu_memory_utilization": 0.85,
+        "max_cudagraph_capture_size": 1008,
+    }
+    assert not vllm_options("separate-process", max_batch=8, longest=99)["in_process"]
+    assert "max_cudagraph_capture_size" not in vllm_options("default", max_batch=1024, longest=99)

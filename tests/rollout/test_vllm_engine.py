@@ -131,6 +131,13 @@ def test_samples_come_back_by_request_and_index_with_their_log_probabilities(eng
     assert ours.poll() == []
 
 
+def test_every_sample_has_a_limit_of_its_own(engine):
+    ours, _ = engine()
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True)
+    ours.submit(Request("a", (4, 5, 6), 3, params, seed=1, limits=(2, 9, 4)))
+    assert {c.index: len(c.sample.token_ids) for c in drain(ours)} == {0: 2, 1: 9, 2: 4}
+
+
 def test_every_sample_has_a_seed_of_its_own_unless_told_otherwise(engine):
     for seeded in (True, False):
         ours, _ = engine(seeded=seeded)

@@ -91,6 +91,8 @@ class Request(Record):
     """Partial samples to continue."""
     new: tuple[int, ...] | None = None
     """Indices of the samples to generate from their first token; all by default."""
+    limits: tuple[int, ...] | None = None
+    """`max_new_tokens` of each sample, at most that of `params`; for benchmarks."""
 
     def __post_init__(self) -> None:
         self._set_arrays(prompt_ids=np.int32)
@@ -98,6 +100,10 @@ class Request(Record):
             object.__setattr__(self, "new", tuple(range(self.count)))
         if len({*self.indices}) < self.samples or not all(0 <= index < self.count for index in self.indices):
             raise ValueError(f"Request: {list(self.indices)} are not different samples of {self.count}")
+        if self.limits is not None and (
+            len(self.limits) != self.count or not all(0 < limit <= self.params.max_new_tokens for limit in self.limits)
+        ):
+            raise ValueError(f"Request: {self.limits} are not {self.count} limits of 1 to {self.params.max_new_tokens}")
 
     @property
     def starting(self) -> tuple[int, ...]:
@@ -117,6 +123,10 @@ class Request(Record):
     def untouched(self) -> bool:
         """Whether none of its samples has tokens yet."""
         return len(self.starting) == self.count
+
+    def params_of(self, index: int) -> SamplingParams:
+        """The parameters of one of its samples."""
+        return self.params if self.limits is None else replace(self.params, max_new_tokens=self.limits[index])
 
     def left(self, written: Iterable[Begun]) -> Request:
         """The remaining request: samples with tokens continue, those without start."""

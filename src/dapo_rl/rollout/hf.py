@@ -83,6 +83,8 @@ class HFEngine:
         stop_ids = frozenset[int]() if params.ignore_eos else self._stop_ids
         keys_B = row_keys([(request.seed, begun.index) for request, begun in rows]).to(device)
         had_B = torch.tensor([len(begun.token_ids) for _, begun in rows], device=device)
+        # `generate` runs to the end of the longest row; the surplus tokens of the others are cut off.
+        left = max(request.params_of(begun.index).max_new_tokens - len(begun.token_ids) for request, begun in rows)
         drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
         stopping = _StopStrings(self._tokenizer, params.stop, [begun for _, begun in rows], input_ids.shape[1])
         # `generate` takes options that its config does not set from the model's generation config. Publishers put
@@ -94,7 +96,7 @@ class HFEngine:
                     input_ids,
                     attention_mask=mask.long(),
                     generation_config=GenerationConfig(
-                        max_new_tokens=params.max_new_tokens - int(had_B.min()),
+                        max_new_tokens=left,
                         do_sample=False,
                         eos_token_id=sorted(stop_ids) or None,
                         pad_token_id=pad_id(self._tokenizer),
@@ -120,7 +122,7 @@ class HFEngine:
         stopped_at: int | None,
         stop_ids: frozenset[int],
     ) -> Sample:
-        limit = request.params.max_new_tokens - len(begun.token_ids)
+        limit = request.params_of(begun.index).max_new_tokens - len(begun.token_ids)
         stops = np.flatnonzero(np.isin(tokens[:limit], list(stop_ids)))
         ends: list[tuple[int, FinishReason]] = [(int(stops[0]) + 1, "stop")] if len(stops) else []
         if stopped_at is not None and stopped_at <= limit:

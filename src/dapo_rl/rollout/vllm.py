@@ -124,7 +124,7 @@ class VLLMEngine:
             del self._running[name]
 
     def _params(self, request: Request, begun: Begun) -> Any:
-        params, had = request.params, len(begun.token_ids)
+        params, had = request.params_of(begun.index), len(begun.token_ids)
         # vLLM restarts its random numbers with each request.
         seed = derive_seed(request.seed, begun.index, *([had] if had else []))
         return self._sampling_params_type(

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.lengths import fixed_length, longest_length
 from dapo_rl.lab.bench.work import Kind, Work
 
 app = typer.Typer(
-    help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload, of a "
-    "fixed size.",
+    help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,6 +26,8 @@ app = typer.Typer(
 SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print only a JSON object.")]
+
+TOKENS = 64
 
 ENGINE: str = Config.model_fields["engine"].default
 
@@ -46,13 +48,23 @@ def bench_command(
     model: Annotated[
         str,
         typer.Option(
-            help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b), a "
-            "directory, a hub name, or tiny."
+            help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
+            "qwen2.5-7b, qwen2.5-32b), a directory, a hub name, or tiny."
         ),
     ] = "smollm2-135m",
     prompts: Annotated[int, typer.Option(help="Number of prompts.")] = 4,
     group: Annotated[int, typer.Option(help="Samples per prompt.")] = 8,
-    tokens: Annotated[int, typer.Option(help="Tokens per sample; end-of-sequence is ignored.")] = 64,
+    tokens: Annotated[
+        int | None, typer.Option(help=f"Tokens per sample, {TOKENS} by default; end-of-sequence is ignored.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the lengths of the samples instead: fixed:N, lognormal:MEDIAN[:SIGMA] or uniform:LOW:HIGH. For "
+            "rollout and update."
+        ),
+    ] = None,
+    cap: Annotated[int | None, typer.Option(help="With --lengths, the most tokens of a sample.")] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
     dtype: Annotated[
         str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 if the hardware supports it.")
@@ -80,7 +92,7 @@ def bench_command(
         model=model,
         prompts=prompts,
         group=group,
-        tokens=tokens,
+        tokens=_most_tokens(tokens, lengths, cap),
         prompt_tokens=prompt_tokens,
         dtype=dtype,
         engine=engine,
@@ -89,6 +101,7 @@ def bench_command(
         warmup=warmup,
         seed=seed,
         settings=tuple(settings or ()),
+        lengths="" if lengths is None or fixed_length(lengths) else lengths,
     )
     _run(work, against, peer_variant, timeout, sweep, as_json)
 
@@ -184,6 +197,21 @@ def _run(
         print_benchmarks(reports, name)
 
 
+def _most_tokens(tokens: int | None, lengths: str | None, cap: int | None) -> int:
+    if lengths is None:
+        if cap is not None:
+            raise UserError("--cap: there is no --lengths; without it, every sample has --tokens tokens")
+        return TOKENS if tokens is None else tokens
+    if tokens is not None:
+        raise UserError("--tokens: --lengths sets the lengths; use one of the two")
+    if cap is not None and cap < 1:
+        raise UserError(f"--cap: {cap} is below 1")
+    longest = longest_length(lengths)
+    if longest is None and cap is None:
+        raise UserError("--cap: lognormal lengths have no upper bound; give one, as in --cap 8192")
+    return min(number for number in (longest, cap) if number is not None)
+
+
 def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:
     if sweep is None:
         return None, [work]
@@ -191,11 +219,15 @@ def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:
     numbers = values.split(",")
     if name not in SWEEPABLE or not all(number.strip().isdecimal() for number in numbers):
         raise UserError(f"--sweep: {sweep!r} is not NAME=N,N,… with NAME one of {', '.join(SWEEPABLE)}")
+    if name == "tokens" and work.lengths:
+        raise UserError("--sweep: --lengths sets the tokens; sweep prompts, group or prompt_tokens")
     sizes: list[dict[str, Any]] = [{name: int(number)} for number in numbers]
     return name, [replace(work, **size) for size in sizes]
 
 
 def _check(work: Work) -> None:
+    if work.kind == "step" and work.lengths:
+        raise UserError("--lengths: `bench step` has samples of one length; use --tokens, or bench rollout or update")
     least = {"prompts": 1, "group": 1 if work.kind == "rollout" else 2, "tokens": 1, "prompt_tokens": 2}
     least |= {"repeats": 1, "warmup": 0, "seed": 0}
     for name, bound in least.items():

@@ -1,12 +1,16 @@
 """A lower bound on the time of a workload: the bytes that must be read and the operations that must be done.
 
-A decoding step reads every weight once and all keys and values so far; a prompt that G samples share is computed once
+All samples are decoded at once, so there are as many steps as the longest sample has tokens. A step reads every weight
+once, and the keys and values so far of the samples that have not ended. A prompt that G samples share is computed once,
 and its keys are read once. Kernel launches, sampling and everything else are free, so the bound cannot be reached.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from dapo_rl.lab.bench.work import Work
@@ -59,11 +63,12 @@ def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
     prompt = work.prompts * work.prompt_tokens
     prefill = 2 * size.body * prompt + 2 * size.head * work.prompts + _attention(size, prompt, work.prompt_tokens / 2)
     total = limit.seconds(weights, prefill)
-    # The prefill yields the first token; each further step yields one for every sample.
-    for position in range(1, work.tokens):
-        cached = prompt + work.samples * position
-        flops = 2.0 * (size.body + size.head) * work.samples
-        flops += _attention(size, work.samples, work.prompt_tokens + position)
+    samples, groups = _running(work.all_lengths), _running([max(row) for row in work.group_lengths])
+    # The prefill yields the first token; each further step yields one for every sample that has not ended.
+    for position in range(1, len(samples)):
+        cached = groups[position] * work.prompt_tokens + samples[position] * position
+        flops = 2.0 * (size.body + size.head) * samples[position]
+        flops += _attention(size, samples[position], work.prompt_tokens + position)
         total += limit.seconds(weights + cached * size.kv_width * width, flops)
     return total
 
@@ -73,8 +78,15 @@ def update_floor(work: Work, size: Size, limit: Limit) -> float:
     prompt = work.prompts * work.prompt_tokens
     flops = 2.0 * size.body * (prompt + work.response_tokens) + 2 * size.head * work.response_tokens
     flops += _attention(size, prompt, work.prompt_tokens / 2)
-    flops += _attention(size, work.response_tokens, work.prompt_tokens + work.tokens / 2)
+    flops += sum(_attention(size, length, work.prompt_tokens + length / 2) for length in work.all_lengths)
     return 3 * flops / limit.matmul_flops_per_s
+
+
+def _running(lengths: Sequence[int]) -> list[int]:
+    """How many are longer than 0, 1, 2, … up to the longest, which is not."""
+    ends = Counter(lengths)
+    ended = accumulate(ends[length] for length in range(max(lengths)))
+    return [len(lengths) - count for count in ended]
 
 
 def _attention(size: Size, queries: int, keys: float) -> float:

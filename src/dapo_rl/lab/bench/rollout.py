@@ -14,7 +14,7 @@ from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, VLLM_VARIANTS
+from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, vllm_options
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import check_context, pad_id, pick_device
@@ -30,16 +30,22 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
     engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
     if work.engine == "vllm":
         del model
+        facts["options"] = _vllm_options(work, variant)
     params = SamplingParams.of(work.config().sampling)
 
     def run(i: int) -> None:
-        for p, ids in enumerate(prompts(i)):
-            engine.submit(Request(f"{i}-{p}", ids, work.group, params, derive_seed(work.seed, i, p)))
-        sampled = 0
+        wanted: dict[tuple[str, int], int] = {}
+        for p, (ids, lengths) in enumerate(zip(prompts(i), work.group_lengths, strict=True)):
+            limits = lengths if work.lengths else None
+            request = Request(f"{i}-{p}", ids, work.group, params, derive_seed(work.seed, i, p), limits=limits)
+            wanted |= {(request.id, index): length for index, length in enumerate(lengths)}
+            engine.submit(request)
+        sampled: dict[tuple[str, int], int] = {}
         while completions := engine.poll():
-            sampled += sum(len(done.sample.logps) for done in completions)
-        if sampled != work.response_tokens:
-            raise AssertionError(f"{sampled} tokens have a log-probability, of {work.response_tokens}")
+            sampled |= {(done.request_id, done.index): len(done.sample.logps) for done in completions}
+        if sampled != wanted:
+            wrong = sum(sampled.get(key) != length for key, length in wanted.items())
+            raise AssertionError(f"{wrong} of {work.samples} samples do not have the length of the workload")
 
     device = pick_device(work.device)
     result = measure(run, work, device, facts)
@@ -52,14 +58,18 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
 
 
 def measure_generate(work: Work, variant: str = "") -> Measurement:
-    """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits."""
+    """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits.
+
+    It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
+    """
     model, tokenizer, prompts, facts = _open(work, work.device)
     device = pick_device(work.device)
+    longest = max(work.all_lengths)
     settings = dict(
         do_sample=True,
         top_k=0,
-        min_new_tokens=work.tokens,
-        max_new_tokens=work.tokens,
+        min_new_tokens=longest,
+        max_new_tokens=longest,
         pad_token_id=pad_id(tokenizer),
         **GENERATE_VARIANTS[variant or "dynamic-cache"],
     )
@@ -94,20 +104,14 @@ def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
 def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
     from dapo_rl.rollout.vllm import VLLMEngine
 
-    options = dict(VLLM_VARIANTS[variant or "default"])
-    if "max_cudagraph_capture_size" in options:
-        options["max_cudagraph_capture_size"] = work.samples
-    dtype = getattr(torch, work.dtype)
     if not torch.cuda.is_available():
         raise UserError("--engine: vllm needs a GPU here")
-    # Per-request seeds slow vLLM down. It is alone on the GPU, so it may use nearly all memory.
-    return VLLMEngine(
-        model,
-        tokenizer,
-        work.config().sampling,
-        dtype,
-        gpu_memory_utilization=0.85,
-        seeded=False,
-        max_model_len=work.longest,
-        **options,
-    )
+    options = _vllm_options(work, variant)
+    settings = work.config().sampling.model_copy(update={"max_batch": options.pop("max_num_seqs")})
+    # Per-request seeds slow vLLM down.
+    return VLLMEngine(model, tokenizer, settings, getattr(torch, work.dtype), seeded=False, **options)
+
+
+def _vllm_options(work: Work, variant: str) -> dict[str, Any]:
+    max_batch = work.config().sampling.max_batch or work.samples
+    return vllm_options(variant or "in-process", max_batch=max_batch, longest=work.longest)

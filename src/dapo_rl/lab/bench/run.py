@@ -11,16 +11,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.floor import Limit, Size, floor_seconds
 from dapo_rl.lab.bench.variants import all_variants, installed, variants_of
-from dapo_rl.lab.bench.work import Job, Work
+from dapo_rl.lab.bench.work import STACK_SIGNAL, Job, Work
 
 PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
+
+LOG_LINES = 40
+STACK_LINES = 150
+"""A stack begins with the innermost call; the main thread's is the last."""
+STACK_SECONDS = 2
 
 Tell = Callable[[str, float | None], None]
 """Reports what is being measured and, once it is done, the seconds."""
@@ -47,6 +52,8 @@ def bench(
     for work, report in zip(works, reports, strict=True):
         floor = floor_seconds(work, Size(**report.pop("size")), rates)
         report["limit"] = {**asdict(rates), "floor_seconds": floor, "share": floor / report["seconds"]}
+        if theirs := report.get("against", {}).get("seconds"):
+            report["against"]["share"] = floor / theirs
         report["machine"] = before["machine"]
     return reports
 
@@ -64,6 +71,7 @@ def _compare(work: Work, against: str | None, variant: str | None, timeout: floa
         "bench": work.kind,
         **settings,
         "settings": list(work.settings),
+        "lengths": _lengths(work),
         "samples": work.samples,
         "parameters": size["parameters"],
         "size": size,
@@ -76,6 +84,19 @@ def _compare(work: Work, against: str | None, variant: str | None, timeout: floa
     return report
 
 
+def _lengths(work: Work) -> dict[str, Any]:
+    """What was drawn; the seed gives each length."""
+    lengths = work.all_lengths
+    return {
+        "distribution": work.lengths or f"fixed:{work.tokens}",
+        "cap": work.tokens,
+        "median": median(lengths),
+        "mean": mean(lengths),
+        "longest": max(lengths),
+        "tokens": sum(lengths),
+    }
+
+
 def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
     """The numbers of every variant, and those of the fastest as the peer's."""
     cuda, bfloat16 = work.device == "cuda", work.dtype == "bfloat16"
@@ -85,7 +106,8 @@ def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell
     for each in names:
         tell(f"{name} {each}", None)
         result = _run(Job(name, their_work, each), timeout)
-        numbers = {"error": result["error"]} if "error" in result else _numbers(their_work, result)
+        failed: dict[str, Any] = {name: result[name] for name in ("error", "log") if name in result}
+        numbers = failed if "error" in result else _numbers(their_work, result)
         tell(f"{name} {each}", numbers.get("seconds"))
         tried.append({"variant": each, **numbers})
     finished = [numbers for numbers in tried if "seconds" in numbers]
@@ -152,17 +174,29 @@ def _run(job: Job, timeout: float) -> dict[str, Any]:
                 text=True,
                 start_new_session=True,
             )
+            timed_out = False
             try:
                 process.communicate(job.to_json(), timeout)
             except subprocess.TimeoutExpired:
-                return {"error": f"took longer than {timeout:g} s", "timed_out": True}
+                timed_out = True
+                _ask_for_stack(process)
             finally:
                 _end(process)
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+        lines = log.read_text(errors="replace").splitlines()
+        tail = "\n".join(lines[-(STACK_LINES if timed_out else LOG_LINES) :])
+        if timed_out:
+            return {"error": f"took longer than {timeout:g} s", "timed_out": True, "log": tail}
         if not answer.exists():
             return {"error": f"its process ended with {process.returncode} and no result", "log": tail}
         result: dict[str, Any] = json.loads(answer.read_text())
         return result | {"log": tail} if "error" in result else result
+
+
+def _ask_for_stack(process: subprocess.Popen[str]) -> None:
+    """Lets a contender that ran out of time write to its log where it is."""
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        process.send_signal(STACK_SIGNAL)
+        process.wait(STACK_SECONDS)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -49,8 +49,18 @@ def _headline(report: dict[str, Any]) -> str:
     millions = report["parameters"] / 1e6
     return (
         f"{report['bench']}: {report['model']} ({millions:,.0f} M), {counted(report['prompts'], 'prompt')} × "
-        f"{counted(report['group'], 'sample')} × {counted(report['tokens'], 'token')} after "
+        f"{counted(report['group'], 'sample')} × {_tokens(report)} after "
         f"{report['prompt_tokens']}, {report['dtype']} on {report['device']}"
+    )
+
+
+def _tokens(report: dict[str, Any]) -> str:
+    lengths = report["lengths"]
+    if lengths["distribution"].startswith("fixed:"):
+        return counted(report["tokens"], "token")
+    return (
+        f"{lengths['distribution']} tokens (median {lengths['median']:,.0f}, mean {lengths['mean']:,.0f}, longest "
+        f"{lengths['longest']:,}, cap {lengths['cap']:,})"
     )
 
 

@@ -2,10 +2,14 @@
 
 Written for TRL 1.16. Every variant does one update per step on the same prompts, with completions of the same length
 and the DAPO loss without a KL term; gradient checkpointing is off, and nothing is logged or saved.
+
+With vLLM in the same process, TRL starts `LLM` from the model's directory, on three tenths of the GPU's memory, and
+before each step loads the trained weights into it, one tensor at a time.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import pairwise
 from statistics import median
@@ -22,8 +26,20 @@ from dapo_rl.lab.bench.variants import TRL_VARIANTS, Variant
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.load import pick_device, save_model
 
+VLLM_ENVIRONMENT = {
+    # TRL starts vLLM as torchrun would, with a process group, even for one GPU. Loopback addresses keep it from asking
+    # a name server, which a machine without a network waits for.
+    "MASTER_ADDR": "127.0.0.1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
 
 def measure_trl(work: Work, variant: str) -> Measurement:
+    if TRL_VARIANTS[variant].vllm:  # before vLLM is imported
+        for name, value in VLLM_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -106,6 +122,7 @@ class _StepClock:
     def __init__(self, work: Work, device: torch.device) -> None:
         self._work, self._device = work, device
         self._memory = PeakMemory(device)
+        self._created = time.perf_counter()
         self._ends: list[float] = []
         self._tokens: list[int] = []
 
@@ -130,5 +147,5 @@ class _StepClock:
             seconds=tuple(seconds[self._work.warmup :]),
             peak_memory_bytes=self._memory.peak,
             memory=self._memory.how,
-            facts={"tokens_per_step": median(self._tokens)},
+            facts={"tokens_per_step": median(self._tokens), "start_seconds": self._ends[0] - self._created},
         )

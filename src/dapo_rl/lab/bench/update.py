@@ -42,11 +42,11 @@ def _samples(work: Work, tokenizer: Any, model: Any) -> list[TrainSample]:
     return [
         TrainSample(
             prompt_ids=np.asarray(tokenizer(text).input_ids, np.int32),
-            response_ids=rng.integers(vocabulary, size=work.tokens, dtype=np.int32),
-            old_logps=np.zeros(work.tokens, np.float32),
-            advantages=np.full(work.tokens, 1.0 if sample % 2 else -1.0, np.float32),
+            response_ids=rng.integers(vocabulary, size=length, dtype=np.int32),
+            old_logps=np.zeros(length, np.float32),
+            advantages=np.full(length, 1.0 if sample % 2 else -1.0, np.float32),
             group=group,
         )
-        for group, text in enumerate(prompts)
-        for sample in range(work.group)
+        for group, (text, lengths) in enumerate(zip(prompts, work.group_lengths, strict=True))
+        for sample, length in enumerate(lengths)
     ]

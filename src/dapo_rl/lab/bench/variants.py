@@ -39,11 +39,14 @@ TRL_VARIANTS: dict[str, Variant] = {
 }
 
 VLLM_VARIANTS: dict[str, dict[str, Any]] = {
-    "default": {"in_process": False},
-    "in-process": {"in_process": True},
-    # By default vLLM has no graph for more than 512 sequences.
-    "wide-graphs": {"in_process": False, "max_cudagraph_capture_size": None},
+    "in-process": {"in_process": True, "wide_graphs": True},
+    "separate-process": {"in_process": False, "wide_graphs": True},
+    # vLLM's own choice: no CUDA graph for more than 512 sequences.
+    "default": {"in_process": False, "wide_graphs": False},
 }
+VLLM_DEFAULT_GRAPHS = 512
+VLLM_GRAPH_STEP = 16
+"""vLLM captures graphs for multiples of this many sequences, and uses them only up to `max_num_seqs`."""
 
 GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
     "dynamic-cache": {},
@@ -55,7 +58,7 @@ def variants_of(peer: str, *, cuda: bool, bfloat16: bool, samples: int) -> list[
     """The variants that apply here, in the order in which they are tried."""
     applies: dict[str, Callable[[str], bool]] = {
         "trl": lambda name: _trl_applies(TRL_VARIANTS[name], cuda, bfloat16),
-        "vllm": lambda name: name != "wide-graphs" or samples > 512,
+        "vllm": lambda name: name != "default" or samples > VLLM_DEFAULT_GRAPHS,
         "generate": lambda name: True,
     }
     return [name for name in all_variants(peer) if applies[peer](name)] or [""]
@@ -68,6 +71,21 @@ def all_variants(peer: str) -> list[str]:
         "generate": GENERATE_VARIANTS,
     }
     return list(known.get(peer, {}))
+
+
+def vllm_options(variant: str, *, max_batch: int, longest: int) -> dict[str, Any]:
+    """The arguments of vLLM's `LLM`, and `in_process`, which is ours; `max_batch` sequences run at a time."""
+    how = VLLM_VARIANTS[variant]
+    sequences = -(-max_batch // VLLM_GRAPH_STEP) * VLLM_GRAPH_STEP
+    graphs = {"max_cudagraph_capture_size": sequences} if how["wide_graphs"] else {}
+    return {
+        "in_process": how["in_process"],
+        "max_num_seqs": sequences,
+        "max_model_len": longest,
+        # vLLM is alone on the GPU, so it may use nearly all memory.
+        "gpu_memory_utilization": 0.85,
+        **graphs,
+    }
 
 
 def installed(package: str) -> bool:

@@ -1,16 +1,20 @@
-"""What a benchmark measures: a workload of fixed size, the same for every contender."""
+"""What a benchmark measures: a workload, the same for every contender."""
 
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.lengths import draw_lengths
 
 Kind = Literal["rollout", "update", "step"]
 
+STACK_SIGNAL = signal.SIGUSR1
+"""On this signal, the process of a contender writes its stack to its log."""
 
 OPTIONS = {
     "seed": "--seed",
@@ -27,13 +31,17 @@ OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`prompts` × `group` samples of exactly `tokens` tokens, in `warmup` and then `repeats` measured rounds."""
+    """`prompts` × `group` samples of known lengths, in `warmup` and then `repeats` measured rounds.
+
+    All rounds have the same lengths, in the same order, and prompts of their own.
+    """
 
     kind: Kind
     model: str
     prompts: int
     group: int
     tokens: int
+    """Tokens per sample; with `lengths`, the most that a sample has, which is all that an engine knows beforehand."""
     prompt_tokens: int
     dtype: str
     """The compute type; trained weights are float32."""
@@ -44,6 +52,17 @@ class Work:
     seed: int = 0
     settings: tuple[str, ...] = ()
     """Further settings, `key=value`, as for `dapo train`."""
+    lengths: str = ""
+    """The distribution of the lengths; empty if all samples have `tokens` tokens."""
+
+    @property
+    def group_lengths(self) -> tuple[tuple[int, ...], ...]:
+        """For each prompt, the lengths of its samples."""
+        return draw_lengths(self.lengths or f"fixed:{self.tokens}", self.tokens, self.prompts, self.group, self.seed)
+
+    @property
+    def all_lengths(self) -> list[int]:
+        return [length for row in self.group_lengths for length in row]
 
     @property
     def samples(self) -> int:
@@ -51,7 +70,7 @@ class Work:
 
     @property
     def response_tokens(self) -> int:
-        return self.samples * self.tokens
+        return sum(self.all_lengths)
 
     @property
     def longest_prompt(self) -> int:

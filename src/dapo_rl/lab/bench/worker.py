@@ -5,6 +5,7 @@ python -m dapo_rl.lab.bench.worker RESULT < JOB
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.work import Job, Work
+from dapo_rl.lab.bench.work import STACK_SIGNAL, Job, Work
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -62,6 +63,7 @@ def measure_limit(work: Work) -> dict[str, Any]:
 
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    faulthandler.register(STACK_SIGNAL)
     job = Job.from_json(sys.stdin.read())
     try:
         from transformers.utils import logging

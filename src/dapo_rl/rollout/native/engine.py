@@ -352,7 +352,7 @@ class NativeEngine:
         """Sets the rows' sampling parameters; returns their slots and random-number keys."""
         slots = torch.tensor([row.slot for row in rows], device=self._device)
         keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self._device)
-        params = [row.request.params for row in rows]
+        params = [row.request.params_of(row.index) for row in rows]
         self._state.start(slots, keys_B, [len(row.request.prompt_ids) for row in rows], params)
         return slots, keys_B
 
