@@ -30,7 +30,9 @@ from dapo_rl.models.load import (
     make_savable,
     pad_id,
     pick_device,
+    saved_dtype,
     slow_dtype,
+    stored_dtype,
     to_float32,
 )
 from dapo_rl.models.lora import (
@@ -129,6 +131,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             check_there(source, key)  # a model may take minutes to load
         model, tokenizer = _model_and_tokenizer(config, given)
         config = _with_lora(config, given, model)
+        came = stored_dtype(config.model.name) if given.names_a_model else model.dtype
         notes = [*given.notes, verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
         longest = _longest(config, model, train_prompts, eval_prompts)
@@ -138,7 +141,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
-        policy = build_policy(model, tokenizer, config, longest, losses)
+        policy = build_policy(model, tokenizer, config, longest, losses, saved_dtype(config.model, came))
         progress = Progress()
         run = Run(
             config=config,
@@ -187,9 +190,15 @@ def _device(config: Config, given: Given) -> torch.device:
 
 
 def build_policy(
-    model: Any, tokenizer: Any, config: Config, longest: int = 0, losses: TokenLosses | None = None
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+    longest: int = 0,
+    losses: TokenLosses | None = None,
+    save_dtype: torch.dtype | None = None,
 ) -> HFPolicy:
-    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known."""
+    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known, and `save_dtype`
+    the type of saved models."""
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
@@ -205,6 +214,7 @@ def build_policy(
         losses=losses,
         tokenizer=tokenizer,
         settings=config.model,
+        save_dtype=save_dtype,
     )
 
 

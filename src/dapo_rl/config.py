@@ -75,6 +75,8 @@ class ModelSettings(Section):
     """A directory, a hub name, `tiny` (part of the package), or a model from `dapo model get` (`smollm2-135m`)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Compute type; trained weights stay in float32. `auto`: bfloat16 if the hardware supports it natively."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of saved models. `auto`: that of the model as loaded. Checkpoints also keep the float32 weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses a GPU if there is one."""
     lora: LoraSettings | None = None

@@ -40,7 +40,7 @@ from dapo_rl.runs.trackers import Trackers
 from dapo_rl.train import loop
 from dapo_rl.train.callback_args import CallbackArguments
 from dapo_rl.train.callbacks import Callbacks
-from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
+from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.progress import FILE as PROGRESS
 from dapo_rl.train.progress import Progress
@@ -195,7 +195,7 @@ class DAPOTrainer:
         run = self._run
         resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
-        checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep)
+        checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep, self.display.note)
         log = LogLength(directory)
         with directory.locked(), self._noting(directory) as notes:
             seed_everything(run.config.seed)
@@ -205,7 +205,7 @@ class DAPOTrainer:
                 directory.begin(run.config)
             notes.begin()
             self._callbacks.follow(directory.read_metrics)
-            with Interrupts(directory, self.display) as interrupts, _recorded(directory, run.progress):
+            with Interrupts(directory, self.display) as interrupts, _recorded(directory, run.progress), checkpoints:
                 summary = self._train(run, directory, checkpoints, log, interrupts)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
@@ -305,8 +305,8 @@ class DAPOTrainer:
     ) -> dict[str, Any]:
         config, progress, display = run.config, run.progress, self.display
 
-        def save() -> Checkpoint:
-            return checkpoints.save(progress.step, (*run.parts, log), config)
+        def save() -> None:
+            checkpoints.start(progress.step, (*run.parts, log), config)
 
         trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers

@@ -107,8 +107,12 @@ def test_float32_weights_keep_every_bit_under_a_config_that_says_bfloat16(checkp
 
 def test_a_model_that_saves_other_weights_than_it_has_is_stored_once_more(checkpoints, monkeypatch):
     model = small_model(seed=1)
-    rounded = small_model(seed=1).bfloat16().float()
-    monkeypatch.setattr(model, "save_pretrained", rounded.save_pretrained)
+    save_pretrained = model.save_pretrained
+
+    def round_and_save(path, state_dict):
+        save_pretrained(path, state_dict={name: tensor.bfloat16().float() for name, tensor in state_dict.items()})
+
+    monkeypatch.setattr(model, "save_pretrained", round_and_save)
     assert (save(checkpoints, 1, model).path / WEIGHTS).exists()
     other = small_model(seed=2)
     load(checkpoints, other)

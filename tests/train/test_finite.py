@@ -57,7 +57,7 @@ def save(checkpoints, step, weight=1.0, moment=1.0):
     if moment != 1.0:
         torch.save({"optimizer": {"moment": torch.tensor([moment])}}, checkpoint.path / "optimizer.pt")
         (checkpoint.path / MANIFEST).unlink()
-        checkpoint_module._write_manifest(checkpoint.path, step)
+        checkpoint_module._write_manifest(checkpoint.path, step, {})
     return checkpoint
 
 

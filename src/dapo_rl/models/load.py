@@ -13,14 +13,14 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED, find_pretrained
-from dapo_rl.models.lora import save_plain
+from dapo_rl.models.saving import save_plain
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 TINY = Path(__file__).parent / "tiny"
@@ -223,12 +223,12 @@ def check_vocabulary(model: Any, largest_id: int) -> None:
         )
 
 
-def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str]) -> None:
-    """Saves the model and its tokenizer in Hugging Face format."""
+def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
+    """Saves the model and its tokenizer in Hugging Face format; `dtype` is that of the weights, by default as it is."""
     if Path(path).is_file():  # transformers would log this and save nothing
         raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:
-        save_plain(model, path)
+        save_plain(model, path, dtype)
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
@@ -269,6 +269,25 @@ def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
     dtype = getattr(torch, settings.dtype)
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def stored_dtype(name: str) -> torch.dtype:
+    """The dtype of the weights of a model that was loaded under this name, as its config.json says."""
+    path = find_model(name)
+    if path == TINY:  # stored in bfloat16 to keep the package small
+        return torch.float32
+    with cache_only():
+        dtype = AutoConfig.from_pretrained(path, trust_remote_code=False).dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+
+def saved_dtype(settings: ModelSettings, came: torch.dtype) -> torch.dtype:
+    """The dtype of saved models; `came` is that of the model as loaded."""
+    if settings.save_dtype != "auto":
+        dtype = getattr(torch, settings.save_dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    return came if came in (torch.bfloat16, torch.float16) else torch.float32
 
 
 def slow_dtype(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -164,12 +164,9 @@ def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
     return _merge(model, model.named_parameters())
 
 
-def save_plain(model: Any, path: str | os.PathLike[str]) -> None:
-    """Saves in Hugging Face format, with any adapters merged in."""
-    if has_lora(model):
-        model.save_pretrained(path, state_dict=dict(_merge(model, model.state_dict().items())))
-    else:
-        model.save_pretrained(path)
+def plain_state(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """The state dict of the model with any adapters merged in, one at a time."""
+    return _merge(model, model.state_dict().items())
 
 
 def save_adapter(model: Any, tokenizer: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:

@@ -3,33 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from dapo_rl.models.lora import save_plain
+from dapo_rl.base.hashing import Digests, IsCancelled, Rest, hashing
+from dapo_rl.models.host_copy import HostCopy
+from dapo_rl.models.lora import has_lora, plain_state
+from dapo_rl.models.saving import converted, write_plain
 
 MODEL = "model"
 WEIGHTS = "weights.pt"
 """A second copy of the weights, written if the Hugging Face format changes a name or a value."""
 
 
-def store(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Writes `model/`, with the tokenizer if there is one, and `weights.pt` if `model/` does not store the weights
-    exactly."""
-    save_plain(model, directory / MODEL)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(directory / MODEL)
-    weights = model.state_dict()
-    if not _same_bits(weights, dict(_in_safetensors(directory / MODEL))):
-        torch.save(weights, directory / WEIGHTS)
+class StoredModel:
+    """Writes `model/`, in `dtype` and with the tokenizer if there is one, and `weights.pt` if `model/` does not store
+    the weights exactly."""
+
+    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
+        self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
+        self._copies = HostCopy()
+        self._exact: bool | None = None
+        """Whether `model/` stores the weights exactly; found out when it is first written."""
+
+    def save(self, directory: Path) -> Rest:
+        """Copies the weights to host memory, where they stay until the next call. The result writes them."""
+        state = self._model.state_dict()
+        weights: dict[str, Tensor] = self._copies.take(state)
+        plain = weights
+        if has_lora(self._model):
+            plain = self._copies.take_more(self._merged(state))
+        files = self._tokenizer_files
+
+        def write(is_cancelled: IsCancelled) -> Digests:
+            saved = converted(plain.items(), self._dtype, plain)
+            write_plain(self._model, saved, directory / MODEL, self._dtype)
+            for name, content in files.items():
+                path = directory / MODEL / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            if self._exact is None:
+                self._exact = _same_bits(weights, dict(_in_safetensors(directory / MODEL)))
+            return {} if self._exact else {WEIGHTS: save_hashed(weights, directory / WEIGHTS, is_cancelled)}
+
+        return write
+
+    def _merged(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What `model/` stores: merged weights in its dtype, and the others as the copy already has them."""
+        copied = {tensor.data_ptr() for tensor in state.values()}
+        for name, tensor in plain_state(self._model):
+            yield name, tensor if self._dtype is None or tensor.data_ptr() in copied else tensor.to(self._dtype)
+
+    @cached_property
+    def _tokenizer_files(self) -> dict[str, bytes]:
+        """The tokenizer does not change in a run, and cannot be saved while another thread uses it."""
+        if self._tokenizer is None:
+            return {}
+        with TemporaryDirectory() as folder:
+            self._tokenizer.save_pretrained(folder)
+            files = [path for path in Path(folder).rglob("*") if path.is_file()]
+            return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def save_hashed(state: Any, path: Path, is_cancelled: IsCancelled) -> str:
+    """Writes a file as `torch.save` does, and returns its SHA-256."""
+    with hashing(path, is_cancelled) as file:
+        torch.save(state, file)  # type: ignore[arg-type]
+    return file.hexdigest()
 
 
 def stored_weights(directory: Path) -> dict[str, Tensor]:
-    """Loads the weights that `store` wrote, on the CPU."""
+    """Loads the weights that `StoredModel` wrote, on the CPU."""
     if (directory / WEIGHTS).exists():
         weights: dict[str, Tensor] = torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True)
         return weights
@@ -52,7 +102,7 @@ def weight_difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -
 def _same_bits(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> bool:
     if weight_difference(own, stored):
         return False
-    return all(torch.equal(tensor, own[name].cpu()) for name, tensor in stored.items())
+    return all(torch.equal(tensor, own[name]) for name, tensor in stored.items())
 
 
 def _in_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:

@@ -103,15 +103,16 @@ class Callbacks:
     def should_stop(self) -> bool:
         return self._control is not None and self._control.should_training_stop
 
+    @property
+    def wait_for_saves(self) -> bool:
+        """Whether a callback has `on_save`, which expects to find the checkpoint complete."""
+        return any(_defines(callback, "on_save") for callback in self._callbacks)
+
     def never_called(self) -> list[str]:
         """A note for each callback with a hook that is never called."""
-        if not self._callbacks:
-            return []
-        from transformers.trainer_callback import TrainerCallback
-
         found = []
         for callback in self._callbacks:
-            own = [hook for hook in NOT_CALLED if getattr(type(callback), hook) is not getattr(TrainerCallback, hook)]
+            own = [hook for hook in NOT_CALLED if _defines(callback, hook)]
             if own:
                 found.append(f"callbacks: {_name(callback)}: never called here: {', '.join(own)}")
         return found
@@ -264,3 +265,9 @@ def _both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _name(callback: TrainerCallback) -> str:
     return type(callback).__name__
+
+
+def _defines(callback: TrainerCallback, hook: str) -> bool:
+    from transformers.trainer_callback import TrainerCallback
+
+    return getattr(type(callback), hook) is not getattr(TrainerCallback, hook)

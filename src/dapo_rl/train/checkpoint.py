@@ -1,5 +1,7 @@
 """Checkpoints are written to a temporary directory, fsynced, renamed, and verified when read; the last `keep` stay.
 
+A save copies the state and returns; another thread writes the copy while the run continues.
+
 `checkpoints/step-N/` contains the files of each part of the run, the settings (`config.yaml`), and `manifest.json`
 with the size and SHA-256 of every other file, and a checksum of itself.
 """
@@ -9,14 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from safetensors import SafetensorError
 
 from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
+from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
@@ -29,12 +36,16 @@ FORMAT = 2
 """The version of the layout, stored in the manifest; a checkpoint in another layout is rejected."""
 MOST_BYTES = 16 << 20
 """Size limit of a manifest."""
+LONG_WAIT = 1.0
+"""Seconds after which a save that waits for the previous one says so."""
 
 
 class Part(Protocol):
     """A part of a run's state. It writes and reads its own files in a checkpoint's directory."""
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, directory: Path) -> Rest | None:
+        """Writes its files. A large part copies its state instead, and returns a function that writes the copy."""
+        ...
 
     def load(self, directory: Path) -> None:
         """Raises a UserError that names a file that does not belong to this run, and a NonFiniteError if the state is
@@ -97,8 +108,12 @@ class Checkpoint:
 
 
 class Checkpoints:
-    def __init__(self, directory: Path, keep: int) -> None:
-        self._directory, self._keep = directory, keep
+    """The checkpoints of a run. As a context manager, it waits at its end for the one that is being written."""
+
+    def __init__(self, directory: Path, keep: int, note: Callable[[str], None] = lambda line: None) -> None:
+        """`note` is told if a save had to wait."""
+        self._directory, self._keep, self._note = directory, keep, note
+        self._writing: _Writing | None = None
         self._damaged: set[Path] = set()
         """Checkpoints whose contents were found to be damaged. Contents are read only once, by `restore`."""
 
@@ -148,26 +163,85 @@ class Checkpoints:
         return None
 
     def save(self, step: int, parts: Sequence[Part], config: Config | None = None) -> Checkpoint:
-        final = self._directory / f"step-{step}"
-        try:
+        """Writes a checkpoint, and returns when it is complete."""
+        self.start(step, parts, config)
+        self.wait()
+        return self._checkpoint(step)
+
+    def start(self, step: int, parts: Sequence[Part], config: Config | None = None) -> None:
+        """Copies the state of the parts, and writes it in the background.
+
+        Waits for the previous checkpoint, and raises its error. The parts can change as soon as this returns.
+        """
+        self._wait_for_previous()
+        checkpoint = self._checkpoint(step)
+        with _one_line(checkpoint), ExitStack() as stack:
             remove_leftovers(self._directory)
-            with directory_beside(final, old=self._directory / f"step-{step}.old") as draft:
-                for part in parts:
-                    part.save(draft)
-                if config is not None:
-                    (draft / SETTINGS).write_bytes(settings_text(config))
-                _write_manifest(draft, step)
+            old = self._directory / f"step-{step}.old"
+            draft = stack.enter_context(directory_beside(checkpoint.path, old=old))
+            rests = [rest for part in parts if (rest := part.save(draft)) is not None]
+            if config is not None:
+                (draft / SETTINGS).write_bytes(settings_text(config))
+            # From here on, the thread removes the draft on an error, or publishes it.
+            publishing = stack.pop_all()
+        self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, draft, rests, publishing, is_cancelled))
+
+    def wait(self) -> None:
+        """Returns when no checkpoint is being written; raises if the last could not be."""
+        if (writing := self._writing) is None:
+            return
+        writing.join()
+        self._writing = None
+        if writing.error is not None:
+            raise writing.error
+
+    def check(self) -> None:
+        """Raises if a checkpoint could not be written; does not wait for it."""
+        if self._writing is not None and not self._writing.is_alive():
+            self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the checkpoint that is being written; Ctrl-C abandons it."""
+        if error is None:
+            self.wait()
+            return
+        if self._writing is not None and not isinstance(error, Exception):
+            self._writing.cancelled.set()
+        with suppress(UserError, CancelledError):  # the error that ends the run is the one to show
+            self.wait()
+
+    def _checkpoint(self, step: int) -> Checkpoint:
+        return Checkpoint(step, self._directory / f"step-{step}")
+
+    def _wait_for_previous(self) -> None:
+        started = time.perf_counter()
+        self.wait()
+        if (waited := time.perf_counter() - started) > LONG_WAIT:
+            self._note(f"waited {waited:.0f} s for the previous checkpoint; a larger checkpoint.every avoids this")
+
+    def _write(
+        self,
+        checkpoint: Checkpoint,
+        draft: Path,
+        rests: Sequence[Rest],
+        publishing: ExitStack,
+        is_cancelled: IsCancelled,
+    ) -> None:
+        """Runs in the thread."""
+        with _one_line(checkpoint):
+            with publishing:
+                digests = {name: digest for rest in rests for name, digest in rest(is_cancelled).items()}
+                _write_manifest(draft, checkpoint.step, digests)
+                if is_cancelled():
+                    raise CancelledError
             sync(self._directory.parent)
-        except Exception as error:
-            if not _is_of_the_disk(error):
-                raise
-            reason = (isinstance(error, OSError) and error.strerror) or error
-            raise UserError(
-                f"{final}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
-            ) from error
-        self._damaged.discard(final)
-        self._remove_old(step)
-        return Checkpoint(step, final)
+        self._damaged.discard(checkpoint.path)
+        self._remove_old(checkpoint.step)
 
     def _remove_old(self, step: int) -> None:
         """Deletes all but the last `keep` checkpoints; incomplete ones do not count and are deleted too."""
@@ -180,6 +254,37 @@ class Checkpoints:
 
     def _looks_whole(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
+
+
+class _Writing(threading.Thread):
+    """Writes one checkpoint. A daemon, so that a program that is told to end does not wait for it."""
+
+    def __init__(self, write: Callable[[IsCancelled], None]) -> None:
+        super().__init__(name="dapo-checkpoint", daemon=True)
+        self._write = write
+        self.cancelled = threading.Event()
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._write(self.cancelled.is_set)
+        except BaseException as error:  # raised again by the run's own thread
+            self.error = error
+
+
+@contextmanager
+def _one_line(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns an error of the disk into one line for the user."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_the_disk(error):
+            raise
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise UserError(
+            f"{checkpoint.path}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
+        ) from error
 
 
 def _load(parts: Sequence[Part], directory: Path) -> str | None:
@@ -198,14 +303,16 @@ def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
 
 
-def _write_manifest(directory: Path, step: int) -> None:
+def _write_manifest(directory: Path, step: int, digests: Digests) -> None:
+    """`digests` are the hashes of files that were hashed while they were written; the others are read."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
         "files": {
-            path.relative_to(directory).as_posix(): {"size": path.stat().st_size, "sha256": _checksum(path)}
+            name: {"size": path.stat().st_size, "sha256": digests.get(name) or _checksum(path)}
             for path in files
+            for name in [path.relative_to(directory).as_posix()]
         },
     }
     manifest["sha256"] = _own_checksum(manifest)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.base.format import counted
+from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
-from dapo_rl.errors import DivergedError, NonFiniteError
+from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.fill import Fill
@@ -21,7 +22,7 @@ from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
 from dapo_rl.train.callbacks import Callbacks
-from dapo_rl.train.checkpoint import Checkpoint, Checkpoints
+from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import step_metrics
@@ -39,7 +40,7 @@ class Policy(Protocol):
 
     def weights(self) -> WeightSource: ...
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, directory: Path) -> Rest | None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -54,7 +55,8 @@ class Training:
     policy: Policy
     advantages: Advantages
     evaluate: Callable[[], Evaluation | None]
-    save: Callable[[], Checkpoint]
+    save: Callable[[], None]
+    """Starts to write a checkpoint; `checkpoints.wait()` returns when it is complete."""
     checkpoints: Checkpoints
     directory: RunDirectory
     display: Display
@@ -75,6 +77,7 @@ def train(run: Training) -> None:
         run.track(0, metrics)
         run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
+        run.checkpoints.check()
         progress.current = step
         callbacks.step_begin()
         with _or_diverged(run, step):
@@ -97,6 +100,8 @@ def train(run: Training) -> None:
         if stopping or last or step % config.checkpoint_every == 0 or callbacks.should_save:
             with _or_diverged(run, step):
                 run.save()
+            if callbacks.wait_for_saves:
+                run.checkpoints.wait()
             callbacks.saved()
         for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes):
             if note:
@@ -106,6 +111,7 @@ def train(run: Training) -> None:
             if callbacks.stopped_by and not last:
                 run.display.note(f"step {step}: stopped by {callbacks.stopped_by}")
             break
+    run.checkpoints.wait()
     callbacks.train_end()
 
 
@@ -114,6 +120,8 @@ def _or_diverged(run: Training, step: int) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
+        with suppress(UserError):  # one that cannot be written is not the latest
+            run.checkpoints.wait()
         latest = run.checkpoints.latest()
         raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
 

@@ -18,14 +18,16 @@ from torch import Tensor
 from dapo_rl.algo import aggregate, kl_penalty
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.algo.registry import TokenLosses
+from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.base.quote import one_line
 from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.host_copy import HostCopy
 from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.models.stored import store, stored_weights, weight_difference
+from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
@@ -61,15 +63,18 @@ class HFPolicy:
         losses: TokenLosses | None = None,
         tokenizer: Any = None,
         settings: ModelSettings | None = None,
+        save_dtype: torch.dtype | None = None,
     ) -> None:
         """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
         GPU memory.
 
         If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
         function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
-        adapters are saved.
+        adapters are saved, and `save_dtype` is the type of saved models, by default that of the weights.
         """
         self.model, self._tokenizer, self._settings = model, tokenizer, settings or ModelSettings()
+        self._save_dtype = save_dtype
+        self._stored, self._copies = StoredModel(model, tokenizer, save_dtype), HostCopy()
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -142,13 +147,19 @@ class HFPolicy:
         notes, self._notes = tuple(self._notes), []
         return Update(metrics, tuple(seen), notes)
 
-    def save(self, directory: Path) -> None:
-        """Writes `model/`, `optimizer.pt`, and `weights.pt` if `model/` does not store the weights exactly."""
+    def save(self, directory: Path) -> Rest:
+        """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
+        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory."""
         state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
-        store(self.model, self._tokenizer, directory)
-        torch.save(state, directory / OPTIMIZER)
+        write_model, copied = self._stored.save(directory), self._copies.take(state)
+
+        def write(is_cancelled: IsCancelled) -> Digests:
+            digests = write_model(is_cancelled)
+            return {**digests, OPTIMIZER: save_hashed(copied, directory / OPTIMIZER, is_cancelled)}
+
+        return write
 
     def load(self, directory: Path) -> None:
         """Loads what `save` wrote. A NonFiniteError leaves the policy unchanged."""
@@ -181,7 +192,7 @@ class HFPolicy:
         if lora is not None and lora.save == "adapter":
             save_adapter(self.model, self._tokenizer, lora, self._settings.name, path)
         else:
-            save_model(self.model, self._tokenizer, path)
+            save_model(self.model, self._tokenizer, path, self._save_dtype)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,234 @@
+"""A checkpoint is written while the run continues: what it holds, and what happens if it cannot be written."""
+
+import errno
+import hashlib
+import json
+import threading
+import time
+
+import pytest
+import torch
+from checkpoint_parts import policy_of
+from support import small_model
+from test_policy import samples_for
+
+from dapo_rl.base.hashing import CancelledError, HashingFile
+from dapo_rl.errors import UserError
+from dapo_rl.models.host_copy import HostCopy
+from dapo_rl.train import checkpoint as checkpoint_module
+from dapo_rl.train.checkpoint import MANIFEST, Checkpoints
+
+
+class Gate:
+    """A part whose file is written when the gate is opened."""
+
+    def __init__(self):
+        self.open, self.writing = threading.Event(), 0
+
+    def save(self, directory):
+        def write(is_cancelled):
+            self.writing += 1
+            while not self.open.wait(0.001):
+                if is_cancelled():
+                    raise CancelledError
+            (directory / "gate").write_text("open")
+            return {}
+
+        return write
+
+    def load(self, directory):
+        pass
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    return Checkpoints(tmp_path / "checkpoints", keep=2)
+
+
+def steps(checkpoints):
+    return [checkpoint.step for checkpoint in checkpoints.all()]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_holds_the_state_of_the_moment_it_was_started(tmp_path, tied):
+    """The weights and moments change while it is written; its files are those of a save that nothing disturbs."""
+    model, gate = small_model(seed=1, tie_word_embeddings=tied), Gate()
+    policy, samples = policy_of(model), samples_for(model)
+    background, waiting = (Checkpoints(tmp_path / name, keep=3) for name in ("background", "waiting"))
+    for step in (1, 2, 3):  # the second and third reuse the memory of the first
+        policy.update(samples, lr=1e-2)
+        waiting.save(step, [policy])
+        gate.open.clear()
+        background.start(step, [gate, policy])
+        policy.update(samples, lr=1e-2)
+        gate.open.set()
+        background.wait()
+        for name in ("model/model.safetensors", "optimizer.pt"):
+            one, other = (c.all()[-1].path / name for c in (background, waiting))
+            assert one.read_bytes() == other.read_bytes(), (step, name)
+        assert background.all()[-1].damage() is None
+
+
+def test_hashes_are_those_of_the_files(checkpoints):
+    model = small_model()
+    policy = policy_of(model)
+    policy.update(samples_for(model), lr=1e-2)
+    path = checkpoints.save(1, [policy]).path
+    files = json.loads((path / MANIFEST).read_text())["files"]
+    assert "optimizer.pt" in files
+    for name, entry in files.items():
+        assert entry["sha256"] == hashlib.sha256((path / name).read_bytes()).hexdigest(), name
+
+
+def test_large_files_are_not_read_again(checkpoints, monkeypatch):
+    read = []
+    checksum = checkpoint_module._checksum
+    monkeypatch.setattr(checkpoint_module, "_checksum", lambda path: read.append(path.name) or checksum(path))
+    checkpoints.save(1, [policy_of(small_model())])
+    assert "config.json" in read
+    assert "optimizer.pt" not in read
+
+
+def test_a_checkpoint_has_its_name_when_it_is_complete(checkpoints):
+    gate = Gate()
+    checkpoints.start(1, [gate])
+    assert steps(checkpoints) == []
+    checkpoints.check()
+    gate.open.set()
+    checkpoints.wait()
+    assert steps(checkpoints) == [1]
+    assert checkpoints.all()[0].damage() is None
+
+
+def test_one_is_written_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_module, "LONG_WAIT", 0.05)
+    notes = []
+    checkpoints = Checkpoints(tmp_path / "c", 2, notes.append)
+    first, second = Gate(), Gate()
+    second.open.set()
+    checkpoints.start(1, [first])
+    threading.Timer(0.2, first.open.set).start()
+    checkpoints.start(2, [second])
+    assert steps(checkpoints)[:1] == [1], "the first was complete before the second began"
+    checkpoints.wait()
+    assert steps(checkpoints) == [1, 2]
+    assert notes == ["waited 0 s for the previous checkpoint; a larger checkpoint.every avoids this"]
+
+
+class Failing:
+    def __init__(self, error):
+        self.error = error
+
+    def save(self, directory):
+        def write(is_cancelled):
+            raise self.error
+
+        return write
+
+    def load(self, directory):
+        pass
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+SAID = r"step-2: the checkpoint cannot be written: No space left on device; earlier ones are untouched$"
+
+
+def failed(checkpoints, error=FULL):
+    checkpoints.save(1, [])
+    checkpoints.start(2, [Failing(error)])
+    while checkpoints._writing.is_alive():
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("notice", [Checkpoints.check, Checkpoints.wait, lambda c: c.start(3, [])])
+def test_an_error_of_the_thread_is_raised_once_at_the_next_occasion(checkpoints, notice):
+    failed(checkpoints)
+    with pytest.raises(UserError, match=SAID):
+        notice(checkpoints)
+    assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
+    assert checkpoints.restore([]).step == 1
+    checkpoints.save(3, [])
+    assert steps(checkpoints) == [1, 3]
+
+
+def test_a_bug_of_ours_in_the_thread_is_raised_as_it_is(checkpoints):
+    failed(checkpoints, ZeroDivisionError("mine"))
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        checkpoints.check()
+
+
+def test_the_end_of_a_run_waits(checkpoints):
+    gate = Gate()
+    with checkpoints:
+        checkpoints.start(1, [gate])
+        threading.Timer(0.1, gate.open.set).start()
+    assert steps(checkpoints) == [1]
+    with pytest.raises(UserError, match=SAID), checkpoints:
+        checkpoints.start(2, [Failing(FULL)])
+
+
+def test_an_error_of_the_run_still_saves_what_was_started(checkpoints):
+    gate = Gate()
+    with pytest.raises(KeyError), checkpoints:
+        checkpoints.start(1, [gate])
+        threading.Timer(0.1, gate.open.set).start()
+        raise KeyError
+    assert steps(checkpoints) == [1]
+    with pytest.raises(KeyError), checkpoints:
+        checkpoints.start(2, [Failing(FULL)])
+        raise KeyError
+    assert steps(checkpoints) == [1]
+
+
+def test_ctrl_c_abandons_it(checkpoints):
+    checkpoints.save(1, [])
+    with pytest.raises(KeyboardInterrupt), checkpoints:
+        checkpoints.start(2, [Gate()])
+        raise KeyboardInterrupt
+    assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize("error", [CancelledError(), FULL], ids=repr)
+def test_a_file_that_is_cancelled_or_meets_a_full_disk_ends_at_once(checkpoints, monkeypatch, error):
+    """Through torch.save, which writes from C++."""
+    write = HashingFile.write
+
+    def fail_later(file, data):
+        if file._file.tell() > 10_000:
+            raise error
+        return write(file, data)
+
+    monkeypatch.setattr(HashingFile, "write", fail_later)
+    model = small_model()
+    policy = policy_of(model)
+    policy.update(samples_for(model), lr=1e-2)
+    with pytest.raises((CancelledError, UserError)) as caught:
+        checkpoints.save(2, [policy])
+    assert "\n" not in str(caught.value)
+    assert list(checkpoints._directory.iterdir()) == []
+
+
+def test_copies_are_made_in_the_same_memory():
+    copies = HostCopy()
+    weight = torch.arange(6.0).view(2, 3)
+    values = {"w": weight, "tied": weight, "view": weight.t(), "steps": [torch.tensor(1.0), 3], "empty": torch.empty(0)}
+    first = copies.take(values)
+    addresses = {name: first[name].data_ptr() for name in ("w", "tied", "view")}
+    assert addresses["w"] == addresses["tied"] != weight.data_ptr()
+    weight += 1
+    assert first["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    second = copies.take(values)
+    assert {name: second[name].data_ptr() for name in addresses} == addresses
+    assert second["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert second["view"].tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert second["steps"][1] == 3
+
+
+def test_a_temporary_tensor_is_not_taken_for_another():
+    """`take_more` frees each tensor before the next, which may then have its address."""
+    copies = HostCopy()
+    base = torch.ones(1000)
+    kept = copies.take({"base": base})
+    more = copies.take_more((str(i), base if i == 2 else base + i) for i in range(5))
+    assert {name: float(tensor[0]) for name, tensor in more.items()} == {"0": 1, "1": 2, "2": 1, "3": 4, "4": 5}
+    assert more["2"].data_ptr() == kept["base"].data_ptr()
