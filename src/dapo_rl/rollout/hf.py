@@ -15,7 +15,7 @@ from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
-from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.ending import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import FinishReason, FloatArray, IntArray, Sample
 
@@ -156,17 +156,19 @@ class _StopStrings(StoppingCriteria):  # type: ignore[misc]
     """Ends a row at the token that completes a stop string, and records where."""
 
     def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Begun], width: int) -> None:
-        self._tokenizer, self._strings, self._begun, self._width = tokenizer, strings, begun, width
+        self._width = width
+        shared = StopStrings(tokenizer, strings) if strings else None
+        self._searches = [StopSearch(shared) for _ in begun] if shared else []
+        for search, had in zip(self._searches, begun, strict=bool(shared)):
+            search.skip(had.token_ids)
+        self._had = [len(had.token_ids) for had in begun]
         self.stopped_at: dict[int, int] = {}
         """The number of new tokens at the stop, by row."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         new = input_ids[:, self._width :].cpu().numpy()
-        for row, (begun, tokens) in enumerate(zip(self._begun, new, strict=True)):
-            if row not in self.stopped_at:
-                ids, had = np.concatenate([begun.token_ids, tokens]), len(begun.token_ids)
-                end = stop_string_end(self._tokenizer, ids, self._strings, seen=len(ids) - 1)
-                if end is not None:
-                    self.stopped_at[row] = end - had
+        for row, (search, had) in enumerate(zip(self._searches, self._had, strict=True)):
+            if row not in self.stopped_at and (end := search.find(new[row, search.count - had :])) is not None:
+                self.stopped_at[row] = end - had
         stopped = [row in self.stopped_at for row in range(len(new))]
         return torch.tensor(stopped, device=input_ids.device)

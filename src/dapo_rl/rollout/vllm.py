@@ -20,7 +20,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import save_model
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.ending import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import FinishReason, FloatArray, IntArray
 
@@ -153,7 +153,9 @@ class VLLMEngine:
         finish: FinishReason = "length" if done.finish_reason == "length" else "stop"
         if request.params.stop and len(begun.token_ids):
             # vLLM does not find a stop string that starts in the tokens it was given.
-            found = stop_string_end(self._tokenizer, written.token_ids, request.params.stop, seen=len(begun.token_ids))
+            search = StopSearch(StopStrings(self._tokenizer, request.params.stop))
+            search.skip(begun.token_ids)
+            found = search.find(tokens)
             end, finish = (end, finish) if found is None else (found, "stop")
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)
         return Completion(request.id, begun.index, sample)

@@ -26,7 +26,7 @@ from dapo_rl.models.packed import pack
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
-from dapo_rl.rollout.ending import make_sample, stop_string_end, stop_token_ids
+from dapo_rl.rollout.ending import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.rollout.native.budget import KVBudget, memory_share
 from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
@@ -52,8 +52,8 @@ class _Row:
     begun: Begun
     """Its state when it was given its slot."""
     slot: int
-    searched: int = 0
-    """The number of tokens already searched for stop strings."""
+    search: StopSearch | None = None
+    """The search for stop strings, if the request has any."""
 
     @property
     def index(self) -> int:
@@ -109,6 +109,7 @@ class NativeEngine:
         self._queue: deque[Request] = deque()
         self._started: _Started | None = None
         self._rows: list[_Row] = []
+        self._known_strings: dict[tuple[str, ...], StopStrings] = {}
 
     @property
     def pending(self) -> int:
@@ -394,14 +395,12 @@ class NativeEngine:
         done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
         rows = list(zip(self._rows, map(bool, done), generated, strict=True))
         # The device does not know stop strings: a row that is not done may have reached one.
-        looked_at = [(row, count) for row, is_done, count in rows if is_done or row.request.params.stop]
-        ended = {row.slot for row, is_done, _ in rows if is_done}
+        stopped = self._search([(row, count) for row, _, count in rows if row.request.params.stop])
+        ended = [(row, count) for row, is_done, count in rows if is_done or row.slot in stopped]
         completions: list[Completion] = []
         leaving: list[_Row] = []
-        for row, written in self._written(looked_at):
-            end = self._end(row, written.token_ids, row.slot in ended)
-            if end is None:
-                continue
+        for row, written in self._written(ended):
+            end = self._end(row, written.token_ids, stopped.get(row.slot))
             stop_ids = frozenset[int]() if row.request.params.ignore_eos else self._stop_ids
             sample = make_sample(self._tokenizer, written, *end, stop_ids)
             completions.append(Completion(row.request.id, row.index, sample))
@@ -409,17 +408,39 @@ class NativeEngine:
         self._release(leaving)
         return completions
 
-    def _end(self, row: _Row, tokens: IntArray, done: bool) -> tuple[int, FinishReason] | None:
-        """The length of a finished response and its finish reason, or None if the row continues."""
-        params = row.request.params
-        if params.stop:
-            end = stop_string_end(self._tokenizer, tokens, params.stop, row.searched)
-            if end is not None:
-                return end, "stop"
-            row.searched = len(tokens)
-        if not done:
-            return None
-        return len(tokens), "stop" if int(tokens[-1]) in self._stop_ids and not params.ignore_eos else "length"
+    def _search(self, rows: Sequence[tuple[_Row, int]]) -> dict[int, int]:
+        """Searches the tokens since the last look for stop strings; returns the lengths of the responses that have one,
+        by slot."""
+        found: dict[int, int] = {}
+        new: list[tuple[_Row, StopSearch, int]] = []
+        for row, count in rows:
+            if row.search is None:
+                row.search = StopSearch(self._stop_strings(row.request.params.stop))
+            if count > row.search.count:
+                new.append((row, row.search, count - row.search.count))
+        if not new:
+            return found
+        slots = torch.tensor([row.slot for row, _, _ in new], device=self._device)
+        starts = torch.tensor([search.count for _, search, _ in new], device=self._device)
+        width = torch.arange(max(count for _, _, count in new), device=self._device)
+        places = (starts[:, None] + width).clamp(max=self._state.tokens.shape[1] - 1)
+        tokens = self._state.tokens[slots[:, None], places].cpu().numpy().astype(np.int32)
+        for (row, search, count), row_tokens in zip(new, tokens, strict=True):
+            if (end := search.find(row_tokens[:count])) is not None:
+                found[row.slot] = end
+        return found
+
+    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
+        if strings not in self._known_strings:
+            self._known_strings[strings] = StopStrings(self._tokenizer, strings)
+        return self._known_strings[strings]
+
+    def _end(self, row: _Row, tokens: IntArray, stopped: int | None) -> tuple[int, FinishReason]:
+        """The length of a finished response, and its finish reason."""
+        if stopped is not None:
+            return stopped, "stop"
+        by_token = int(tokens[-1]) in self._stop_ids and not row.request.params.ignore_eos
+        return len(tokens), "stop" if by_token else "length"
 
     def _release(self, rows: Sequence[_Row]) -> None:
         if not rows:
