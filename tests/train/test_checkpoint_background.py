@@ -169,12 +169,12 @@ def test_the_end_of_a_run_waits(checkpoints):
 
 def test_an_error_of_the_run_still_saves_what_was_started(checkpoints):
     gate = Gate()
-    with pytest.raises(KeyError), checkpoints:
+    with pytest.raises(KeyError), checkpoints:  # noqa: PT012
         checkpoints.start(1, [gate])
         threading.Timer(0.1, gate.open.set).start()
         raise KeyError
     assert steps(checkpoints) == [1]
-    with pytest.raises(KeyError), checkpoints:
+    with pytest.raises(KeyError), checkpoints:  # noqa: PT012
         checkpoints.start(2, [Failing(FULL)])
         raise KeyError
     assert steps(checkpoints) == [1]
@@ -182,7 +182,7 @@ def test_an_error_of_the_run_still_saves_what_was_started(checkpoints):
 
 def test_ctrl_c_abandons_it(checkpoints):
     checkpoints.save(1, [])
-    with pytest.raises(KeyboardInterrupt), checkpoints:
+    with pytest.raises(KeyboardInterrupt), checkpoints:  # noqa: PT012
         checkpoints.start(2, [Gate()])
         raise KeyboardInterrupt
     assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
