@@ -303,14 +303,14 @@ def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
 
 
-def _write_manifest(directory: Path, step: int, digests: Digests) -> None:
+def _write_manifest(directory: Path, step: int, digests: Digests | None = None) -> None:
     """`digests` are the hashes of files that were hashed while they were written; the others are read."""
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "step": step,
         "files": {
-            name: {"size": path.stat().st_size, "sha256": digests.get(name) or _checksum(path)}
+            name: {"size": path.stat().st_size, "sha256": (digests or {}).get(name) or _checksum(path)}
             for path in files
             for name in [path.relative_to(directory).as_posix()]
         },
