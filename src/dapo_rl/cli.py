@@ -253,11 +253,16 @@ def ablate(
     only: Annotated[str | None, typer.Option(help="One half of the paper's table: ladder or leave-one-out.")] = None,
     out: Annotated[Path | None, typer.Option(help="The directory; by default runs/ablate-NAME-TIME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs.")] = 1,
+    keep_models: Annotated[
+        bool, typer.Option("--keep-models", help="Keep the model and the checkpoints of finished runs.")
+    ] = False,
 ) -> None:
     from dapo_rl.lab.ablate.command import run_ablation
 
     recipe, overrides = _split(arguments)
-    code = run_ablation(recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs)
+    code = run_ablation(
+        recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs, keep_models=keep_models
+    )
     if code:
         raise typer.Exit(code)
 

@@ -49,6 +49,10 @@ def test_finished_runs_are_not_run_again(tmp_path):
     out = tmp_path / "a"
     runs = [out / arm / "seed-0" for arm in ARMS]
     assert [read(run / "summary.json")["finished"] for run in runs] == [True, True]
+    for run in runs:  # what is compared stays, and the tokenizer for the board; no weights
+        assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["model", "rollouts"]
+        assert [path.name for path in (run / "model").iterdir()] == ["tokenizer.json"]
+        assert "model" not in read(run / "summary.json")["paths"]
     report = read(out / "ablation.json")
     ends = [read(run / "summary.json")["accuracy_after"] for run in runs]
     assert [arm["accuracy"]["mean"] for arm in report["arms"]] == ends
@@ -57,9 +61,12 @@ def test_finished_runs_are_not_run_again(tmp_path):
     assert "| algo.clip_high=0.28 |" in (out / "ablation.md").read_text()
 
     before = [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs]
-    more = ablate("--out", "a", "--seeds", "2", cwd=tmp_path)
+    more = ablate("--out", "a", "--seeds", "2", "--keep-models", cwd=tmp_path)
     assert more.returncode == 0, more.stdout + more.stderr
     assert "2 arms, 4 runs in a; 2 already done\n" in more.stdout
+    for arm in ARMS:
+        assert (out / arm / "seed-1" / "model" / "model.safetensors").exists()
+        assert (out / arm / "seed-1" / "checkpoints" / "step-2" / "optimizer.pt").exists()
     assert "seed 0: started" not in more.stdout
     assert more.stdout.count("seed 1: started") == 2
     assert [(run / "metrics.jsonl").stat().st_mtime_ns for run in runs] == before

@@ -167,24 +167,27 @@ def test_the_end_of_a_run_waits(checkpoints):
         checkpoints.start(2, [Failing(FULL)])
 
 
+def end_with(error, checkpoints, step, part, after=lambda: None):
+    with checkpoints:
+        checkpoints.start(step, [part])
+        after()
+        raise error
+
+
 def test_an_error_of_the_run_still_saves_what_was_started(checkpoints):
     gate = Gate()
-    with pytest.raises(KeyError), checkpoints:  # noqa: PT012
-        checkpoints.start(1, [gate])
-        threading.Timer(0.1, gate.open.set).start()
-        raise KeyError
+    with pytest.raises(KeyError):
+        end_with(KeyError, checkpoints, 1, gate, threading.Timer(0.1, gate.open.set).start)
     assert steps(checkpoints) == [1]
-    with pytest.raises(KeyError), checkpoints:  # noqa: PT012
-        checkpoints.start(2, [Failing(FULL)])
-        raise KeyError
+    with pytest.raises(KeyError):
+        end_with(KeyError, checkpoints, 2, Failing(FULL))
     assert steps(checkpoints) == [1]
 
 
 def test_ctrl_c_abandons_it(checkpoints):
     checkpoints.save(1, [])
-    with pytest.raises(KeyboardInterrupt), checkpoints:  # noqa: PT012
-        checkpoints.start(2, [Gate()])
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        end_with(KeyboardInterrupt, checkpoints, 2, Gate())
     assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
 
 

@@ -17,9 +17,12 @@ def not_finite(values: Any) -> str | None:
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
     for name, tensor in named:
         by_device.setdefault(tensor.device, []).append((name, tensor))
-    for entries in by_device.values():
-        # The maximum of each tensor, because a sum of finite numbers can overflow. One synchronisation per GPU.
-        largest = torch._foreach_norm([tensor for _, tensor in entries], float("inf"))
+    for device, entries in by_device.items():
+        # The extremes of each tensor, because a sum of finite numbers can overflow. One synchronisation per GPU.
+        if device.type == "cpu":  # several times faster than the norm
+            largest = [torch.stack(torch.aminmax(tensor)).abs().amax() for _, tensor in entries]
+        else:
+            largest = list(torch._foreach_norm([tensor for _, tensor in entries], float("inf")))
         finite = torch.stack([value.double() for value in largest]).isfinite().tolist()
         for (name, _), is_finite in zip(entries, finite, strict=True):
             if not is_finite:

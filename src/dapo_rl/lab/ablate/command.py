@@ -33,6 +33,7 @@ def run_ablation(
     only: str | None = None,
     out: Path | None = None,
     jobs: int = 1,
+    keep_models: bool = False,
 ) -> int:
     """Returns the exit code: 0 if every run is done, that of the first run that failed, or 128 + a signal."""
     if out is not None and "=" in str(out):
@@ -54,13 +55,13 @@ def run_ablation(
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{out}: is not a directory; name another with --out") from None
     try:
-        return _run(plan, out, jobs)
+        return _run(plan, out, jobs, keep_models)
     finally:
         release()
 
 
-def _run(plan: AblationPlan, out: Path, jobs: int) -> int:
-    runs = all_runs(plan, out)
+def _run(plan: AblationPlan, out: Path, jobs: int, keep_models: bool) -> int:
+    runs = all_runs(plan, out, keep_models)
     plan.save(out / "plan.json")
     console = Console()
     left = sum(run.state != "done" for run in runs)

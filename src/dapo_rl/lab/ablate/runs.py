@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import yaml
 
-from dapo_rl.base.files import atomic_write
+from dapo_rl.base.files import atomic_write, remove_directory
 from dapo_rl.base.quote import printable
 from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
@@ -27,8 +27,9 @@ State = Literal["waiting", "running", "done", "failed", "stopped"]
 class ArmRun:
     """An arm with one seed."""
 
-    def __init__(self, out: Path, arm: Arm, seed: int) -> None:
-        self.arm, self.seed = arm, seed
+    def __init__(self, out: Path, arm: Arm, seed: int, keep_model: bool = False) -> None:
+        """`keep_model`: whether a run that finishes keeps its checkpoints and its model."""
+        self.arm, self.seed, self._keep_model = arm, seed, keep_model
         home = out / arm.directory
         self.directory = RunDirectory(home / f"seed-{seed}")
         self.recipe_path = home / "recipe.yaml"
@@ -97,6 +98,8 @@ class ArmRun:
             self._process = None
             if code == 0 and self.is_finished():
                 self.state = "done"
+                if not self._keep_model:
+                    self._remove_model()
             elif stopping or code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
                 self.state = "stopped"
             else:
@@ -116,6 +119,18 @@ class ArmRun:
     def wait(self) -> None:
         if self._process is not None:
             self._process.wait()
+
+    def _remove_model(self) -> None:
+        """Removes the checkpoints and the model: a finished run is compared by its log and its summary. The tokenizer
+        stays, because the board shows rollouts with it."""
+        if self.directory.checkpoints_path.is_dir():
+            remove_directory(self.directory.checkpoints_path)
+        for path in self.directory.model_path.glob("*"):
+            if path.is_file() and path.name != "tokenizer.json":
+                path.unlink()
+        summary = self.summary()
+        if isinstance(paths := summary.get("paths"), dict) and paths.pop("model", None):
+            self.directory.write_summary(summary)
 
     def _follow(self) -> None:
         """Reads new lines of the run log. A resumed run may have truncated it."""
@@ -146,6 +161,6 @@ class ArmRun:
         return f"{said or 'no output'} ({how}; {self.log_path})"
 
 
-def all_runs(plan: AblationPlan, out: Path) -> list[ArmRun]:
+def all_runs(plan: AblationPlan, out: Path, keep_models: bool = False) -> list[ArmRun]:
     """All runs, ordered by seed, so that the first results cover every arm."""
-    return [ArmRun(out, arm, seed) for seed in plan.seeds for arm in plan.with_own_runs()]
+    return [ArmRun(out, arm, seed, keep_models) for seed in plan.seeds for arm in plan.with_own_runs()]
