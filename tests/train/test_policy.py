@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import small_model, tokenizer
 
@@ -66,7 +66,7 @@ def test_trap_3_the_gradient_is_the_same_for_any_split_into_micro_batches(aggreg
     samples = samples_for(model, seed, masked=(1,))
     whole = gradient(make_policy(model, aggregation=aggregation), samples)
     split = make_policy(model, token_budget, aggregation=aggregation)
-    assert len(list(split._micro_batches(samples))) > 1
+    assume(len(list(split._micro_batches(samples))) > 1)  # short samples may fit into one
     torch.testing.assert_close(gradient(split, samples), whole, atol=1e-5, rtol=1e-4)
 
 
