@@ -57,9 +57,10 @@ def test_the_model_that_the_readme_names_can_be_downloaded():
     Path(sys.prefix).resolve() != (REPOSITORY / ".venv").resolve(), reason="make uses .venv; run the tests by make test"
 )
 def test_the_commands_of_make(tmp_path):
-    assert [line for line in COMMANDS if line.startswith("make ")] == ["make demo"]
+    assert [line for line in COMMANDS if line.startswith("make ")] == ["make demo", "make test"]
     run(["make", "demo", f"ARGS={shlex.join([*SHORT, '--run', str(tmp_path / 'run')])}"], REPOSITORY)
     assert (tmp_path / "run" / "report.png").exists()
+    run(["make", "test", "ARGS=tests/test_layers.py"], REPOSITORY)
 
 
 def test_no_other_kind_of_command():

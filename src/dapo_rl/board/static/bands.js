@@ -1,40 +1,15 @@
 // Curves of an ablation's arms in one chart: the mean over seeds, with a band for the range.
-import { downloads } from "./charts.js";
+import { BASE, ChartCard } from "./charts.js";
 import { h, isNumber, short } from "./dom.js";
 import { csv, save } from "./download.js";
 import { tint } from "./store.js";
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const DASHES = [[], [6, 4], [2, 3]]; // beyond the colours that there are
 
-export class BandChart {
+export class BandChart extends ChartCard {
   constructor(title, hint, { height = 200 } = {}) {
-    Object.assign(this, { title, hint, height, arms: [] });
-    this.box = h("div", { class: "plot" });
-    this.reading = h("div", { class: "reading" });
-    this.element = h(
-      "figure",
-      { class: "card chart", data: { metric: title } },
-      h(
-        "figcaption",
-        {},
-        h("b", {}, title),
-        h("span", { class: "hint" }, hint),
-        downloads(
-          title,
-          () => this.saveRows(),
-          () => this.picture(),
-        ),
-      ),
-      this.box,
-      this.reading,
-    );
-    this.observer = new ResizeObserver(() => this.plot?.setSize(this.size()));
-    this.observer.observe(this.box);
-  }
-
-  size() {
-    return { width: Math.max(200, this.box.clientWidth), height: this.height };
+    super(title, hint, height);
+    this.arms = [];
   }
 
   /** `arms`: [{label, index, band: {steps, mean, low, high}}]; the index gives the colour. */
@@ -59,25 +34,12 @@ export class BandChart {
       series.push(edge(), edge());
       bands.push({ series: [series.length - 1, series.length - 2], fill: `${line}26` });
     }
-    const look = { stroke: css("--muted"), font: "11px system-ui, sans-serif", ticks: { show: false } };
     this.plot = new window.uPlot(
       {
+        ...BASE(),
         ...this.size(),
         series,
         bands,
-        legend: { show: false },
-        scales: { x: { time: false } },
-        padding: [8, 20, 0, 0],
-        axes: [
-          {
-            ...look,
-            grid: { show: false },
-            size: 26,
-            gap: 4,
-            values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? short(t).replace(".0", "") : "")),
-          },
-          { ...look, grid: { stroke: css("--line"), width: 1 }, size: 46, gap: 4, values: (_, t) => t.map(short) },
-        ],
         cursor: { sync: { key: "arms", setSeries: false }, points: { show: false }, drag: { x: false, y: false } },
         hooks: { setCursor: [(u) => this.read(u.cursor.idx)] },
       },
@@ -133,11 +95,5 @@ export class BandChart {
       })),
       legend: this.arms.map(({ label, index }) => [label, tint(index, false)]),
     };
-  }
-
-  close() {
-    this.observer.disconnect();
-    this.plot?.destroy();
-    this.plot = null;
   }
 }

@@ -26,7 +26,7 @@ function axes() {
   ];
 }
 
-const BASE = () => ({
+export const BASE = () => ({
   axes: axes(),
   legend: { show: false },
   scales: { x: { time: false } },
@@ -34,25 +34,17 @@ const BASE = () => ({
 });
 
 /** The menu of a chart's downloads; `picture()` is what it shows. */
-export const downloads = (title, saveRows, picture) =>
+const downloads = (title, saveRows, picture) =>
   saveMenu(`Download ${title}`, [
     ["CSV", saveRows],
     ["SVG", () => save(`${title}.svg`, svg(picture()))],
     ["PNG", async () => save(`${title}.png`, await png(picture()))],
   ]);
 
-/**
- * A card with a chart that fits its width; `onZoom(first, last)` loads more points of an interval. `source()` gives the
- * parameters under which the server has every point; without it, CSV has the points on the page.
- */
-export class Chart {
-  constructor(title, { onZoom, source, hint = "", height = 170 } = {}) {
-    this.title = title;
-    this.hint = hint;
-    this.height = height;
-    this.onZoom = onZoom;
-    this.source = source;
-    this.names = [];
+/** A card with a chart that fits its width. A subclass sets `this.plot`, and has `saveRows()` and `picture()`. */
+export class ChartCard {
+  constructor(title, hint, height) {
+    Object.assign(this, { title, hint, height });
     this.box = h("div", { class: "plot" });
     this.reading = h("div", { class: "reading" });
     this.element = h(
@@ -78,6 +70,23 @@ export class Chart {
 
   size() {
     return { width: Math.max(200, this.box.clientWidth), height: this.height };
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.plot = null;
+  }
+}
+
+/**
+ * Curves of runs. `onZoom(first, last)` loads more points of an interval. `source()` gives the parameters under which
+ * the server has every point; without it, CSV has the points on the page.
+ */
+export class Chart extends ChartCard {
+  constructor(title, { onZoom, source, hint = "", height = 170 } = {}) {
+    super(title, hint, height);
+    Object.assign(this, { onZoom, source, names: [] });
   }
 
   /** `lines`: {name: {raw: [steps, values], smooth: [steps, values]}}; `range`: the steps to show, all by default. */
@@ -180,12 +189,6 @@ export class Chart {
       lines,
       legend: this.names.map((name) => [name, colour(name, false)]),
     };
-  }
-
-  close() {
-    this.observer.disconnect();
-    this.plot?.destroy();
-    this.plot = null;
   }
 }
 
