@@ -5,7 +5,7 @@ Norms, gated activations, the rotary embedding and residual sums go through `ops
 with the original, and skipped if the two differ by more than rounding.
 
 `fuse(model)` changes the module for good, so an engine fuses its own copy of the trained module. Parameters keep their
-names; new weights must be copied into them in place. Shapes: T tokens, N hidden size.
+names; new weights must be copied into them in place.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Fused:
 
 
 def fuse(model: Any, ops: Ops | None = None, prepack: bool = False) -> Fused:
-    """By default `ops` are the kernels on a CUDA device; elsewhere only projections are fused. `prepack` is for
-    CPUs."""
+    """Changes the module in place. By default `ops` are the kernels on a CUDA device; elsewhere only projections are
+    fused. `prepack` is for CPUs."""
     if any(isinstance(module, FusedModule) for module in model.modules()):
         raise RuntimeError("the module is already fused")
     some = next(model.parameters())
@@ -85,7 +85,7 @@ def fuse(model: Any, ops: Ops | None = None, prepack: bool = False) -> Fused:
             _use_ops(model, ops, fused)
         if prepack:
             fused.changes += prepack_linears(model, fused.joins, fused.prepacked)
-    # Now that everything is compared: a module that is compared must not have been changed.
+    # Last, so that every comparison is with the original.
     make_changes(fused.changes)
     return fused
 
