@@ -55,8 +55,7 @@ def test_fused_logits_are_the_models(name, dtype):
     expected = model(input_ids=ids, use_cache=False).logits
     fused = fuse(model, kernels)
     assert not fused.left or name == "Phi"
-    with fused:
-        assert_same_logits(model(input_ids=ids, use_cache=False).logits, expected)
+    assert_same_logits(model(input_ids=ids, use_cache=False).logits, expected)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
@@ -88,14 +87,14 @@ def test_a_step_replayed_as_a_graph_is_the_step():
             )
         kernels.draw_and_advance(output.logits[0], slots, state, is_stop)
 
+    fuse(model)
     for splits in (1, 3):
         (state, filled), (replayed, refilled) = fresh(), fresh()
         graph = torch.cuda.CUDAGraph()
-        with fuse(model):
-            for _ in range(3):
-                step(state, filled, splits)
-            with torch.cuda.graph(graph):
-                step(replayed, refilled, splits)
+        for _ in range(3):
+            step(state, filled, splits)
+        with torch.cuda.graph(graph):
+            step(replayed, refilled, splits)
         for _ in range(3):
             graph.replay()
         torch.cuda.synchronize()

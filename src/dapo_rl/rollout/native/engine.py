@@ -272,8 +272,7 @@ class NativeEngine:
             return packed(layer, q_THD, k_TKD, v_TKD, scale)
 
         some = torch.zeros(1, dtype=torch.int64, device=self._device)
-        with self._fused:
-            next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, some)
+        next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, some)
         self._start(batch)
         for row in batch:
             self._state.resume(row.slot, row.begun.token_ids, row.begun.logps)
@@ -333,8 +332,7 @@ class NativeEngine:
             return packed(layer, q_THD, k_TKD, v_TKD, scale)
 
         ends = torch.tensor(starts[1:], device=self._device) - 1
-        with self._fused:
-            logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
+        logits = next_logits(self._model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
         if waits:
             self._started = _Started(last_request, len(last_rows), keys, values, logits[-1])
         return logits
@@ -370,11 +368,10 @@ class NativeEngine:
         if self._graphs is None:
             self._close_gaps()
             rows = len(self._rows)
-            with self._fused, enough_threads(rows * self._largest_product):
+            with enough_threads(rows * self._largest_product):
                 eager_step(self._model, self._cache, self._state, rows, truncates, self._is_stop_V)
         else:
-            with self._fused:
-                self._graphs.run([row.slot for row in self._rows], STEPS_PER_LOOK, truncates)
+            self._graphs.run([row.slot for row in self._rows], STEPS_PER_LOOK, truncates)
 
     def _close_gaps(self) -> None:
         """Moves the last rows into free slots, so that the rows occupy the first slots."""
