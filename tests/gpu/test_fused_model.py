@@ -71,6 +71,7 @@ def test_a_step_replayed_as_a_graph_is_the_step():
     start.limit.fill_(M)
     start.position.copy_(torch.tensor([0, 1, 15, 16, 60, 0]))
     caches = torch.randn(2, 2, S, 2, C, 16, device=DEVICE).bfloat16()  # Keys and values of two layers.
+    table = torch.arange(S, dtype=torch.int32, device=DEVICE)[:, None]
 
     def fresh():
         return SlotState(**{name: getattr(start, name).clone() for name in SlotState.__slots__}), caches.clone()
@@ -79,7 +80,7 @@ def test_a_step_replayed_as_a_graph_is_the_step():
         positions = state.position[slots]
 
         def attend(layer, q, k, v, scale):
-            return kernels.decode_attention(q, k, v, *caches[:, layer], slots, positions, scale, splits)
+            return kernels.decode_attention(q, k, v, *caches[:, layer], table, slots, positions, scale, splits)
 
         with attending(model, attend, C):
             output = model(
