@@ -32,8 +32,10 @@ def build_engine(
     settings: SamplingSettings,
     dtype: torch.dtype,
     longest: int = 0,
+    copies: bool = True,
 ) -> Engine:
-    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run.
+    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run. Without
+    `copies` nothing else may use the model afterwards, so that the native engine needs no copy of it.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
@@ -47,6 +49,7 @@ def build_engine(
             max_batch=settings.max_batch or MAX_BATCH,
             kv_memory_bytes=memory,
             longest=longest,
+            copies=copies,
         )
     if named == "hf":
         return HFEngine(model, tokenizer, settings.max_batch or MAX_BATCH_OF_GENERATE, dtype)
