@@ -40,7 +40,7 @@ from dapo_rl.rollout.native.prefill import Prefill, compute, place
 from dapo_rl.rollout.native.prepack import can_prepack
 from dapo_rl.rollout.native.probe import probe
 from dapo_rl.rollout.native.row import NO_SLOT, BatchRow
-from dapo_rl.rollout.native.state import SlotState
+from dapo_rl.rollout.native.state import SlotState, to_device
 from dapo_rl.rollout.native.waiting import Waiting
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -209,6 +209,7 @@ class NativeEngine:
         """One pass of the model; the rows of complete sequences begin to decode."""
         logits = compute(self._model, self._cache, self._pages, work, self._prefill_tokens, self._device)
         self._filling = work[-1] if work[-1].left else None
+        resumed: list[BatchRow] = []
         first: list[BatchRow] = []
         first_logits: list[Tensor] = []
         for prefill, logits_V in zip(work, logits, strict=True):
@@ -216,15 +217,16 @@ class NativeEngine:
                 continue
             self._rows += prefill.rows
             if len(prefill.rows[0].begun.token_ids):
-                self._resume(prefill.rows)
+                resumed += prefill.rows
             else:
                 first += prefill.rows
                 first_logits += [logits_V] * len(prefill.rows)
             if prefill.waits:
-                shared = self._pages.shared(prefill.rows[0].slot, len(prefill.tokens))
-                self._pages.hold(shared)
-                prefill.shared = shared
+                prefill.shared = self._pages.shared(prefill.rows[0].slot, len(prefill.tokens))
+                self._pages.hold(prefill.shared)
                 self._started, self._started_logits_V = prefill, logits_V
+        if resumed:
+            self._resume(resumed)
         if first:
             self._draw_first(first, torch.stack(first_logits))
 
@@ -271,7 +273,7 @@ class NativeEngine:
                 context = np.concatenate([request.prompt_ids, begun.token_ids[:-1]])
                 prefill = Prefill(request, [BatchRow(arrival, request, begun, slot)], context)
                 if origin is not None:
-                    prefill.done = length
+                    prefill.done = min(length, len(context) - 1)  # a pass computes at least one token
                     prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
                 work.append(prefill)
                 tokens += prefill.left
@@ -322,8 +324,8 @@ class NativeEngine:
 
     def _resume(self, rows: Sequence[BatchRow]) -> None:
         self._start(rows)
+        self._state.resume([row.slot for row in rows], [row.begun for row in rows])
         for row in rows:
-            self._state.resume(row.slot, row.begun.token_ids, row.begun.logps)
             row.written = len(row.begun.token_ids)
 
     def _draw_first(self, rows: Sequence[BatchRow], logits_BV: Tensor) -> None:
@@ -439,8 +441,7 @@ class NativeEngine:
     def _release(self, rows: Sequence[BatchRow]) -> None:
         if not rows:
             return
-        slots = [row.slot for row in rows]
-        self._state.done[torch.tensor(slots, device=self._device)] = True
+        self._state.done[to_device([row.slot for row in rows], self._device)] = True
         for row in rows:
             self._pages.end(row.slot)
             row.slot = NO_SLOT

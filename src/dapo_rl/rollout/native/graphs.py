@@ -20,13 +20,17 @@ from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
 from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.row import BatchRow
-from dapo_rl.rollout.native.state import SlotState
+from dapo_rl.rollout.native.state import SlotState, to_device
 
 
 def batch_bucket(rows: int) -> int:
-    """The batch size of the graph for this many rows: a power of two, or 1.5 times a power of two."""
-    power = 1 << max(rows - 1, 0).bit_length()
-    return power * 3 // 4 if power >= 32 and rows <= power * 3 // 4 else power
+    """The batch size of the graph for this many rows. Few rows take as long as any number up to 128; beyond that, the
+    time of a step grows with its rows, in steps of a matrix product's tile."""
+    if rows <= 128:
+        power = 1 << max(rows - 1, 0).bit_length()
+        return power * 3 // 4 if power >= 32 and rows <= power * 3 // 4 else power
+    tile = 64 if rows <= 512 else 128
+    return -(-rows // tile) * tile
 
 
 class KernelAttention:
@@ -88,7 +92,7 @@ class GraphedSteps:
         graph = self._graphs.get((bucket, truncates)) or self._capture(bucket, truncates)
         padded = [*slots, *[self._spare_slot] * (bucket - len(slots))]
         if padded != self._rows:
-            self._slots[:bucket].copy_(torch.tensor(padded))
+            self._slots[:bucket] = to_device(padded, self._slots.device)
             self._rows = padded
         for _ in range(steps):
             graph.replay()

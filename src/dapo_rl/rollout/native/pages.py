@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dapo_rl.rollout.native.budget import CacheLayout
+from dapo_rl.rollout.native.state import to_device
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The page of each token, and its place in the page."""
@@ -133,11 +134,11 @@ class Pages:
     def write_table(self) -> None:
         """Writes the changes to the table, on its device; call it before the table is read."""
         if self._cleared:
-            self.table[torch.tensor(sorted(self._cleared), device=self.table.device)] = 0
+            self.table[to_device(sorted(self._cleared), self.table.device)] = 0
             self._cleared.clear()
         if self._changed:
-            entries = np.array([(*place, page) for place, page in self._changed.items()], dtype=np.int64).T
-            slots, columns, pages = torch.from_numpy(np.ascontiguousarray(entries)).to(self.table.device)
+            entries = [(*place, page) for place, page in self._changed.items()]
+            slots, columns, pages = to_device(np.asarray(entries).T, self.table.device)
             self.table[slots, columns] = pages.int()
             self._changed.clear()
 

@@ -39,7 +39,7 @@ class Prefill:
     done: int = 0
     """Tokens that are in the cache."""
     sibling: Prefill | None = None
-    """A sequence earlier in the same pass that has the same prompt; `done` is the length of the prompt then."""
+    """A sequence earlier in the same pass that has the same prompt, which is `done` for this one too."""
     donor: int | None = None
     """Likewise, a slot with the same prompt in the cache."""
     shared: list[int] = field(default_factory=list)
