@@ -191,7 +191,7 @@ def test_a_prompt_is_computed_once_for_its_group():
     row, predictors = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,)), ((1,), ()), ((5, 6), (7, 8))], torch.device("cpu"))
     assert row.input_ids_T.tolist() == [5, 6, 7, 8, 1, 5, 6, 7]
     assert row.position_ids_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
-    assert predictors.tolist() == [2, 3, 2, 6, 7]
+    assert predictors.indices.tolist() == [2, 3, 2, 6, 7]
     alone, _ = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,))], torch.device("cpu"), share_prompts=False)
     assert alone.input_ids_T.tolist() == [5, 6, 7, 8, 5, 6, 7]
 
@@ -202,7 +202,7 @@ def test_what_a_ragged_kernel_gets():
     ragged = row._ragged
     assert ragged.starts_q.tolist() == [0, 4, 6]
     assert ragged.starts_k.tolist() == [0, 4, 9]
-    assert ragged.key_indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert ragged.keys.indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (ragged.longest_q, row.longest) == (4, 5)
 
 

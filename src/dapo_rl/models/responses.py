@@ -12,10 +12,12 @@ from torch import Tensor
 
 from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
 from dapo_rl.models.forward import TokenStats, response_logps
+from dapo_rl.models.gather import Reads
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.packed import Packed, pack
 from dapo_rl.models.products import quick_products
 from dapo_rl.models.recompute import check_layers, recomputing
+from dapo_rl.models.transfer import to_device
 from dapo_rl.types import TrainSample
 
 _TOLERANCE = 1e-2
@@ -79,18 +81,17 @@ class ResponseLogps:
 
 
 def packed_logps(
-    model: Any, row: Packed, predictors: Tensor, samples: Sequence[TrainSample], temperature: float
+    model: Any, row: Packed, predictors: Reads, samples: Sequence[TrainSample], temperature: float
 ) -> TokenStats:
     """`response_logps` for packed samples; called while `row` is the model's attention."""
     hidden_TH = model.base_model(
         input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False
     ).last_hidden_state[0]
     responses = np.concatenate([sample.response_ids for sample in samples])
-    targets = torch.from_numpy(responses.astype(np.int64)).to(hidden_TH.device)
+    targets = to_device(responses.astype(np.int64), hidden_TH.device)
+    predicting = predictors.of(hidden_TH) if hidden_TH.is_cuda else hidden_TH.index_select(0, predictors.indices)
     head = model.get_output_embeddings()
-    logps, entropy = token_logps(
-        hidden_TH.index_select(0, predictors), head.weight, getattr(head, "bias", None), targets, temperature
-    )
+    logps, entropy = token_logps(predicting, head.weight, getattr(head, "bias", None), targets, temperature)
     return _in_rows(logps, entropy, [len(sample.response_ids) for sample in samples])
 
 
@@ -128,7 +129,9 @@ def _plain_sample(prompt: list[int], response: list[int]) -> TrainSample:
 
 def _in_rows(logps_T: Tensor, entropy_T: Tensor, lengths: Sequence[int]) -> TokenStats:
     """One padded row per response, as the loss expects."""
-    lengths_B = torch.tensor(lengths, device=logps_T.device)
-    mask_BR = torch.arange(max(lengths), device=logps_T.device) < lengths_B[:, None]
-    empty_BR = torch.zeros(mask_BR.shape, device=logps_T.device)
-    return TokenStats(empty_BR.masked_scatter(mask_BR, logps_T), empty_BR.masked_scatter(mask_BR, entropy_T), mask_BR)
+    is_token_BR = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
+    mask_BR = to_device(is_token_BR, logps_T.device)
+    places_T = to_device(np.flatnonzero(is_token_BR), logps_T.device)
+    empty = torch.zeros(mask_BR.numel(), device=logps_T.device)
+    logps_BR, entropy_BR = (empty.scatter(0, places_T, x).view(mask_BR.shape) for x in (logps_T, entropy_T))
+    return TokenStats(logps_BR, entropy_BR, mask_BR)

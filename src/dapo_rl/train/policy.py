@@ -28,6 +28,7 @@ from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
+from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
@@ -212,9 +213,9 @@ class HFPolicy:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo = self._algo
         device = next(self.model.parameters()).device
-        old_logps = _padded([s.old_logps for s in samples]).to(device)
-        advantages = _padded([s.advantages for s in samples]).to(device)
-        written = _padded([s.mask for s in samples]).to(device)
+        old_logps = to_device(_padded([s.old_logps for s in samples]), device)
+        advantages = to_device(_padded([s.advantages for s in samples]), device)
+        written = to_device(_padded([s.mask for s in samples]), device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -223,7 +224,7 @@ class HFPolicy:
         how: dict[str, Any] = {
             "aggregation": algo.aggregation,
             "denominator": counts.denominator(algo.aggregation, micro_batches),
-            "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=device),
+            "group_tokens": to_device(np.array([counts.group_tokens[s.group] for s in samples]), device),
             "norm_length": self._norm_length,
         }
         sums: dict[str, Tensor] = {}
@@ -245,7 +246,7 @@ class HFPolicy:
         with torch.no_grad():
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
             probabilities = logps.exp()
-            fresh = mask & torch.tensor([s.fresh for s in samples], device=device)[:, None]
+            fresh = mask & to_device(np.array([s.fresh for s in samples]), device)[:, None]
             totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": _total(stats.entropy, mask),
@@ -390,12 +391,12 @@ def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]]) -> Tensor:
-    """Rows of different lengths as one tensor, right-padded with zeros."""
+def _padded(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows of different lengths as one array, right-padded with zeros."""
     table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
-    return torch.from_numpy(table)
+    return table
 
 
 def _total(values: Tensor, mask: Tensor) -> Tensor:
