@@ -85,6 +85,7 @@ class HFPolicy:
         # With dropout the trained policy would differ from the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
+        how["fused"] = train.fused
         self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
         frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
