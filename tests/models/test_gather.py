@@ -1,5 +1,7 @@
 """Rows that are read several times, and the sum of their gradients."""
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -21,7 +23,7 @@ def test_the_reads_of_each_row_by_hand():
 @given(st.lists(st.integers(0, 9)), st.integers(10, 12))
 def test_every_read_is_listed_once_in_order(indices, rows):
     order, starts = reads_by_row(np.array(indices, np.int64), rows)
-    lists = [order[a:b].tolist() for a, b in zip(starts, starts[1:], strict=False)]
+    lists = [order[a:b].tolist() for a, b in pairwise(starts)]
     assert lists == [[r for r, i in enumerate(indices) if i == row] for row in range(rows)]
 
 

@@ -40,6 +40,8 @@ def token_logps(
     if torch.is_autocast_enabled(device):
         hidden_TH = hidden_TH.to(torch.get_autocast_dtype(device))
     budget = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
+    if fused:  # there are no exponentials beside the logits, so twice the rows take the same memory
+        budget *= 2
     rows = chunk_rows or max(1, budget // len(weight_VH))
     with torch.autocast(device, enabled=False):
         logps_T, entropy_T = _TokenLogps.apply(  # type: ignore[no-untyped-call]
