@@ -26,7 +26,8 @@ SMALL = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-EVERYTHING = {"norm": 5, "layer": 2, "rotary embedding": 2, "MLP": 2}
+EVERYTHING = {"norm": 5, "layer": 2, "rotary embedding": 2, "MLP": 2, "projection": 6}
+"""Of two layers: projections are queries, keys and values together, the attention's output, and the MLP's output."""
 
 
 def model_of(name, dtype=torch.float32, **changes):
@@ -81,9 +82,9 @@ def assert_as_close_as_the_model(model, *contexts):
         ("Qwen3", EVERYTHING | {"norm": 9}),
         ("Gemma", EVERYTHING),
         ("Mistral", EVERYTHING),
-        ("Phi3", EVERYTHING),
-        ("Phi", {"rotary embedding": 2}),
-        ("Olmo2", {"norm": 9, "rotary embedding": 2, "MLP": 2}),
+        ("Phi3", EVERYTHING | {"projection": 4}),
+        ("Phi", {"rotary embedding": 2, "projection": 2}),
+        ("Olmo2", {"norm": 9, "rotary embedding": 2, "MLP": 2, "projection": 6}),
     ],
 )
 def test_gradients_are_as_close_as_the_models_own(name, counts):
@@ -140,7 +141,7 @@ def test_adapters_and_frozen_weights():
     targets = ["q_proj", "v_proj", "gate_proj", "down_proj"]
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False))
     fusion = fusion_of(model.eval())
-    assert fusion.counts == EVERYTHING
+    assert fusion.counts == EVERYTHING | {"projection": 2}  # only the attention's output has no adapter
     assert_as_close_as_the_model(model, fusion.active())
 
 
@@ -150,7 +151,7 @@ def test_a_hooked_module_is_left_and_its_hook_runs():
     model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: seen.append("norm"))
     model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: seen.append("MLP"))
     fusion = fusion_of(model)
-    assert fusion.counts == {"norm": 4, "layer": 1, "rotary embedding": 2, "MLP": 1}
+    assert fusion.counts == {"norm": 4, "layer": 1, "rotary embedding": 2, "MLP": 1, "projection": 5}
     seen.clear()
     computed(model, fusion.active())
     assert seen == ["norm", "MLP"]

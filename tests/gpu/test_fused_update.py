@@ -96,7 +96,7 @@ def test_micro_batches_do_not_change_the_gradient():
 
 def test_all_of_qwen2_is_fused():
     responses = ResponseLogps(shallow_model(), temperature=1.0, pad_id=0, dtype=torch.bfloat16)
-    assert responses._fusion.counts == {"norm": 9, "layer": 4, "rotary embedding": 4, "MLP": 4}
+    assert responses._fusion.counts == {"norm": 9, "layer": 4, "rotary embedding": 4, "MLP": 4, "projection": 12}
     assert not responses._fusion.left
     for how in ({"fused": False, "dtype": torch.bfloat16}, {"dtype": torch.float32}):
         assert ResponseLogps(shallow_model(), temperature=1.0, pad_id=0, **how)._fusion is None

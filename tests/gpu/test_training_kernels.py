@@ -16,6 +16,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
 from dapo_rl.models.fused.gated import gated_product  # noqa: E402
+from dapo_rl.models.fused.linear import joint_linear  # noqa: E402
 from dapo_rl.models.fused.norm import add_and_norm  # noqa: E402
 from dapo_rl.models.fused.rotary import rotated  # noqa: E402
 from dapo_rl.models.fused.segments import read_rows  # noqa: E402
@@ -121,7 +122,7 @@ def test_the_gated_product(inner, kind, joint):
     if joint:
         inputs = [normal(2, 3, 2 * inner, dtype=BF16)]
         ours, theirs = (
-            lambda x: (gated_product(*x.chunk(2, -1), kind),),
+            lambda x: (gated_product(x, None, kind),),
             lambda x: (act(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],),
         )
     else:
@@ -177,6 +178,34 @@ def test_the_gradient_of_a_row_is_the_sum_over_its_reads(dtype):
     places = torch.from_numpy(indices).to(DEVICE)
     lists = [torch.from_numpy(a).to(DEVICE) for a in reads_by_row(indices, 43)]
     check(lambda x: (read_rows(x, places, *lists),), lambda x: (x[places],), [x], [dtype])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_joint_linear_layers(has_bias):
+    sizes = (64, 16, 24)
+    x = normal(1, 37, 48, dtype=BF16)
+    weights = [normal(n, 48, seed=n) for n in sizes]
+    biases = [normal(n, seed=n + 1) for n in sizes if has_bias]
+    inputs = [x, *weights, *biases]
+    out = joint_linear(x, weights, biases, BF16)
+    # The layers compute with weights rounded to bfloat16.
+    exact_inputs = [i.detach().bfloat16().double().requires_grad_() for i in inputs]
+    exact = exact_inputs[0] @ torch.cat(exact_inputs[1:4]).T + (torch.cat(exact_inputs[4:]) if has_bias else 0.0)
+    assert_close(out, exact)
+    factor = normal(*out.shape, dtype=BF16, seed=9).detach()
+    ours, theirs = torch.autograd.grad(out, inputs, factor), torch.autograd.grad(exact, exact_inputs, factor.double())
+    for x, a, b in zip(inputs, ours, theirs, strict=True):
+        assert a.dtype == x.dtype
+        # Float32 gradients are sums that were never rounded to bfloat16, except in the interpreter's products.
+        tolerance = 1e-6 if a.dtype == F32 and not (INTERPRETED and a.dim() == 2) else 0.01
+        assert (a.double() - b).norm() <= tolerance * b.norm()
+
+
+def test_joint_linear_layers_with_frozen_weights():
+    x, first, second = normal(5, 8, dtype=BF16), normal(4, 8).detach(), normal(6, 8, seed=1)
+    joint_linear(x, [first, second], [], BF16).sum().backward()
+    assert first.grad is None
+    torch.testing.assert_close(second.grad, x.detach().float().sum(0).expand(6, 8), rtol=0.01, atol=0.05)
 
 
 def exact_stats(logits, targets):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from dapo_rl.models.fused.gated import GatedKind, gated_product
+from dapo_rl.models.fused.linear import joint_linear
 from dapo_rl.models.fused.norm import add_and_norm
 from dapo_rl.models.fused.rotary import rotated
 
@@ -38,6 +40,7 @@ class TrainingFusion:
         self.left: Counter[str] = Counter()
         """What was recognised by name but computes something else."""
         self._forwards: dict[nn.Module, Forward] = {}
+        self._joints: list[_JointProjection] = []
         check = _Check(next(model.parameters()).device, dtype)
         modules = [module for module in model.modules() if _is_untouched(module)]
         # Without the cache, because it would keep casts of all weights until the end.
@@ -52,12 +55,33 @@ class TrainingFusion:
                     self._offer("MLP", module, _mlp(module, check))
                 elif isinstance(code := type(module).forward, FunctionType) and _ROTARY in code.__code__.co_names:
                     self._offer("rotary embedding", module, rotaries.inside(module, code))
+                if {"q_proj", "k_proj", "v_proj"} <= parts:
+                    self._project([module.q_proj, module.k_proj, module.v_proj], check)
+                for name in {"o_proj", "down_proj"} & parts:
+                    self._project([module._modules[name]], check)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run a backward pass that recomputes layers inside too."""
         with _replaced(self._forwards):
-            yield
+            try:
+                yield
+            finally:
+                for joint in self._joints:
+                    joint.forget()
+
+    def _project(self, linears: Sequence[Any], check: _Check) -> None:
+        if not _can_join(linears):
+            return
+        joint = _JointProjection(linears, check.dtype)
+        forwards = joint.forwards()
+        x = check.random(1, 5, linears[0].in_features)
+        if check.agree(
+            lambda x: [forward(x) for forward in forwards], lambda x: [linear(x) for linear in linears], [x], _ROUNDING
+        ):
+            self.counts["projection"] += 1
+            self._joints.append(joint)
+            self._forwards |= zip(linears, forwards, strict=True)
 
     def report(self) -> str:
         def listed(counts: Counter[str]) -> str:
@@ -204,7 +228,55 @@ def _layer(layer: Any, norms: Mapping[nn.Module, _RMSNorm], check: _Check) -> Fo
     return forward if agree else None
 
 
-# Gated activations.
+# Projections and gated activations.
+
+
+def _can_join(linears: Sequence[Any]) -> bool:
+    """Plain linear layers; adapters wrap theirs."""
+    first = linears[0]
+    return all(
+        type(linear) is nn.Linear
+        and _is_untouched(linear)
+        and linear.in_features == first.in_features
+        and (linear.bias is None) == (first.bias is None)
+        and linear.weight.dtype == first.weight.dtype
+        for linear in linears
+    )
+
+
+def _joined(x: Tensor, linears: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return joint_linear(x, [linear.weight for linear in linears], biases, dtype)
+
+
+class _JointProjection:
+    """Linear layers as one product: the first computes it and keeps the results of the others, such as keys and
+    values, until they are called with the same input."""
+
+    def __init__(self, linears: Sequence[Any], dtype: torch.dtype) -> None:
+        self._linears, self._dtype = linears, dtype
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forwards(self) -> list[Forward]:
+        return [self._first, *(partial(self._later, i) for i in range(1, len(self._linears)))]
+
+    def forget(self) -> None:
+        """A result that nobody took, after an error, would keep the whole graph in memory."""
+        self._kept.clear()
+
+    def _first(self, x: Tensor) -> Tensor:
+        sizes = [linear.out_features for linear in self._linears]
+        results: tuple[Tensor, ...] = _joined(x, self._linears, self._dtype).split(sizes, dim=-1)
+        first, *others = results
+        self._kept = {i: (x, other) for i, other in enumerate(others, start=1)}
+        return first
+
+    def _later(self, i: int, x: Tensor) -> Any:
+        of, result = self._kept.pop(i, (None, None))
+        if of is x and result is not None:
+            return result
+        linear = self._linears[i]
+        return F.linear(x, linear.weight, linear.bias)
 
 
 def _mlp(mlp: Any, check: _Check) -> Forward | None:
@@ -213,15 +285,17 @@ def _mlp(mlp: Any, check: _Check) -> Forward | None:
     if kind is None:
         return None
 
+    def with_one_product(x: Tensor) -> Any:
+        return mlp.down_proj(gated_product(_joined(x, (mlp.gate_proj, mlp.up_proj), check.dtype), None, kind))
+
     def separate(x: Tensor) -> Any:
         return mlp.down_proj(gated_product(mlp.gate_proj(x), mlp.up_proj(x), kind))
 
     def joint(hidden_states: Tensor) -> Any:
-        gate, up = mlp.gate_up_proj(hidden_states).chunk(2, dim=-1)
-        return mlp.down_proj(gated_product(gate, up, kind))
+        return mlp.down_proj(gated_product(mlp.gate_up_proj(hidden_states), None, kind))
 
     is_joint = "gate_up_proj" in mlp._modules
-    forward = joint if is_joint else separate
+    forward = joint if is_joint else with_one_product if _can_join((mlp.gate_proj, mlp.up_proj)) else separate
     width = getattr(mlp.gate_up_proj if is_joint else mlp.gate_proj, "in_features", 0)
     return forward if check.agree(forward, mlp.forward, [check.random(1, 5, width)], _ROUNDING) else None
 
