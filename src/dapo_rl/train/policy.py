@@ -139,12 +139,13 @@ class HFPolicy:
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
-        set_learning_rate(self._optimizer, lr)
-        self._step()
+        # The device has just finished, so that these copies do not wait, as they would after the step.
         for indices, (_, tokens) in backward:
             of_samples = tokens.split([len(trained[i].response_ids) for i in indices])
             for i, of_sample in zip(indices, of_samples, strict=True):
                 seen[places[i]] = of_sample
+        set_learning_rate(self._optimizer, lr)
+        self._step()
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         notes, self._notes = tuple(self._notes), []
         return Update(metrics, tuple(seen), notes)

@@ -96,7 +96,7 @@ def _programs(device: torch.device) -> int:
     return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _forward_kernel(
     residual, added, weight, normed, total, scale, T, N, residual_t, added_t, eps,
     ADD: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -120,7 +120,7 @@ def _forward_kernel(
     tl.store(normed + out, y_TN.to(normed.dtype.element_ty), mask=tile)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "P"])
 def _backward_kernel(
     total, weight, scale, grad_total, grad_normed, grad_residual, grad_added, parts,
     T, N, P, total_t, grad_total_t, grad_normed_t,
