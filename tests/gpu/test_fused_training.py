@@ -66,11 +66,11 @@ def distance(ours, exact):
 def assert_as_close_as_the_model(model, *contexts):
     """Fused kernels are no further from float32 than the module's own operations under autocast."""
     exact, plain, fused = computed(model, autocast=False), computed(model), computed(model, *contexts)
-    slack = 2.0 if INTERPRETED else 1.25  # the interpreter cuts bfloat16 off instead of rounding it
+    slack = 2.0 if INTERPRETED else 1.5  # the interpreter cuts bfloat16 off instead of rounding it
     for ours, theirs, reference in zip(fused, plain, exact, strict=True):
         assert 1e-5 < distance(ours, reference) < slack * distance(theirs, reference)
     if not INTERPRETED:
-        assert torch.cosine_similarity(fused[1], plain[1], dim=0) > 0.9998
+        assert torch.cosine_similarity(fused[1], plain[1], dim=0) > 0.9995
         assert fused[1].norm() == pytest.approx(plain[1].norm().item(), rel=0.005)
 
 
