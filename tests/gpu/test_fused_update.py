@@ -57,7 +57,7 @@ def updated(budget=2048, lr=1e-4, longest=200, **train):
         pad_id=0,
         temperature=0.9,
         # Rounding would decide whether a token at a clipping bound has a gradient.
-        algo=AlgoSettings(clip_low=0.99, clip_high=1e3, clip_ratio_c=1e6),
+        algo=AlgoSettings(clip_low=0.99, clip_high=1e3),
         train=settings,
         norm_length=200,
         token_budget=budget,
