@@ -6,6 +6,7 @@ On a CUDA GPU, or on a CPU in Triton's interpreter: `TRITON_INTERPRET=1 pytest t
 import os
 import sys
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -155,6 +156,18 @@ def test_a_hooked_module_is_left_and_its_hook_runs():
     seen.clear()
     computed(model, fusion.active())
     assert seen == ["norm", "MLP"]
+
+
+def test_a_forward_that_a_library_set_is_kept():
+    model = model_of("Llama")
+    mlp, attention = model.model.layers[0].mlp, model.model.layers[1].self_attn
+    set_by_others = mlp.forward, attention.forward = partial(mlp.forward), partial(attention.forward)
+    fusion = fusion_of(model)
+    assert fusion.counts == EVERYTHING | {"rotary embedding": 1, "MLP": 1, "projection": 3}
+    with fusion.active():
+        assert (mlp.forward, attention.forward) == set_by_others
+    computed(model, fusion.active())
+    assert (mlp.forward, attention.forward) == set_by_others
 
 
 def test_outside_the_module_is_as_it_was():
