@@ -146,6 +146,14 @@ def test_autocast_is_close():
         assert (ours[name] - g).norm() < 0.05 * g.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_nothing_is_fused(dtype):
+    model, samples = model_of("Llama"), ragged_samples(0)
+    assert responses(model, dtype=dtype)._fusion is None
+    (_, fused), (_, plain) = (gradients(model, samples, dtype=dtype, fused=f) for f in (True, False))
+    assert all(torch.equal(fused[name], plain[name]) for name in plain)
+
+
 def test_under_autocast_attention_is_in_one_type():
     """Rotation leaves queries and keys in float32, which the kernel for ragged sequences does not take."""
     model = model_of("Llama")
