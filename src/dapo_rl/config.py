@@ -321,6 +321,8 @@ class TrainSettings(Section):
     """Concatenate samples without padding and compute the prompt of a group once; false: pad samples."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass: about a quarter more time, a fraction of the memory."""
+    fused: bool = True
+    """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
 
 
 class EvalSettings(Section):

@@ -146,6 +146,14 @@ def test_autocast_is_close():
         assert (ours[name] - g).norm() < 0.05 * g.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_nothing_is_fused(dtype):
+    model, samples = model_of("Llama"), ragged_samples(0)
+    assert responses(model, dtype=dtype)._fusion is None
+    (_, fused), (_, plain) = (gradients(model, samples, dtype=dtype, fused=f) for f in (True, False))
+    assert all(torch.equal(fused[name], plain[name]) for name in plain)
+
+
 def test_under_autocast_attention_is_in_one_type():
     """Rotation leaves queries and keys in float32, which the kernel for ragged sequences does not take."""
     model = model_of("Llama")
@@ -191,7 +199,7 @@ def test_a_prompt_is_computed_once_for_its_group():
     row, predictors = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,)), ((1,), ()), ((5, 6), (7, 8))], torch.device("cpu"))
     assert row.input_ids_T.tolist() == [5, 6, 7, 8, 1, 5, 6, 7]
     assert row.position_ids_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
-    assert predictors.tolist() == [2, 3, 2, 6, 7]
+    assert predictors.indices.tolist() == [2, 3, 2, 6, 7]
     alone, _ = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,))], torch.device("cpu"), share_prompts=False)
     assert alone.input_ids_T.tolist() == [5, 6, 7, 8, 5, 6, 7]
 
@@ -202,7 +210,7 @@ def test_what_a_ragged_kernel_gets():
     ragged = row._ragged
     assert ragged.starts_q.tolist() == [0, 4, 6]
     assert ragged.starts_k.tolist() == [0, 4, 9]
-    assert ragged.key_indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert ragged.keys.indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (ragged.longest_q, row.longest) == (4, 5)
 
 

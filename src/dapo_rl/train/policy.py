@@ -28,6 +28,7 @@ from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
+from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
@@ -84,6 +85,7 @@ class HFPolicy:
         # With dropout the trained policy would differ from the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
+        how["fused"] = train.fused
         self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
         frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
@@ -137,12 +139,13 @@ class HFPolicy:
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
-        set_learning_rate(self._optimizer, lr)
-        self._step()
+        # The device has just finished, so that these copies do not wait, as they would after the step.
         for indices, (_, tokens) in backward:
             of_samples = tokens.split([len(trained[i].response_ids) for i in indices])
             for i, of_sample in zip(indices, of_samples, strict=True):
                 seen[places[i]] = of_sample
+        set_learning_rate(self._optimizer, lr)
+        self._step()
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         notes, self._notes = tuple(self._notes), []
         return Update(metrics, tuple(seen), notes)
@@ -212,9 +215,9 @@ class HFPolicy:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo = self._algo
         device = next(self.model.parameters()).device
-        old_logps = _padded([s.old_logps for s in samples]).to(device)
-        advantages = _padded([s.advantages for s in samples]).to(device)
-        written = _padded([s.mask for s in samples]).to(device)
+        old_logps = to_device(_padded([s.old_logps for s in samples]), device)
+        advantages = to_device(_padded([s.advantages for s in samples]), device)
+        written = to_device(_padded([s.mask for s in samples]), device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -223,7 +226,7 @@ class HFPolicy:
         how: dict[str, Any] = {
             "aggregation": algo.aggregation,
             "denominator": counts.denominator(algo.aggregation, micro_batches),
-            "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=device),
+            "group_tokens": to_device(np.array([counts.group_tokens[s.group] for s in samples]), device),
             "norm_length": self._norm_length,
         }
         sums: dict[str, Tensor] = {}
@@ -245,7 +248,7 @@ class HFPolicy:
         with torch.no_grad():
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
             probabilities = logps.exp()
-            fresh = mask & torch.tensor([s.fresh for s in samples], device=device)[:, None]
+            fresh = mask & to_device(np.array([s.fresh for s in samples]), device)[:, None]
             totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": _total(stats.entropy, mask),
@@ -390,12 +393,12 @@ def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]]) -> Tensor:
-    """Rows of different lengths as one tensor, right-padded with zeros."""
+def _padded(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows of different lengths as one array, right-padded with zeros."""
     table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
-    return torch.from_numpy(table)
+    return table
 
 
 def _total(values: Tensor, mask: Tensor) -> Tensor:
