@@ -30,13 +30,12 @@ from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
+from dapo_rl.train.gradients import Gradients
+from dapo_rl.train.memory import MOST_TOKENS
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.train.own import OwnLoss, build_losses
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
-
-_MOST_TOKENS = 2**17
-"""Larger micro-batches are not faster."""
 
 OPTIMIZER = "optimizer.pt"
 
@@ -57,6 +56,7 @@ class HFPolicy:
         norm_length: int,
         token_budget: int,
         fill_memory: bool = False,
+        turns: bool = False,
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
@@ -66,7 +66,7 @@ class HFPolicy:
         save_dtype: torch.dtype | None = None,
     ) -> None:
         """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
-        GPU memory.
+        GPU memory. If `turns`, the memory that only updates need is free in between, by `rest`.
 
         If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
         function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
@@ -84,10 +84,12 @@ class HFPolicy:
         # With dropout the trained policy would differ from the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
+        self._recomputes = train.gradient_checkpointing is True
+        self._responses = ResponseLogps(model, packed=train.packed, recompute=self._recomputes, **how)
         frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
+        self._gradients = Gradients(model) if turns else None
         if fill_memory and next(model.parameters()).is_cuda:
             self._token_budget = max(token_budget, self._tokens_that_fit())
 
@@ -103,6 +105,11 @@ class HFPolicy:
     def weights(self) -> ModelWeights:
         """The current weights, valid until the next update."""
         return ModelWeights(self.model)
+
+    def rest(self) -> None:
+        """Frees the memory that only updates need: gradients, and what torch keeps of activations."""
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
 
     @torch.no_grad()
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
@@ -127,6 +134,9 @@ class HFPolicy:
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
         self._optimizer.zero_grad(set_to_none=True)
+        if self._gradients is not None:
+            torch.cuda.empty_cache()  # a gradient within a larger piece of cached memory would keep the whole piece
+            self._gradients.allocate()
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
         sums = [of_batch for _, (of_batch, _) in backward]
         # One transfer for all micro-batches: a synchronisation after each would leave the device idle.
@@ -134,6 +144,8 @@ class HFPolicy:
         totals = dict(zip(sums[0], table.tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
             raise NonFiniteError(f"the loss is {totals['loss']}")
+        if self._gradients is not None:
+            self._gradients.drop_unused()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
@@ -286,7 +298,7 @@ class HFPolicy:
         free: int = torch.cuda.mem_get_info()[0]
         trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
         try:
-            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), _MOST_TOKENS)
+            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), MOST_TOKENS)
         except torch.OutOfMemoryError:
             return 0
 
@@ -317,7 +329,7 @@ class HFPolicy:
             gc.collect()
             torch.cuda.empty_cache()
             if len(indices) == 1 or self._token_budget == 1:
-                raise UserError(_too_long(samples[indices[0]], self._train.gradient_checkpointing))
+                raise UserError(_too_long(samples[indices[0]], self._recomputes))
             self._lower_budget(samples, len(micro_batches))
 
     def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
@@ -332,6 +344,8 @@ class HFPolicy:
         )
 
     def _step(self) -> None:
+        if self._gradients is not None and not self._optimizer.state:
+            torch.cuda.empty_cache()  # the first step allocates the moments, which stay
         try:
             self._optimizer.step()
         except torch.OutOfMemoryError:  # only some of the weights may have been updated, so the run must stop
