@@ -148,6 +148,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         policy = build_policy(model, tokenizer, config, longest, losses, saved_dtype(config.model, came), plan)
+        notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note]
         progress = Progress()
         run = Run(
             config=config,
@@ -164,7 +165,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             plan=plan,
             parts=(policy, _stream_part(stream, sampler), sampler, progress, RandomState()),
             description=describe_model(model, dtype),
-            notes=tuple(note for note in (*notes, slow_dtype(dtype, device), plan.note, policy.note) if note),
+            notes=tuple(note for note in notes if note),
         )
         built.pop_all()
         return run

@@ -23,11 +23,11 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.host_copy import HostCopy
+from dapo_rl.models.host_copy import HostCopy, why_no_copy
 from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
+from dapo_rl.models.stored import StoredModel, done_now, save_hashed, stored_weights, weight_difference
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.gradients import Gradients
@@ -74,7 +74,6 @@ class HFPolicy:
         """
         self.model, self._tokenizer, self._settings = model, tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
-        self._stored, self._copies = StoredModel(model, tokenizer, save_dtype), HostCopy()
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -90,6 +89,11 @@ class HFPolicy:
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
         self._gradients = Gradients(model) if turns else None
+        reason = self._why_no_copy()
+        self._copies = HostCopy() if reason is None else None
+        self._stored = StoredModel(model, tokenizer, save_dtype, copied=reason is None)
+        self.save_note = reason and f"each checkpoint stops the run until it is written: {reason}"
+        """A note for the user if checkpoints are not written in the background."""
         if fill_memory and next(model.parameters()).is_cuda:
             self._token_budget = max(token_budget, self._tokens_that_fit())
 
@@ -161,17 +165,19 @@ class HFPolicy:
 
     def save(self, directory: Path) -> Rest:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
-        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory."""
+        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
+        host has no memory for copies, this writes everything itself."""
         state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
-        write_model, copied = self._stored.save(directory), self._copies.take(state)
+        write_model = self._stored.save(directory)
+        copied = state if self._copies is None else self._copies.take(state)
 
         def write(is_cancelled: IsCancelled) -> Digests:
             digests = write_model(is_cancelled)
             return {**digests, OPTIMIZER: save_hashed(copied, directory / OPTIMIZER, is_cancelled)}
 
-        return write
+        return write if self._copies is not None else done_now(write)
 
     def load(self, directory: Path) -> None:
         """Loads what `save` wrote. A NonFiniteError leaves the policy unchanged."""
@@ -291,6 +297,14 @@ class HFPolicy:
         if self._algo.kl_coef > 0:
             metrics["actor/kl_loss"] = totals["kl_loss"]
         return metrics
+
+    def _why_no_copy(self) -> str | None:
+        """Why a checkpoint cannot be copied to host memory; None if it can."""
+        parameters = list(self.model.parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        moments = (2 if self._train.optimizer == "adamw_8bit" else 8) * trained
+        copied = sum(parameter.nbytes for parameter in parameters) + moments
+        return why_no_copy(copied, 0 if parameters[0].is_cuda else copied + 4 * trained)
 
     def _tokens_that_fit(self) -> int:
         """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are
