@@ -230,7 +230,7 @@ def build_policy(
     )
 
 
-def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool) -> MemoryPlan:
+def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:
     """What stays in GPU memory; raises a UserError if the run cannot fit."""
     device, wanted = next(model.parameters()).device, config.train.gradient_checkpointing
     try:
@@ -253,6 +253,8 @@ def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool) ->
         trained=trained if lora is None else size.adapter_parameters(lora),
         longest=longest,
     )
+    if not has_engine:
+        sizes = sizes.without_engine()
     recompute = False if wanted == "auto" and not can_recompute(model) else wanted
     return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_rests))
 

@@ -192,6 +192,15 @@ def test_dapo_check_agrees_with_the_plan(model, gpu, extra, monkeypatch, tmp_pat
         assert re.search(r"it needs at least [\d.]+ GiB; ", report.verdict)
 
 
+def test_updates_alone():
+    """7 B without an engine keeps everything, with recomputed layers."""
+    run = sizes("qwen2.5-7b", 139).without_engine()
+    plan = find_plan(run, PlanSettings(engine_rests=False))
+    assert (plan.turns, plan.recompute, plan.kv_bytes) == (False, True, 0)
+    assert 20_000 < plan.token_budget < 30_000
+    assert run.keeping(0, plan.token_budget, True) <= run.usable < run.keeping(0, plan.token_budget + 2, True)
+
+
 def test_a_cpu_has_no_plan():
     model = small_model()
     assert memory_plan(Config(), model, 40, engine_rests=False) == MemoryPlan()

@@ -20,6 +20,8 @@ Recompute = bool | Literal["auto"]
 SMALL_BATCH = 2048
 """Each micro-batch reads and writes all weights and gradients, which takes as long as computing some 600 tokens. With
 fewer tokens than this, that costs more than recomputing the layers of larger micro-batches."""
+NOTE = "memory: "
+"""The beginning of a plan's note."""
 MOST_TOKENS = 2**17
 """Larger micro-batches are not faster."""
 
@@ -141,7 +143,7 @@ class _Option:
 
     def _note(self, sizes: RunSizes, settings: PlanSettings, kv: int) -> str:
         everything = gib(sizes.keeping(sizes.kv_default, self.tokens, recompute=settings.recompute is True))
-        line = f"memory: everything at once would take {everything} of the usable {gib(sizes.usable)}"
+        line = f"{NOTE}everything at once would take {everything} of the usable {gib(sizes.usable)}"
         if self.turns:
             line += f"; the engine frees {gib(sizes.engine + kv)} for each update, and rebuilds its weights after it"
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
@@ -76,6 +76,10 @@ class RunSizes:
         if self.kv_setting is not None:
             return self.kv_setting
         return min(self.kv_most, max(self.gpu - RUNTIME - self.weights - self.engine, 0) // 3)
+
+    def without_engine(self) -> RunSizes:
+        """The sizes of updates alone."""
+        return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
 
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
