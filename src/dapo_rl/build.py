@@ -24,6 +24,7 @@ from dapo_rl.models.load import (
     check_tokenizer,
     check_vocabulary,
     compute_dtype,
+    copy_in,
     describe_model,
     load_model,
     load_tokenizer,
@@ -349,7 +350,8 @@ def _engine(
         train_adapters(model)
     elif config.model.lora is not None:
         # The engine samples from a plain model; it receives weights with the adapters merged in.
-        sampled = copy.deepcopy(model).requires_grad_(False)
+        narrow = config.engine == "native" and next(model.parameters()).is_cuda
+        sampled = copy_in(model, dtype if narrow else torch.float32)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):
         engine = CustomEngine(given.engine, config.engine, vocabulary_of(model))

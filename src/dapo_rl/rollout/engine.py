@@ -159,7 +159,7 @@ class Completion:
 class Engine(Protocol):
     """Generates samples. They depend on requests and weights alone, not on how requests are batched.
 
-    An engine may also have `rest()`, which gives up its GPU memory until the next `receive`, and `close()`.
+    An engine may also have `close()`, and `rest()`, which gives up its GPU memory until the next `receive`.
     """
 
     @property
