@@ -247,3 +247,5 @@ def test_gradients_that_are_allocated_first_are_the_same():
     gradients.allocate()
     gradients.drop_unused()
     assert all(p.grad is None for p in ours.parameters())
+    del gradients
+    assert not ours["used"].weight._post_accumulate_grad_hooks

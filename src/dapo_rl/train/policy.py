@@ -137,9 +137,9 @@ class HFPolicy:
             return Update({}, tuple(seen))
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._gradients is not None:
-            torch.cuda.empty_cache()  # a gradient within a larger piece of cached memory would keep the whole piece
+        if self._gradients is None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
             self._gradients.allocate()
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
         sums = [of_batch for _, (of_batch, _) in backward]
