@@ -65,7 +65,7 @@ from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState
-from dapo_rl.train.run_sizes import RUNTIME, run_sizes
+from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,31 +233,39 @@ def build_policy(
 
 def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:
     """What stays in GPU memory; raises a UserError if the run cannot fit."""
-    device, wanted = next(model.parameters()).device, config.train.gradient_checkpointing
-    try:
-        size = ModelSize.of(model)
-    except (AttributeError, TypeError, ZeroDivisionError):  # an unusual config: the run finds out what fits
-        size = None
-    if device.type != "cuda" or size is None:
+    wanted = config.train.gradient_checkpointing
+    sizes = _sizes_on_gpu(config, model, longest)
+    if sizes is None:
         if config.train.memory == "turns":
             raise UserError("train.memory: turns needs a GPU and a known architecture; set train.memory=auto")
         return MemoryPlan(recompute=wanted is True)
-    free, total = torch.cuda.mem_get_info(device)
-    lora = config.model.lora
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    sizes = run_sizes(
-        config,
-        size,
-        # What others leave free, and what this process has taken; its CUDA context is part of RUNTIME.
-        min(total, free + torch.cuda.memory_reserved(device) + RUNTIME),
-        bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
-        trained=trained if lora is None else size.adapter_parameters(lora),
-        longest=longest,
-    )
     if not has_engine:
         sizes = sizes.without_engine()
     recompute = False if wanted == "auto" and not can_recompute(model) else wanted
     return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_rests))
+
+
+def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:
+    """None on a CPU, and for an architecture with an unusual config: such a run finds out what fits."""
+    device, lora = next(model.parameters()).device, config.model.lora
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    # What others leave free, and what this process has taken; its CUDA context is part of RUNTIME.
+    gpu = min(total, free + torch.cuda.memory_reserved(device) + RUNTIME)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    try:
+        size = ModelSize.of(model)
+        return run_sizes(
+            config,
+            size,
+            gpu,
+            bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
+            trained=trained if lora is None else size.adapter_parameters(lora),
+            longest=longest,
+        )
+    except (AttributeError, TypeError, ZeroDivisionError):
+        return None
 
 
 def _verifier(config: Config, given: Given) -> VerifierPool:
