@@ -38,13 +38,14 @@ class Packed:
         sequences: Sequence[_Indices],
         own: Sequence[int],
         device: torch.device,
+        cached: int = 0,
     ) -> None:
         """`sequences` has the indices of each sequence's tokens in the row; `own` counts those at its end that no
-        earlier sequence contains."""
+        earlier sequence contains. Keys and values of `cached` more tokens, which are not computed, follow the row's."""
         self.input_ids_T = torch.from_numpy(np.concatenate(input_ids).astype(np.int64)).to(device)
         self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
         self.longest = max(len(sequence) for sequence in sequences)
-        self.sequences, self._own, self._device = sequences, own, device
+        self.sequences, self._own, self._device, self._cached = sequences, own, device, cached
 
     @property
     def tokens(self) -> int:
@@ -98,7 +99,9 @@ class Packed:
             for lengths in zip(*counts, strict=True)
         )
         return _Ragged(
-            key_indices=None if len(keys) == self.tokens else torch.from_numpy(keys).to(self._device),
+            key_indices=None
+            if len(keys) == self.tokens and not self._cached
+            else torch.from_numpy(keys).to(self._device),
             starts_q=starts_q,
             starts_k=starts_k,
             longest_q=max(self._own),
@@ -109,7 +112,8 @@ class Packed:
         """Sequences that share no tokens have a query for every token, the others for their own tokens at the end."""
         lengths = [len(sequence) for sequence in self.sequences]
         shares = [
-            own < length and own * length <= _MASK_ELEMENTS for own, length in zip(self._own, lengths, strict=True)
+            own < length and (own * length <= _MASK_ELEMENTS or int(sequence.max()) >= self.tokens)
+            for own, length, sequence in zip(self._own, lengths, self.sequences, strict=True)
         ]
         blocks: list[_Block] = []
         queries: list[_Indices] = []
@@ -175,7 +179,8 @@ class _Blocks:
 
 
 _MASK_ELEMENTS = 2**22
-"""Maximum size of a sequence's mask. A larger sequence has a query for every token, which needs no mask."""
+"""Maximum size of a sequence's mask. A larger sequence has a query for every token, which needs no mask, unless some of
+its tokens are cached."""
 
 
 def _rectangle(rows: Sequence[_Indices]) -> _Indices:

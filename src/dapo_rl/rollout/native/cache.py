@@ -1,6 +1,6 @@
-"""The KV cache: one slot per sequence, all of the same capacity.
+"""The keys and values of all sequences, in pages of one pool.
 
-Shapes: L layers, S slots, K key-value heads, C tokens of capacity, D head dimension.
+Shapes: N pages, K key-value heads, P tokens of a page, D head dimension.
 """
 
 from __future__ import annotations
@@ -23,26 +23,35 @@ class LayerShape:
 
 class KVCache:
     def __init__(
-        self, layers: Mapping[int, LayerShape], slots: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self, layers: Mapping[int, LayerShape], pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.slots, self.capacity = slots, capacity
         self.dtype = kept_in(dtype, device)
         self.keys = {
-            layer: _zeros((slots, shape.heads, capacity, shape.key_width), self.dtype, device)
+            layer: _zeros((pages, shape.heads, page_tokens, shape.key_width), self.dtype, device)
             for layer, shape in layers.items()
         }
         self.values = {
-            layer: _zeros((slots, shape.heads, capacity, shape.value_width), self.dtype, device)
+            layer: _zeros((pages, shape.heads, page_tokens, shape.value_width), self.dtype, device)
             for layer, shape in layers.items()
         }
 
-    def put(self, layer: int, slots_E: Tensor, positions_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
-        """Writes the keys and values of E tokens, each to its slot and position."""
-        self.keys[layer][slots_E, :, positions_E] = keys_EKD.to(self.dtype)
-        self.values[layer][slots_E, :, positions_E] = values_EKD.to(self.dtype)
+    def put(self, layer: int, pages_E: Tensor, offsets_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
+        """Writes the keys and values of E tokens, each to its page and its place there."""
+        self.keys[layer][pages_E, :, offsets_E] = keys_EKD.to(self.dtype)
+        self.values[layer][pages_E, :, offsets_E] = values_EKD.to(self.dtype)
+
+    def read(self, layer: int, pages_E: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of E tokens, `[E, K, D]`."""
+        return self.keys[layer][pages_E, :, offsets_E], self.values[layer][pages_E, :, offsets_E]
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchanges the contents of two pages."""
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
+                tensor[[one, other]] = tensor[[other, one]]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies a sequence to another slot."""
+        """Copies the first tokens of a page to another page."""
         for tensors in (self.keys, self.values):
             for tensor in tensors.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
@@ -63,9 +72,9 @@ def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype, device
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Positions beyond a sequence are multiplied before they are masked, so they must be finite.
+    """Places beyond a sequence are multiplied before they are masked, so they must be finite.
 
-    On a CPU calloc provides the zeros: pages that are never written take no memory, so unused capacity is free.
+    On a CPU calloc provides the zeros: memory that is never written is not taken, so unused capacity is free.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

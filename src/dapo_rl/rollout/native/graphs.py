@@ -2,7 +2,7 @@
 
 A graph is captured when its batch size first occurs. Between checks for finished rows the host only replays graphs:
 generated tokens and done flags stay on the device. Sequence lengths need no separate graphs, because the attention
-kernel reads each row's length from the device.
+kernel reads each row's length and pages from the device.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from dapo_rl.rollout.draw import draw_tokens, uniforms
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
+from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.state import SlotState
 
 
@@ -26,12 +27,13 @@ def batch_bucket(rows: int) -> int:
 
 
 class KernelAttention:
-    """Each row's new token attends to its slot's cache and to itself."""
+    """Each row's new token attends to its sequence's pages and to itself."""
 
-    def __init__(self, cache: KVCache, slots_B: Tensor, positions_B: Tensor) -> None:
+    def __init__(self, cache: KVCache, pages: Pages, slots_B: Tensor, positions_B: Tensor) -> None:
         from dapo_rl.rollout.native import kernels
 
-        self._kernels, self._cache, self._slots_B, self._positions_B = kernels, cache, slots_B, positions_B
+        self._kernels, self._cache, self._table = kernels, cache, pages.table
+        self._slots_B, self._positions_B = slots_B, positions_B
         multiprocessors = torch.cuda.get_device_properties(slots_B.device).multi_processor_count
         heads = next(iter(cache.keys.values())).shape[1]
         self._splits = kernels.splits_for(len(slots_B), heads, multiprocessors)
@@ -39,17 +41,21 @@ class KernelAttention:
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         return self._kernels.decode_attention(
-            q_THD, k_TKD, v_TKD, keys, values, self._slots_B, self._positions_B, scale, self._splits
+            q_THD, k_TKD, v_TKD, keys, values, self._table, self._slots_B, self._positions_B, scale, self._splits
         )
 
 
 class GraphedSteps:
     """Decode steps over one cache and one state; graphs hold their addresses, so a new cache needs new graphs."""
 
-    def __init__(self, model: Any, cache: KVCache, state: SlotState, is_stop_V: Tensor, spare_slot: int) -> None:
-        self._model, self._cache, self._state, self._is_stop_V = model, cache, state, is_stop_V
-        self._spare_slot = spare_slot
-        self._slots = torch.full((batch_bucket(cache.slots),), spare_slot, device=state.done.device)
+    def __init__(
+        self, model: Any, cache: KVCache, pages: Pages, state: SlotState, is_stop_V: Tensor, reach: int
+    ) -> None:
+        """The last slot of the state is for padding rows; `reach` is the longest context."""
+        self._reach = reach
+        self._model, self._cache, self._pages, self._state, self._is_stop_V = model, cache, pages, state, is_stop_V
+        self._spare_slot = len(state.done) - 1
+        self._slots = torch.full((batch_bucket(len(state.done)),), self._spare_slot, device=state.done.device)
         self._rows: list[int] = []
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -87,8 +93,8 @@ class GraphedSteps:
 
         state, slots_B = self._state, self._slots[:bucket]
         positions_B = state.position[slots_B]
-        attend = KernelAttention(self._cache, slots_B, positions_B)
-        logits_BV = next_logits(self._model, state.last_token[slots_B], positions_B, attend, self._cache.capacity)
+        attend = KernelAttention(self._cache, self._pages, slots_B, positions_B)
+        logits_BV = next_logits(self._model, state.last_token[slots_B], positions_B, attend, self._reach)
         if truncates:
             how = state.how(slots_B, truncates)
             uniforms_B = uniforms(state.key[slots_B], state.generated[slots_B])
