@@ -86,8 +86,8 @@ def test_the_parts_of_a_run_by_hand():
     assert parts["weights"] == parts["gradients"] == 4 * p
     assert parts["optimizer"] == 8 * p
     assert parts["engine's weights"] == 2 * p
-    # 24 layers × 2 key-value heads × 64 wide, keys and values, 2 bytes each; 1,024 sequences and one spare.
-    assert parts["KV cache"] == 1025 * 2048 * 24 * 2 * 64 * 2 * 2
+    # 24 layers × 2 key-value heads × 64 wide, keys and values, 2 bytes each; 1,024 sequences and a spare page.
+    assert parts["KV cache"] == (1024 * 2048 + 64) * 24 * 2 * 64 * 2 * 2
     assert parts["activations"] == 16384 * (24 * (26 * 896 + 4 * 896 + 4 * 128 + 8 * 4864) + 12 * 896)
     assert "reference model" not in parts
 
@@ -212,7 +212,7 @@ def test_a_cache_that_holds_no_sequence():
     config = Config.load(GSM8K, ["sampling.kv_memory_gib=0.01"])
     report = memory_report(config, find_memory(config, "h200"))
     assert report.fits is False
-    assert "10.2 MiB for the KV cache, less than one sequence needs; set sampling.kv_memory_gib=0.024" in report.verdict
+    assert "10.2 MiB for the KV cache, less than one sequence needs; set sampling.kv_memory_gib=0.013" in report.verdict
 
 
 def test_what_cannot_be_estimated_is_said():

@@ -43,7 +43,7 @@ from dapo_rl.models.load import compute_dtype
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
 from dapo_rl.rollout.build import MAX_BATCH
-from dapo_rl.rollout.native.budget import KVBudget
+from dapo_rl.rollout.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
 from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 
@@ -241,7 +241,8 @@ class Need:
         capacity = self.budget.capacity(self.longest)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
         about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
-        return MemoryPart("KV cache", (count + self.on_gpu) * capacity * self.budget.token_bytes, about)
+        spare = PAGE_TOKENS * self.on_gpu
+        return MemoryPart("KV cache", (count * capacity + spare) * self.budget.token_bytes, about)
 
     def changed(self, **settings: object) -> Need:
         """The need with other settings of `train`."""

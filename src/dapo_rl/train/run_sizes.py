@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from dapo_rl.config import Config
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
+from dapo_rl.rollout.native.budget import PAGE_TOKENS
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
@@ -16,8 +17,6 @@ VLLM_SHARE = 0.4
 MAX_SEQUENCES = 1024
 PREFILL_TOKENS = 32768
 """Tokens that the native engine computes at once before it decodes."""
-CAPACITY_STEP = 256
-"""The cache holds a multiple of this many tokens per sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class RunSizes:
 
     @property
     def kv_least(self) -> int:
-        """One sequence, and a spare one for padding rows."""
+        """One sequence of the longest length."""
         return self._sequences(1) if self.kv_setting is None else self.kv_setting
 
     @property
@@ -113,7 +112,8 @@ class RunSizes:
         return RUNTIME + self.weights + self.moments + self.reference + self.graphs
 
     def _sequences(self, count: int) -> int:
-        return (count + 1) * -(-self.longest // CAPACITY_STEP) * CAPACITY_STEP * self.kv_token
+        """Pages for so many sequences of the longest length, and one for padding rows."""
+        return (count * -(-self.longest // PAGE_TOKENS) + 1) * PAGE_TOKENS * self.kv_token
 
 
 def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trained: int, longest: int) -> RunSizes:
