@@ -144,7 +144,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         device = next(model.parameters()).device
         dtype = compute_dtype(config.model, device)
         plan = memory_plan(config, model, longest, can_rest(config.engine, device))
-        engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
+        engine = _engine(config, given, model, tokenizer, dtype, longest, plan.kv_bytes)
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
@@ -349,7 +349,7 @@ def _engine(
     tokenizer: Any,
     dtype: torch.dtype,
     longest: int,
-    plan: MemoryPlan,
+    kv_bytes: int | None = None,
 ) -> Engine:
     """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
@@ -366,7 +366,8 @@ def _engine(
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine
-    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, plan.kv_bytes)
+    copies = sampled is model
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, kv_bytes, copies=copies)
 
 
 def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:

@@ -34,9 +34,12 @@ def build_engine(
     dtype: torch.dtype,
     longest: int = 0,
     kv_bytes: int | None = None,
+    *,
+    copies: bool = True,
 ) -> Engine:
     """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run, and
-    `kv_bytes` the size of the native engine's cache unless the settings give it.
+    `kv_bytes` the size of the native engine's cache unless the settings give it. Without `copies` the native engine may
+    change the model.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
@@ -50,6 +53,7 @@ def build_engine(
             max_batch=settings.max_batch or MAX_BATCH,
             kv_memory_bytes=memory,
             longest=longest,
+            copies=copies,
         )
     if named == "hf":
         return HFEngine(model, tokenizer, settings.max_batch or MAX_BATCH_OF_GENERATE, dtype)
