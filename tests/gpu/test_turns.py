@@ -20,14 +20,15 @@ pytestmark = pytest.mark.gpu
 if not hasattr(NativeEngine, "rest"):
     pytest.skip("the native engine cannot rest", allow_module_level=True)
 
-KV_GIB = 4
+CACHE = 3 << 30
+"""2,048 sequences of more than 400 tokens take at least this."""
 
 
 def train(path, memory):
     settings = [
         *("model.device=cuda", "train.steps=3", "train.warmup_steps=0", "eval.every=null", "data.eval=null"),
-        *(f"train.memory={memory}", f"sampling.kv_memory_gib={KV_GIB}", "train.token_budget=4096", "train.lr=1e-4"),
-        *("sampling.max_batch=1024", "sampling.max_new_tokens=2000", "model.dtype=float32", "log.rollouts=false"),
+        *(f"train.memory={memory}", "sampling.kv_memory_gib=4", "train.token_budget=4096", "train.lr=1e-4"),
+        *("sampling.max_batch=2048", "sampling.max_new_tokens=400", "model.dtype=float32", "log.rollouts=false"),
     ]
     config = Config.load(DEFAULT_RECIPE, [*SMALL, *settings])
     with DAPOTrainer(config=config, run_dir=path) as trainer:
@@ -50,7 +51,7 @@ def test_turns_free_the_cache_and_change_nothing(tmp_path, monkeypatch):
     free.clear()
     turned, turned_free = train(tmp_path / "turns", "turns"), min(free)
     print(f"\nfree during updates: {kept_free / 2**30:.1f} GiB with keep, {turned_free / 2**30:.1f} GiB with turns")
-    assert turned_free - kept_free > 0.9 * KV_GIB * 2**30
+    assert turned_free - kept_free > CACHE
     for name, weight in kept.items():
         torch.testing.assert_close(turned[name], weight, atol=1e-5, rtol=1e-4)
 
