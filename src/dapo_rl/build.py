@@ -367,7 +367,7 @@ def _engine(
         return engine
     named = config.engine if given.engine is None else given.engine
     copies = sampled is model
-    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, kv_bytes, copies=copies)
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, kv_bytes)
 
 
 def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:

@@ -33,13 +33,12 @@ def build_engine(
     settings: SamplingSettings,
     dtype: torch.dtype,
     longest: int = 0,
-    kv_bytes: int | None = None,
-    *,
     copies: bool = True,
+    kv_bytes: int | None = None,
 ) -> Engine:
-    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run, and
-    `kv_bytes` the size of the native engine's cache unless the settings give it. Without `copies` the native engine may
-    change the model.
+    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run. Without
+    `copies` nothing else may use the model afterwards, so that the native engine needs no copy of it. `kv_bytes` is the
+    size of the native engine's cache, unless the settings give it.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.

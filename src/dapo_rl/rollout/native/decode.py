@@ -37,7 +37,7 @@ def eager_step(
 
 
 class CachedAttention:
-    """Each row's new token attends to its sequence's pages and to itself. Row i is slot i."""
+    """Each row's new token attends to its sequence's pages and to itself. BatchRow i is slot i."""
 
     def __init__(self, cache: KVCache, pages: Pages, slots_B: Tensor, positions_B: Tensor) -> None:
         self._cache = cache

@@ -11,7 +11,9 @@ another engine that is given the queue continues with the same samples.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -32,19 +34,19 @@ from dapo_rl.rollout.native.cache import KVCache, bytes_per_token
 from dapo_rl.rollout.native.decode import CachedAttention, eager_step
 from dapo_rl.rollout.native.finish import Finisher
 from dapo_rl.rollout.native.fuse import Fused, fuse
-from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention
+from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention, Look
 from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.prefill import Prefill, compute, place
 from dapo_rl.rollout.native.prepack import can_prepack
 from dapo_rl.rollout.native.probe import probe
-from dapo_rl.rollout.native.row import Row
+from dapo_rl.rollout.native.row import NO_SLOT, BatchRow
 from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.rollout.native.waiting import Waiting
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Known tokens per pass of the model. What is beyond them waits for a decode step, if samples are running."""
 STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
-"""Decode steps between checks for finished rows: on a GPU each check synchronises with the device."""
+"""Decode steps between looks at the rows: on a GPU each look takes the host's time."""
 
 
 class NativeEngine:
@@ -92,7 +94,11 @@ class NativeEngine:
         self._started: Prefill | None = None
         """A computed prompt, some of whose samples still wait for slots."""
         self._started_logits_V: Tensor | None = None
-        self._rows: list[Row] = []
+        self._rows: list[BatchRow] = []
+        """The samples that decode."""
+        self._looks: deque[Look] = deque()
+        """On a GPU, looks at rows whose results are not yet known here."""
+        self._finished: list[Completion] = []
         self.preempted = 0
         """Samples that had to return to the queue because pages ran out."""
 
@@ -100,7 +106,7 @@ class NativeEngine:
     def pending(self) -> int:
         """Samples submitted and not yet returned."""
         filling = len(self._filling.rows) if self._filling is not None else 0
-        return self._waiting.samples + filling + len(self._rows)
+        return self._waiting.samples + filling + len(self._rows) + len(self._finished)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -122,25 +128,25 @@ class NativeEngine:
         with torch.inference_mode(), quick_products(self._device, self._dtype):
             while self.pending and (deadline is None or monotonic() < deadline):
                 self._admit()
-                finished = self._collect()
-                if not finished:
+                self._collect()
+                if not self._finished:
                     self._step()
-                    finished = self._collect()
-                if finished:
+                    self._collect()
+                if self._finished:
+                    finished, self._finished = self._finished, []
                     return finished
         return []
 
     def cancel(self, ids: Collection[str]) -> int:
         with torch.inference_mode():
-            lost = 0
+            self._drain()
+            lost = sum(len(done.sample.token_ids) for done in self._finished if done.request_id in ids)
+            self._finished = [done for done in self._finished if done.request_id not in ids]
             if self._filling is not None and self._filling.request.id in ids:
-                lost += sum(len(row.begun.token_ids) for row in self._filling.rows)
                 self._drop(self._filling)
             rows = [row for row in self._rows if row.request.id in ids]
-            if rows:
-                slots = torch.tensor([row.slot for row in rows], device=self._device)
-                lost += int(self._state.generated[slots].sum())
-                self._release(rows)
+            lost += sum(row.written for row in rows)
+            self._release(rows)
             if self._started is not None and self._started.request.id in ids:
                 self._drop_started()
         return lost + self._waiting.cancel(ids)
@@ -160,6 +166,7 @@ class NativeEngine:
     def _back_to_the_queue(self) -> None:
         """Returns all samples that have slots to the queue."""
         with torch.inference_mode():
+            self._drain()
             if self._filling is not None:
                 self._drop(self._filling)
             if self._rows:
@@ -167,7 +174,7 @@ class NativeEngine:
             if self._started is not None:
                 self._drop_started()
 
-    def _put_back(self, rows: Sequence[Row]) -> None:
+    def _put_back(self, rows: Sequence[BatchRow]) -> None:
         """Returns rows to the queue with their tokens."""
         for row, begun in zip(rows, self._finisher.written(self._state, rows, self.version), strict=True):
             self._waiting.put_back(row.arrival, row.request, [begun])
@@ -202,7 +209,7 @@ class NativeEngine:
         """One pass of the model; the rows of complete sequences begin to decode."""
         logits = compute(self._model, self._cache, self._pages, work, self._prefill_tokens, self._device)
         self._filling = work[-1] if work[-1].left else None
-        first: list[Row] = []
+        first: list[BatchRow] = []
         first_logits: list[Tensor] = []
         for prefill, logits_V in zip(work, logits, strict=True):
             if prefill.left:
@@ -262,7 +269,7 @@ class NativeEngine:
                 if slot is None:
                     return work
                 context = np.concatenate([request.prompt_ids, begun.token_ids[:-1]])
-                prefill = Prefill(request, [Row(arrival, request, begun, slot)], context)
+                prefill = Prefill(request, [BatchRow(arrival, request, begun, slot)], context)
                 if origin is not None:
                     prefill.done = length
                     prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
@@ -294,18 +301,18 @@ class NativeEngine:
                 break
         return work
 
-    def _take_slots(self, arrival: int, request: Request, shared: Sequence[int] | None = None) -> list[Row]:
+    def _take_slots(self, arrival: int, request: Request, shared: Sequence[int] | None = None) -> list[BatchRow]:
         """Gives slots to new samples. They share these pages, or those of the first of them."""
-        rows: list[Row] = []
+        rows: list[BatchRow] = []
         for index in request.starting:
             slot = self._pages.start(shared or [], len(request.prompt_ids) + 1)
             if slot is None:
                 break
-            rows.append(Row(arrival, request, Begun.nothing(index), slot))
+            rows.append(BatchRow(arrival, request, Begun.nothing(index), slot))
             shared = self._pages.shared(slot, len(request.prompt_ids)) if shared is None else shared
         return rows
 
-    def _start(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    def _start(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         """Sets the rows' sampling parameters; returns their slots and random-number keys."""
         slots = torch.tensor([row.slot for row in rows], device=self._device)
         keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self._device)
@@ -313,13 +320,13 @@ class NativeEngine:
         self._state.start(slots, keys_B, [len(row.request.prompt_ids) for row in rows], params)
         return slots, keys_B
 
-    def _resume(self, rows: Sequence[Row]) -> None:
+    def _resume(self, rows: Sequence[BatchRow]) -> None:
         self._start(rows)
         for row in rows:
             self._state.resume(row.slot, row.begun.token_ids, row.begun.logps)
             row.written = len(row.begun.token_ids)
 
-    def _draw_first(self, rows: Sequence[Row], logits_BV: Tensor) -> None:
+    def _draw_first(self, rows: Sequence[BatchRow], logits_BV: Tensor) -> None:
         slots, keys_B = self._start(rows)
         how = self._state.how(slots, any(row.request.params.truncates for row in rows))
         tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
@@ -330,10 +337,10 @@ class NativeEngine:
     # Decoding: every row gets its next tokens.
 
     def _step(self) -> None:
-        if not self._rows:
-            return
         steps = STEPS_PER_LOOK[self._device.type]
         self._extend(steps)
+        if not self._rows:
+            return
         truncates = any(row.request.params.truncates for row in self._rows)
         if self._graphs is None:
             self._close_gaps()
@@ -343,23 +350,29 @@ class NativeEngine:
                 eager_step(self._model, self._cache, self._pages, self._state, rows, truncates, self._is_stop_V)
         else:
             self._pages.write_table()
-            self._graphs.run([row.slot for row in self._rows], steps, truncates)
+            self._looks.append(self._graphs.run(self._rows, steps, truncates))
 
     def _extend(self, steps: int) -> None:
-        """Gives the rows pages for the next steps, the oldest first; the youngest return to the queue if there are too
-        few."""
-        short = [row for row in self._rows if row.context + steps > self._pages.room(row.slot)]
-        if self._pages.whole or not short:
+        """Gives the rows pages for the next steps, the oldest first. If there are too few, the youngest rows return to
+        the queue."""
+        if self._pages.whole:
             return
-        leaving: list[Row] = []
-        by_age = sorted(self._rows, key=lambda row: row.age)
-        for row in sorted(short, key=lambda row: row.age):
-            while row not in leaving and self._pages.lacking(row.slot, row.context + steps) > self._pages.free:
-                leaving.append(by_age.pop())
-                self._put_back(leaving[-1:])
-            if row not in leaving:
-                self._pages.extend(row.slot, row.context + steps)
-        self.preempted += len(leaving)
+        short = self._short(steps)
+        if sum(self._pages.lacking(row.slot, tokens) for row, tokens in short) > self._pages.free:
+            self._drain()
+            short = self._short(steps)
+        by_age = sorted(self._rows, key=lambda row: row.age) if short else []
+        for row, tokens in sorted(short, key=lambda pair: pair[0].age):
+            while row.slot != NO_SLOT and self._pages.lacking(row.slot, tokens) > self._pages.free:
+                self._put_back([by_age.pop()])
+                self.preempted += 1
+            if row.slot != NO_SLOT:
+                self._pages.extend(row.slot, tokens)
+
+    def _short(self, steps: int) -> list[tuple[BatchRow, int]]:
+        """Rows that lack pages for the next steps, and the tokens that they can have then."""
+        ahead = steps * (1 + len(self._looks))
+        return [(row, row.context + ahead) for row in self._rows if row.context + ahead > self._pages.room(row.slot)]
 
     def _close_gaps(self) -> None:
         """Moves rows to other slots, so that those that decode occupy the first slots."""
@@ -384,25 +397,54 @@ class NativeEngine:
 
     # Collecting: finished rows become samples.
 
-    def _collect(self) -> list[Completion]:
-        if not self._rows:
-            return []
-        slots = torch.tensor([row.slot for row in self._rows], device=self._device)
-        done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
-        for row, count in zip(self._rows, generated, strict=True):
-            row.written = count
-        completions, leaving = self._finisher.collect(self._state, self._rows, done, self.version)
-        self._release(leaving)
-        return completions
+    def _collect(self) -> None:
+        """Collects finished rows. On a GPU these are the results of the last look but one, so that the device always
+        has work."""
+        if self._graphs is not None:
+            while len(self._looks) > 1 or (self._looks and not self._rows):
+                self._use(self._looks.popleft())
+        elif self._rows:
+            slots = torch.tensor([row.slot for row in self._rows])
+            done, generated = torch.stack([self._state.done[slots].int(), self._state.generated[slots]]).tolist()
+            self._take_note(self._rows, done, generated)
 
-    def _release(self, rows: Sequence[Row]) -> None:
+    def _drain(self) -> None:
+        """Collects all that the device was given to do."""
+        while self._looks:
+            self._use(self._looks.popleft())
+
+    def _use(self, look: Look) -> None:
+        assert self._graphs is not None
+        done, generated = look.wait()
+        running = [n for n, row in enumerate(look.rows) if row.slot != NO_SLOT]
+        rows = [look.rows[n] for n in running]
+        reading = self._graphs.reading(look)
+        self._take_note(rows, [done[n] for n in running], [generated[n] for n in running], reading)
+
+    def _take_note(
+        self,
+        rows: Sequence[BatchRow],
+        done: Sequence[int],
+        generated: Sequence[int],
+        reading: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Notes how far the rows have come; finished ones become samples."""
+        for row, count in zip(rows, generated, strict=True):
+            row.written = count
+        with reading or nullcontext():
+            completions, leaving = self._finisher.collect(self._state, rows, done, self.version)
+        self._finished += completions
+        self._release(leaving)
+
+    def _release(self, rows: Sequence[BatchRow]) -> None:
         if not rows:
             return
-        leaving = {row.slot for row in rows}
-        self._state.done[torch.tensor(sorted(leaving), device=self._device)] = True
-        for slot in leaving:
-            self._pages.end(slot)
-        self._rows = [row for row in self._rows if row.slot not in leaving]
+        slots = [row.slot for row in rows]
+        self._state.done[torch.tensor(slots, device=self._device)] = True
+        for row in rows:
+            self._pages.end(row.slot)
+            row.slot = NO_SLOT
+        self._rows = [row for row in self._rows if row.slot != NO_SLOT]
 
     # Memory.
 

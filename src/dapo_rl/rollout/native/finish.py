@@ -10,7 +10,7 @@ import torch
 
 from dapo_rl.rollout.ending import StopSearch, StopStrings, make_sample
 from dapo_rl.rollout.engine import Begun, Completion
-from dapo_rl.rollout.native.row import Row
+from dapo_rl.rollout.native.row import BatchRow
 from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.types import FinishReason, IntArray
 
@@ -21,8 +21,8 @@ class Finisher:
         self._known_strings: dict[tuple[str, ...], StopStrings] = {}
 
     def collect(
-        self, state: SlotState, rows: Sequence[Row], done: Sequence[int], version: int
-    ) -> tuple[list[Completion], list[Row]]:
+        self, state: SlotState, rows: Sequence[BatchRow], done: Sequence[int], version: int
+    ) -> tuple[list[Completion], list[BatchRow]]:
         """The samples of rows that have ended, and those rows. `done` says which the device knows to have ended."""
         # The device does not know stop strings: a row that is not done may have reached one.
         stopped = self._search(state, [row for row in rows if row.request.params.stop])
@@ -35,7 +35,7 @@ class Finisher:
             completions.append(Completion(row.request.id, row.index, sample))
         return completions, ended
 
-    def written(self, state: SlotState, rows: Sequence[Row], version: int) -> list[Begun]:
+    def written(self, state: SlotState, rows: Sequence[BatchRow], version: int) -> list[Begun]:
         """The rows with their tokens."""
         if not rows:
             return []
@@ -48,11 +48,11 @@ class Finisher:
             result.append(row.begun.then(row_tokens[new].astype(np.int32), row_logps[new], version))
         return result
 
-    def _search(self, state: SlotState, rows: Sequence[Row]) -> dict[int, int]:
+    def _search(self, state: SlotState, rows: Sequence[BatchRow]) -> dict[int, int]:
         """Searches the tokens since the last look for stop strings; returns the lengths of the responses that have one,
         by slot."""
         found: dict[int, int] = {}
-        new: list[tuple[Row, StopSearch, int]] = []
+        new: list[tuple[BatchRow, StopSearch, int]] = []
         for row in rows:
             if row.search is None:
                 row.search = StopSearch(self._stop_strings(row.request.params.stop))
@@ -76,7 +76,7 @@ class Finisher:
             self._known_strings[strings] = StopStrings(self._tokenizer, strings)
         return self._known_strings[strings]
 
-    def _end(self, row: Row, tokens: IntArray, stopped: int | None) -> tuple[int, FinishReason]:
+    def _end(self, row: BatchRow, tokens: IntArray, stopped: int | None) -> tuple[int, FinishReason]:
         """The length of a finished response, and its finish reason."""
         if stopped is not None:
             return stopped, "stop"

@@ -1,13 +1,15 @@
 """Decoding on a GPU: one CUDA graph per batch size runs the model, draws a token and updates the slot state.
 
-A graph is captured when its batch size first occurs. Between checks for finished rows the host only replays graphs:
-generated tokens and done flags stay on the device. Sequence lengths need no separate graphs, because the attention
-kernel reads each row's length and pages from the device.
+A graph is captured when its batch size first occurs. Between looks at the rows the host only replays graphs: generated
+tokens and done flags stay on the device. The host works on the result of a look while the next steps run. Sequence
+lengths need no separate graphs, because the attention kernel reads each row's length and pages from the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from dapo_rl.rollout.draw import draw_tokens, uniforms
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
 from dapo_rl.rollout.native.pages import Pages
+from dapo_rl.rollout.native.row import BatchRow
 from dapo_rl.rollout.native.state import SlotState
 
 
@@ -45,6 +48,21 @@ class KernelAttention:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How far some rows have come, copied to the host while the device goes on."""
+
+    rows: Sequence[BatchRow]
+    flags: Tensor
+    """`[2, B]`: whether each row is done, and its number of tokens."""
+    copied: torch.cuda.Event
+
+    def wait(self) -> tuple[list[int], list[int]]:
+        self.copied.synchronize()
+        done, generated = self.flags.tolist()
+        return done, generated
+
+
 class GraphedSteps:
     """Decode steps over one cache and one state; graphs hold their addresses, so a new cache needs new graphs."""
 
@@ -61,9 +79,11 @@ class GraphedSteps:
         self._pool = torch.cuda.graph_pool_handle()
         # One for all graphs: cuBLAS keeps a workspace for every stream that it has seen.
         self._stream = torch.cuda.Stream()
+        self._reading = torch.cuda.Stream()
 
-    def run(self, slots: Sequence[int], steps: int, truncates: bool) -> None:
-        """Runs `steps` decode steps for the slots; a finished slot does not change."""
+    def run(self, rows: Sequence[BatchRow], steps: int, truncates: bool) -> Look:
+        """Starts `steps` decode steps for the rows; a finished row does not change."""
+        slots = [row.slot for row in rows]
         bucket = batch_bucket(len(slots))
         graph = self._graphs.get((bucket, truncates)) or self._capture(bucket, truncates)
         padded = [*slots, *[self._spare_slot] * (bucket - len(slots))]
@@ -72,6 +92,20 @@ class GraphedSteps:
             self._rows = padded
         for _ in range(steps):
             graph.replay()
+        slots_B = self._slots[: len(rows)]
+        flags = torch.stack([self._state.done[slots_B].int(), self._state.generated[slots_B]])
+        on_host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True).copy_(flags, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return Look(list(rows), on_host, copied)
+
+    @contextmanager
+    def reading(self, look: Look) -> Iterator[None]:
+        """Inside, what is read from the device does not wait for steps after the look. Only what no longer changes may
+        be read: the tokens of finished rows, and those that a row had at the look."""
+        self._reading.wait_event(look.copied)
+        with torch.cuda.stream(self._reading):
+            yield
 
     def _capture(self, bucket: int, truncates: bool) -> torch.cuda.CUDAGraph:
         # Warm-up executes the step, so it runs on the spare slot, which is always done.

@@ -22,7 +22,7 @@ from dapo_rl.rollout.engine import Request
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
 from dapo_rl.rollout.native.pages import Pages, Places
-from dapo_rl.rollout.native.row import Row
+from dapo_rl.rollout.native.row import BatchRow
 from dapo_rl.types import IntArray
 
 
@@ -31,7 +31,7 @@ class Prefill:
     """A sequence to compute, for one or more rows that begin with it."""
 
     request: Request
-    rows: list[Row]
+    rows: list[BatchRow]
     tokens: IntArray
     """The whole sequence."""
     waits: bool = False
@@ -82,7 +82,7 @@ def compute(
     return logits
 
 
-def place(cache: KVCache, pages: Pages, prefill: Prefill, rows: Sequence[Row]) -> None:
+def place(cache: KVCache, pages: Pages, prefill: Prefill, rows: Sequence[BatchRow]) -> None:
     """Copies what is not in shared pages of a computed prompt to the slots of more of its samples."""
     length = len(prefill.tokens)
     written = [pages.places(row.slot, _first_own(pages, prefill), length) for row in rows]

@@ -1,4 +1,4 @@
-"""A sample that has a slot."""
+"""A sample that has a slot: a row of the batch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from dapo_rl.rollout.ending import StopSearch
 from dapo_rl.rollout.engine import Begun, Request
 
+NO_SLOT = -1
+
 
 @dataclass(slots=True)
-class Row:
+class BatchRow:
     arrival: int
     """The place of its request in the order of arrival."""
     request: Request
     begun: Begun
     """Its state when it was given its slot."""
     slot: int
+    """`NO_SLOT` once it has given it up."""
     written: int = 0
     """Tokens generated, as of the last look at the device."""
     search: StopSearch | None = None
