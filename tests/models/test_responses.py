@@ -257,3 +257,17 @@ def test_recomputing_gives_a_hooked_layer_its_hook_back():
         assert layer.forward is not hook
     assert layer.forward is hook
     assert "forward" not in vars(model.model.layers[1])
+
+
+@pytest.mark.parametrize(("recompute", "grad", "cached"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_autocast_caches_copies_of_weights_only_if_the_backward_pass_keeps_them_anyway(recompute, grad, cached):
+    model, seen = small_model(), []
+    model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(
+        lambda *_: seen.append(torch.is_autocast_cache_enabled())
+    )
+    ours = responses(model, dtype=torch.bfloat16, recompute=bool(recompute))
+    seen.clear()
+    with torch.set_grad_enabled(bool(grad)), ours.compute(ragged_samples(0)) as stats:
+        if grad:
+            stats.logps.sum().backward()
+    assert seen == [cached] * (1 + recompute)

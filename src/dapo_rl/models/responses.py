@@ -60,7 +60,10 @@ class ResponseLogps:
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
         """Log-probabilities of the samples. Run the backward pass inside, since it may recompute layers."""
         device = next(self._model.parameters()).device
-        in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32)
+        # autocast's cache would hold copies of all weights until the end of the forward pass. Autograd keeps the same
+        # copies for the backward pass anyway, unless there is none or it recomputes them.
+        cached = torch.is_grad_enabled() and not self._recompute
+        in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=cached)
         recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
         # Recomputing wraps the forward pass of each layer, so that it comes after what replaces it.
         with quick_products(device, self._dtype), self._fused_modules(), recompute:

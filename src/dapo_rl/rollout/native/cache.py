@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapo_rl.models.gpu_memory import ReservedMemory
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -23,17 +25,33 @@ class LayerShape:
 
 class KVCache:
     def __init__(
-        self, layers: Mapping[int, LayerShape], pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Mapping[int, LayerShape],
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reserved: bool = False,
     ) -> None:
+        """If `reserved`, on a GPU, the memory can be given up and taken again."""
         self.dtype = kept_in(dtype, device)
-        self.keys = {
-            layer: _zeros((pages, shape.heads, page_tokens, shape.key_width), self.dtype, device)
+        shapes = {
+            layer: [(pages, shape.heads, page_tokens, width) for width in (shape.key_width, shape.value_width)]
             for layer, shape in layers.items()
         }
-        self.values = {
-            layer: _zeros((pages, shape.heads, page_tokens, shape.value_width), self.dtype, device)
-            for layer, shape in layers.items()
-        }
+        self.memory: ReservedMemory | None = None
+        if reserved and shapes and pages:
+            sizes = [math.prod(shape) * self.dtype.itemsize for pair in shapes.values() for shape in pair]
+            self.memory = ReservedMemory(sum(sizes), device)
+            pieces = iter(self.memory.tensor(torch.uint8, (sum(sizes),)).split(sizes))
+            tensors = {
+                layer: [next(pieces).view(self.dtype).view(shape).zero_() for shape in pair]
+                for layer, pair in shapes.items()
+            }
+        else:
+            tensors = {layer: [_zeros(shape, self.dtype, device) for shape in pair] for layer, pair in shapes.items()}
+        self.keys = {layer: keys for layer, (keys, _) in tensors.items()}
+        self.values = {layer: values for layer, (_, values) in tensors.items()}
 
     def put(self, layer: int, pages_E: Tensor, offsets_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
         """Writes the keys and values of E tokens, each to its page and its place there."""

@@ -10,7 +10,6 @@ another engine that is given the queue continues with the same samples.
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +22,10 @@ import torch
 from torch import Tensor
 
 from dapo_rl.errors import UserError
+from dapo_rl.models.gpu_memory import ReservedMemory
 from dapo_rl.models.load import take_over
 from dapo_rl.models.products import enough_threads, largest_product, quick_products
+from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.ending import stop_token_ids
@@ -35,12 +36,13 @@ from dapo_rl.rollout.native.decode import CachedAttention, eager_step
 from dapo_rl.rollout.native.finish import Finisher
 from dapo_rl.rollout.native.fuse import Fused, fuse
 from dapo_rl.rollout.native.graphs import GraphedSteps, KernelAttention, Look
+from dapo_rl.rollout.native.own import own_model, reserved_model
 from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.prefill import Prefill, compute, place
 from dapo_rl.rollout.native.prepack import can_prepack
 from dapo_rl.rollout.native.probe import probe
 from dapo_rl.rollout.native.row import NO_SLOT, BatchRow
-from dapo_rl.rollout.native.state import SlotState, to_device
+from dapo_rl.rollout.native.state import SlotState
 from dapo_rl.rollout.native.waiting import Waiting
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -62,18 +64,24 @@ class NativeEngine:
         page_tokens: int | None = None,
         prefill_tokens: int | None = None,
         copies: bool = True,
+        rests: bool = False,
     ) -> None:
         """`longest` is the longest context of the run, if known: the memory is taken for it once, and a model that does
         not support it is rejected now. `page_tokens` and `prefill_tokens` are chosen for the device by default.
 
         Without `copies` the engine changes the model itself, if it cannot sample from it as it is: nothing else may
-        use the model then.
+        use the model then. If it `rests`, on a GPU, `rest` gives up the memory of its weights and pages.
         """
         self.version = 0
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._device = next(model.parameters()).device
         self._on_gpu = self._device.type == "cuda"
-        self._model, self._dtype = _own(model, dtype, copies), dtype
+        self._weights: ReservedMemory | None = None
+        if rests and self._on_gpu:
+            self._model, self._weights = reserved_model(model, dtype)
+        else:
+            self._model = own_model(model, dtype, copies)
+        self._dtype = dtype
         self._largest_product = largest_product(self._model)
         self._layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
         # In float32 on a CPU the engine samples from the trained module itself, whose weights must not move.
@@ -151,9 +159,19 @@ class NativeEngine:
                 self._drop_started()
         return lost + self._waiting.cancel(ids)
 
+    def rest(self) -> None:
+        """Gives up the memory of weights and pages until the next `receive`, if the engine was built for that."""
+        self._back_to_the_queue()
+        for memory in (self._weights, self._cache.memory):
+            if memory is not None:
+                memory.release()
+
     def receive(self, version: int, source: WeightSource) -> None:
         """Loads new weights; there is nothing to copy if the engine samples from the trained module itself."""
         self._back_to_the_queue()
+        for memory in (self._weights, self._cache.memory):
+            if memory is not None:
+                memory.restore()
         take_over(self._model, source)
         self._fused.refresh()
         self.version = version
@@ -441,7 +459,7 @@ class NativeEngine:
     def _release(self, rows: Sequence[BatchRow]) -> None:
         if not rows:
             return
-        self._state.done[to_device([row.slot for row in rows], self._device)] = True
+        self._state.done[to_device(np.array([row.slot for row in rows]), self._device)] = True
         for row in rows:
             self._pages.end(row.slot)
             row.slot = NO_SLOT
@@ -465,20 +483,9 @@ class NativeEngine:
         room = self._budget.capacity(longest)
         layout = self._budget.layout(longest, self._page_tokens)
         self._pages = Pages(layout, room, self._device)
-        self._cache = KVCache(self._layers, layout.pages, layout.page_tokens, self._dtype, self._device)
+        reserved = self._weights is not None
+        self._cache = KVCache(self._layers, layout.pages, layout.page_tokens, self._dtype, self._device, reserved)
         self._state = SlotState.empty(layout.slots + self._on_gpu, room, self._device)
         if self._on_gpu:
             parts = (self._model, self._cache, self._pages, self._state, self._is_stop_V)
             self._graphs = GraphedSteps(*parts, reach=longest)
-
-
-def _own(model: Any, dtype: torch.dtype, copies: bool) -> Any:
-    """The model itself if it can sample as it is, otherwise a copy. Buffers (rotary frequencies) keep their dtype."""
-    parameter = next(model.parameters())
-    if parameter.dtype == dtype and not parameter.is_cuda:
-        return model
-    own = copy.deepcopy(model) if copies else model
-    own.requires_grad_(False).eval()
-    for parameter in own.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return own

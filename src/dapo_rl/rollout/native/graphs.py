@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dapo_rl.models.transfer import to_device
 from dapo_rl.rollout.draw import draw_tokens, uniforms
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
 from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.row import BatchRow
-from dapo_rl.rollout.native.state import SlotState, to_device
+from dapo_rl.rollout.native.state import SlotState
 
 
 def batch_bucket(rows: int) -> int:
@@ -92,7 +94,7 @@ class GraphedSteps:
         graph = self._graphs.get((bucket, truncates)) or self._capture(bucket, truncates)
         padded = [*slots, *[self._spare_slot] * (bucket - len(slots))]
         if padded != self._rows:
-            self._slots[:bucket] = to_device(padded, self._slots.device)
+            self._slots[:bucket] = to_device(np.array(padded), self._slots.device)
             self._rows = padded
         for _ in range(steps):
             graph.replay()

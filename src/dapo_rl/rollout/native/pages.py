@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dapo_rl.models.transfer import to_device
 from dapo_rl.rollout.native.budget import CacheLayout
-from dapo_rl.rollout.native.state import to_device
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The page of each token, and its place in the page."""
@@ -134,11 +134,11 @@ class Pages:
     def write_table(self) -> None:
         """Writes the changes to the table, on its device; call it before the table is read."""
         if self._cleared:
-            self.table[to_device(sorted(self._cleared), self.table.device)] = 0
+            self.table[to_device(np.array(sorted(self._cleared)), self.table.device)] = 0
             self._cleared.clear()
         if self._changed:
             entries = [(*place, page) for place, page in self._changed.items()]
-            slots, columns, pages = to_device(np.asarray(entries).T, self.table.device)
+            slots, columns, pages = to_device(np.ascontiguousarray(np.array(entries).T), self.table.device)
             self.table[slots, columns] = pages.int()
             self._changed.clear()
 

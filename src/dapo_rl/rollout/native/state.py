@@ -7,21 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dapo_rl.models.transfer import to_device
 from dapo_rl.rollout.draw import DrawParams
 from dapo_rl.rollout.engine import Begun, SamplingParams
-
-
-def to_device(numbers: Sequence[int] | npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Integers as a tensor. The copy to a GPU waits its turn there, while this process goes on."""
-    on_host = torch.as_tensor(np.asarray(numbers, np.int64))
-    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +84,12 @@ class SlotState:
         for row, (sample, count) in enumerate(zip(begun, counts, strict=True)):
             tokens[row, :count], logps[row, :count] = sample.token_ids, sample.logps
         device = self.done.device
-        slots_B, counts_B = to_device(slots, device), to_device(counts, device)
+        slots_B, counts_B = to_device(np.array(slots), device), to_device(counts, device)
         self.position[slots_B] += counts_B.int() - 1
         self.generated[slots_B] = counts_B.int()
         self.last_token[slots_B] = to_device(tokens[np.arange(len(begun)), counts - 1], device)
         self.tokens[slots_B, : tokens.shape[1]] = to_device(tokens, device)
-        self.logps[slots_B, : tokens.shape[1]] = torch.from_numpy(logps).to(device)
+        self.logps[slots_B, : tokens.shape[1]] = to_device(logps, device)
 
     def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
