@@ -72,7 +72,7 @@ def assert_as_close_as_the_model(model, *contexts):
         assert 1e-5 < distance(ours, reference) < slack * distance(theirs, reference)
     if not INTERPRETED:
         assert torch.cosine_similarity(fused[1], plain[1], dim=0) > 0.9995
-        assert fused[1].norm() == pytest.approx(plain[1].norm().item(), rel=0.005)
+        assert fused[1].norm().item() == pytest.approx(plain[1].norm().item(), rel=0.005)
 
 
 @pytest.mark.parametrize(

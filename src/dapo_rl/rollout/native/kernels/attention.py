@@ -15,8 +15,6 @@ import triton.language as tl
 from torch import Tensor
 from triton import next_power_of_2
 
-from dapo_rl.rollout.native.kernels.overlap import overlapping, wait
-
 MOST_SPLITS = 32
 
 
@@ -79,16 +77,15 @@ def decode_attention(
         stats = q_BHD.new_empty(B, H, splits, 2, dtype=torch.float32)
     config = attention_config(D, q_BHD.element_size())
     config["BLOCK_N"] = min(config["BLOCK_N"], P)
-    overlap = overlapping(q_BHD.device)
     _attention_kernel[(B, K, splits)](
         q_BHD, k_new_BKD, v_new_BKD, k_cache, v_cache, table, slots_B, positions_B, parts, stats,
         float(scale) * math.log2(math.e), table.stride(0), table.shape[1] * P,
         *q_BHD.stride()[:2], *k_new_BKD.stride()[:2], *v_new_BKD.stride()[:2], *k_cache.stride()[:3],
-        R=R, D=D, RP=max(next_power_of_2(R), 16), DP=DP, P=P, SPLITS=splits, **config, **overlap,
+        R=R, D=D, RP=max(next_power_of_2(R), 16), DP=DP, P=P, SPLITS=splits, **config,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(B * H,)](
-            parts, stats, out_BHD, D=D, DP=DP, SPLITS=splits, SP=next_power_of_2(splits), num_warps=2, **overlap
+            parts, stats, out_BHD, D=D, DP=DP, SPLITS=splits, SP=next_power_of_2(splits), num_warps=2
         )
     return out_BHD
 
@@ -100,15 +97,13 @@ def _attention_kernel(
     q_b, q_h, k_new_b, k_new_h, v_new_b, v_new_h,
     cache_p, cache_h, cache_n,
     R: tl.constexpr, D: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row, one key-value head, one part of its keys; scores are base-2 logarithms.
 
     The R query heads are padded to the 16 rows of a tensor-core product; the padding is free, as memory is the limit.
     A tile of BLOCK_N keys lies in one page.
     """
-    if OVERLAP:
-        wait()
     b = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.program_id(2)
@@ -172,11 +167,9 @@ def _attention_kernel(
 
 @triton.jit
 def _merge_kernel(
-    parts, stats, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr, OVERLAP: tl.constexpr
+    parts, stats, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr
 ):  # fmt: skip
     """One head of one row. A part without keys has maximum −inf and weight 0; the last part always has a key."""
-    if OVERLAP:
-        wait()
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SP)
     d = tl.arange(0, DP)

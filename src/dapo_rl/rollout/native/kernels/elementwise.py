@@ -14,8 +14,6 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from dapo_rl.rollout.native.kernels.overlap import overlapping, wait
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
     """RMS norm over the last dimension, rounded where Llama's module rounds; `plus_one` is for Gemma's norm, which
@@ -46,7 +44,6 @@ def _rms_norm(
         x_3, x if residual is None else residual, weight, out, total,
         rows, x_3.shape[1], N, x_3.stride(0), x_3.stride(1), float(eps),
         ADD=residual is not None, PLUS_ONE=plus_one, ROWS=ROWS, BLOCK=BLOCK, num_warps=4 if BLOCK <= 2048 else 8,
-        **overlapping(x.device),
     )  # fmt: skip
     return out, total
 
@@ -67,10 +64,8 @@ def _rows_in_two_strides(x: Tensor) -> Tensor:
 @triton.jit
 def _rms_norm_kernel(
     x, residual, weight, out, total, rows, inner, N, x_outer, x_inner, eps,
-    ADD: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    ADD: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        wait()
     dtype = out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BLOCK)
@@ -101,15 +96,12 @@ def gated(gate_up: Tensor, kind: Activation) -> Tensor:
     out = torch.empty(*gate_up.shape[:-1], inner, dtype=gate_up.dtype, device=gate_up.device)
     _gated_kernel[(len(gate_up_T2I), cdiv(inner, 1024))](
         gate_up_T2I, out, gate_up_T2I.stride(0), inner, SILU=kind == "silu", BLOCK=1024, num_warps=4,
-        **overlapping(gate_up.device),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _gated_kernel(gate_up, out, stride, inner, SILU: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    if OVERLAP:
-        wait()
+def _gated_kernel(gate_up, out, stride, inner, SILU: tl.constexpr, BLOCK: tl.constexpr):
     t = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = i < inner
@@ -139,7 +131,6 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
         q, k, cos, sin, q_out, k_out, q.stride(2), q.stride(1), k.stride(2), k.stride(1), cos.stride(1), sin.stride(1),
         H=H, HP=next_power_of_2(H), K=K, KP=next_power_of_2(K),
         D=D, HALF=W // 2, HALF_P=next_power_of_2(W // 2), REST_P=next_power_of_2(D - W), num_warps=4,
-        **overlapping(q.device),
     )  # fmt: skip
     return q_out.transpose(1, 2), k_out.transpose(1, 2)
 
@@ -148,10 +139,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 def _rotary_kernel(
     q, k, cos, sin, q_out, k_out, q_t, q_h, k_t, k_h, cos_t, sin_t,
     H: tl.constexpr, HP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
-    D: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr, OVERLAP: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAP:
-        wait()
     t = tl.program_id(0).to(tl.int64)
     _turn(q + t * q_t, q_out + t * H * D, cos + t * cos_t, sin + t * sin_t, q_h, H, HP, D, HALF, HALF_P, REST_P)
     _turn(k + t * k_t, k_out + t * K * D, cos + t * cos_t, sin + t * sin_t, k_h, K, KP, D, HALF, HALF_P, REST_P)
