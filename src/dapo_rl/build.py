@@ -49,6 +49,7 @@ from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.saved_state import SavedRewardState
 from dapo_rl.rewards.state import RewardState
 from dapo_rl.rollout.build import build_engine, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
@@ -155,7 +156,14 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             policy=policy,
             advantages=advantages,
             progress=progress,
-            parts=(policy, _stream_part(stream, sampler), sampler, progress, RandomState()),
+            parts=(
+                policy,
+                _stream_part(stream, sampler),
+                sampler,
+                progress,
+                SavedRewardState(verifier, config.train.steps),
+                RandomState(),
+            ),
             description=describe_model(model, dtype),
             notes=tuple(note for note in (*notes, slow_dtype(dtype, device), policy.note) if note),
         )

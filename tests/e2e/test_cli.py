@@ -186,7 +186,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
     process.send_signal(number)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
-    assert "stopping after this step" in output
+    assert "stopping: saving the run" in output
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
