@@ -308,7 +308,7 @@ class DAPOTrainer:
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> None:
-            checkpoints.start(progress.step, (*run.parts, log), config)
+            checkpoints.start(progress.step, (*run.parts, log), config, unchanged=(run.policy,))
 
         trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
