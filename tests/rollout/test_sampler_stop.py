@@ -179,7 +179,7 @@ def all_samples(fill):
     return {(draw, i): sample for draw, group in groups.items() for i, sample in enumerate(group.samples)}
 
 
-@pytest.mark.parametrize(("where", "width"), [(0.3, 5), (0.3, 64), (0.6, 64), (0.9, 5), (0.95, 64)])
+@pytest.mark.parametrize(("where", "width"), [(0.3, 5), (0.6, 64), (0.9, 5), (0.9, 64)])
 def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     """The second fill is stopped, after samples of the first one have been carried over with older weights."""
     model, newer = small_model(), small_model(seed=5)
@@ -189,29 +189,30 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
         return sampler_for(engine, prompts, FirstTokenVerifier(), stop=("0", "3", "5", "7")), engine
 
     sampler, engine = start(Prompts())
-    sampler.fill(6)
+    sampler.fill(4)
     engine.receive(1, weights_of(newer))
     counting = StopAt()
-    undisturbed = sampler.fill(6, counting)
+    undisturbed = sampler.fill(4, counting)
 
     prompts = Prompts()
     sampler, engine = start(prompts)
-    sampler.fill(6)
+    sampler.fill(4)
     engine.receive(1, weights_of(newer))
     with pytest.raises(StopRequested):
-        sampler.fill(6, StopAt(int(where * counting.checks)))
+        sampler.fill(4, StopAt(int(where * counting.checks)))
     assert engine.pending == 0
     finished = {(flight.draw, i) for flight in sampler._flights for i, s in enumerate(flight.samples) if s is not None}
     finished |= {(group.draw, i) for group in (*sampler.carried, *sampler.so_far.sampled) for i in range(4)}
     begun = {(flight.draw, begun.index): begun for flight in sampler._flights for begun in flight.request.begun}
     assert begun
-    assert len(finished) >= 4
+    assert finished
 
     new, engine = start(prompts)
     engine.receive(1, weights_of(newer))
-    continued = moved(sampler, new).fill(6)
+    continued = moved(sampler, new).fill(4)
     assert fates(continued) == fates(undisturbed)
     assert continued.tokens_generated == undisturbed.tokens_generated
+    assert continued.earlier_seconds > undisturbed.earlier_seconds == 0
     expected, actual = all_samples(undisturbed), all_samples(continued)
     assert actual.keys() == expected.keys()
     for place, sample in actual.items():
