@@ -237,8 +237,8 @@ demo.
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
   dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
-Every run has an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. The results are
-written to ablation.md, ablation.json and ablation.png.
+Every run has an ordinary run directory, ARM/seed-N. Ctrl-C makes the runs save and stop. The results are written
+to ablation.md, ablation.json and ablation.png.
 """
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample, small_model, tokenizer, weights_of
 
@@ -103,20 +103,29 @@ def columns_of(sampler, ledger):
     return Counter(ledger.columns(sampler.carried_tokens, sampler.begun_tokens))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=5).filter(lambda kinds: KINDS[2] in kinds),
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=5),
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=9),
     policy=st.sampled_from(["carry", "requeue", "drop"]),
     width=st.sampled_from([4, 12, 10**6]),
     late=st.booleans(),
     stops=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1, exclude_max=True), st.booleans()), max_size=4),
 )
+@example(  # stopped while all verdicts are read, after one of a group that is dropped
+    kinds=[KINDS[0], KINDS[2], KINDS[0]],
+    lengths=[1, 19, 1, 1, 1, 38],
+    policy="carry",
+    width=10**6,
+    late=True,
+    stops=[(0, 0.25, False)],
+)
 def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width, late, stops):
     def script(request):
         n = int(request.id.removeprefix("draw-"))
         return [
-            make_sample(lengths[(n + 3 * i) % len(lengths)], text=text) for i, text in enumerate(kinds[n % len(kinds)])
+            make_sample(lengths[(5 * n + 3 * i) % len(lengths)], text=text)
+            for i, text in enumerate(kinds[n % len(kinds)])
         ]
 
     def start(prompts, verifier, version=0):
@@ -129,7 +138,7 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
     expected, checks = [], []
     for version in range(4):
         counting = StopAt(None, verifier)
-        expected.append(result(sampler.fill(3, counting)))
+        expected.append(result(sampler.fill(5, counting)))
         checks.append(counting.checks)
         engine.receive(version + 1)
     final, drawn, resting, tokens = saved(sampler), prompts.drawn, prompts.resting, engine.tokens
@@ -140,7 +149,7 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
     for version in range(4):
         for _, where, in_a_new_process in [stop for stop in stops if stop[0] == version]:
             try:
-                fill = sampler.fill(3, StopAt(int(where * checks[version]), verifier))
+                fill = sampler.fill(5, StopAt(int(where * checks[version]), verifier))
                 break  # verdicts that came with the last stop need no more checks
             except StopRequested:
                 assert engine.take_unfinished() == []
@@ -151,12 +160,10 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
                     new, engine = start(prompts, verifier, version)
                     sampler = moved(sampler, new)
         else:
-            fill = sampler.fill(3, StopAt(None, verifier))
+            fill = sampler.fill(5, StopAt(None, verifier))
         assert result(fill) == expected[version]
         ledger.add(fill, ())
-        ledger = Ledger(
-            ledger.state() | {"trained": ledger.state().get("trained", 0) + sum(g.tokens for g in fill.kept)}
-        )
+        trained += sum(group.tokens for group in fill.kept)
         engine.receive(version + 1)
     assert (saved(sampler), prompts.drawn, prompts.resting) == (final, drawn, resting)
     assert generated + engine.tokens == tokens
