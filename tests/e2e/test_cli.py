@@ -181,7 +181,7 @@ def test_recipes_are_listed_and_printed(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
+def test_a_signal_saves_and_the_run_can_be_resumed(tmp_path, number, code):
     process = started("train", *SMALL, "train.steps=500", "checkpoint.every=400", "--run", "run", cwd=tmp_path)
     process.send_signal(number)
     output, errors = process.communicate(timeout=120)
