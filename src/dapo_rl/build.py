@@ -24,6 +24,7 @@ from dapo_rl.models.load import (
     check_tokenizer,
     check_vocabulary,
     compute_dtype,
+    copy_in,
     describe_model,
     load_model,
     load_tokenizer,
@@ -45,23 +46,27 @@ from dapo_rl.models.lora import (
     peft_config_of,
     train_adapters,
 )
+from dapo_rl.models.recompute import can_recompute
+from dapo_rl.models.size import ModelSize
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.saved_state import SavedRewardState
 from dapo_rl.rewards.state import RewardState
-from dapo_rl.rollout.build import build_engine, close_engine, is_engine, vocabulary_of
+from dapo_rl.rollout.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
+from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState
+from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,7 @@ class Run:
     policy: HFPolicy
     advantages: Advantages
     progress: Progress
+    plan: MemoryPlan
     parts: tuple[Part, ...]
     """The parts of a checkpoint, except the log."""
     description: str
@@ -138,11 +144,13 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         longest = _longest(config, model, train_prompts, eval_prompts)
         device = next(model.parameters()).device
         dtype = compute_dtype(config.model, device)
-        engine = _engine(config, given, model, tokenizer, dtype, longest)
+        plan = memory_plan(config, model, longest, can_rest(config.engine, device))
+        engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
-        policy = build_policy(model, tokenizer, config, longest, losses, saved_dtype(config.model, came))
+        policy = build_policy(model, tokenizer, config, longest, losses, saved_dtype(config.model, came), plan)
+        notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note]
         progress = Progress()
         run = Run(
             config=config,
@@ -156,6 +164,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             policy=policy,
             advantages=advantages,
             progress=progress,
+            plan=plan,
             parts=(
                 policy,
                 _stream_part(stream, sampler),
@@ -165,7 +174,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
                 RandomState(),
             ),
             description=describe_model(model, dtype),
-            notes=tuple(note for note in (*notes, slow_dtype(dtype, device), policy.note) if note),
+            notes=tuple(note for note in notes if note),
         )
         built.pop_all()
         return run
@@ -204,18 +213,22 @@ def build_policy(
     longest: int = 0,
     losses: TokenLosses | None = None,
     save_dtype: torch.dtype | None = None,
+    plan: MemoryPlan | None = None,
 ) -> HFPolicy:
     """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known, and `save_dtype`
     the type of saved models."""
+    plan = plan or MemoryPlan(recompute=config.train.gradient_checkpointing is True)
+    budget = config.train.token_budget or plan.token_budget
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
         temperature=config.sampling.temperature,
         algo=config.algo,
-        train=config.train,
+        train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute}),
         norm_length=config.norm_length,
-        token_budget=config.token_budget,
-        fill_memory=config.train.token_budget is None,
+        token_budget=budget or config.token_budget,
+        fill_memory=budget is None,
+        turns=plan.turns,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=_reference(model) if config.algo.kl_coef > 0 else None,
@@ -224,6 +237,43 @@ def build_policy(
         settings=config.model,
         save_dtype=save_dtype,
     )
+
+
+def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:
+    """What stays in GPU memory; raises a UserError if the run cannot fit."""
+    wanted = config.train.gradient_checkpointing
+    sizes = _sizes_on_gpu(config, model, longest)
+    if sizes is None:
+        if config.train.memory == "turns":
+            raise UserError("train.memory: turns needs a GPU and a known architecture; set train.memory=auto")
+        return MemoryPlan(recompute=wanted is True)
+    if not has_engine:
+        sizes = sizes.without_engine()
+    recompute = False if wanted == "auto" and not can_recompute(model) else wanted
+    return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_rests))
+
+
+def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:
+    """None on a CPU, and for an architecture with an unusual config: such a run finds out what fits."""
+    device, lora = next(model.parameters()).device, config.model.lora
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    # What others leave free, and what this process has taken; its CUDA context is part of RUNTIME.
+    gpu = min(total, free + torch.cuda.memory_reserved(device) + RUNTIME)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    try:
+        size = ModelSize.of(model)
+        return run_sizes(
+            config,
+            size,
+            gpu,
+            bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
+            trained=trained if lora is None else size.adapter_parameters(lora),
+            longest=longest,
+        )
+    except (AttributeError, TypeError, ZeroDivisionError):
+        return None
 
 
 def _verifier(config: Config, given: Given) -> VerifierPool:
@@ -300,7 +350,15 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
     return longest_prompt + config.sampling.max_new_tokens
 
 
-def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: torch.dtype, longest: int) -> Engine:
+def _engine(
+    config: Config,
+    given: Given,
+    model: Any,
+    tokenizer: Any,
+    dtype: torch.dtype,
+    longest: int,
+    plan: MemoryPlan,
+) -> Engine:
     """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
     if has_lora(model):
@@ -308,14 +366,17 @@ def _engine(config: Config, given: Given, model: Any, tokenizer: Any, dtype: tor
         train_adapters(model)
     elif config.model.lora is not None:
         # The engine samples from a plain model; it receives weights with the adapters merged in.
-        sampled = copy.deepcopy(model).requires_grad_(False)
+        narrow = config.engine == "native" and next(model.parameters()).is_cuda
+        sampled = copy_in(model, dtype if narrow else torch.float32)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):
         engine = CustomEngine(given.engine, config.engine, vocabulary_of(model))
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine
-    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest)
+    copies = sampled is model
+    memory = (plan.kv_bytes, plan.turns)
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory)
 
 
 def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:

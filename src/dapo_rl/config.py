@@ -319,8 +319,14 @@ class TrainSettings(Section):
     """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as 1/3 of it holds."""
     packed: bool = True
     """Concatenate samples without padding and compute the prompt of a group once; false: pad samples."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass: about a quarter more time, a fraction of the memory."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute each layer in the backward pass: about a quarter more time, a fraction of the memory. `auto`: only if a
+    run does not fit on the GPU otherwise."""
+    memory: Literal["auto", "keep", "turns"] = "auto"
+    """On a GPU, `keep`: all memory stays taken; `turns`: the engine frees its weights and cache during updates (engine
+    `native` alone). `auto`: keep if it fits, otherwise turns."""
+    fused: bool = True
+    """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
 
 
 class EvalSettings(Section):

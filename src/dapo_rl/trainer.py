@@ -327,6 +327,7 @@ class DAPOTrainer:
             stop_requested=lambda: interrupts.requested or self.stop_requested(),
             track=trackers.log,
             callbacks=self._callbacks,
+            turns=run.plan.turns,
         )
         with display:
             display.start(config.train.steps, config, run.description, progress.step)

@@ -21,8 +21,10 @@ from support import DAPO, REPOSITORY, small_model
 
 from dapo_rl import build, cli
 from dapo_rl.data.arithmetic import problems
+from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.models.load import TINY
 from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
+from dapo_rl.train.run_sizes import run_sizes
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +162,16 @@ class Place:
             return model, tokenizer
 
         self.monkeypatch.setattr(build, "load_model", loaded)
+
+    def gpu(self, gibibytes, model):
+        """A GPU of this size, and a model as large as this one."""
+
+        def sizes(config, _model, longest):
+            size = KNOWN[model]
+            how = {"bfloat16": True, "trained": size.parameters, "longest": longest}
+            return run_sizes(config, size, gibibytes << 30, **how)
+
+        self.monkeypatch.setattr(build, "_sizes_on_gpu", sizes)
 
 
 def dapo(*words):
@@ -1000,6 +1012,12 @@ def _(here):
 def _(here):
     here.out_of_memory(1)
     return ["train", *QUICK, "sampling.dynamic=false", "--run", "run"]
+
+
+@case("a run that cannot fit on the GPU")
+def _(here):
+    here.gpu(24, "qwen2.5-1.5b")
+    return ["train", *QUICK, "--run", "run"]
 
 
 @case("a KV cache too small for one sequence")

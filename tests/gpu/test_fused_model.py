@@ -55,8 +55,7 @@ def test_fused_logits_are_the_models(name, dtype):
     expected = model(input_ids=ids, use_cache=False).logits
     fused = fuse(model, kernels)
     assert not fused.left or name == "Phi"
-    with fused:
-        assert_same_logits(model(input_ids=ids, use_cache=False).logits, expected)
+    assert_same_logits(model(input_ids=ids, use_cache=False).logits, expected)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="graphs are CUDA's")
@@ -72,6 +71,7 @@ def test_a_step_replayed_as_a_graph_is_the_step():
     start.limit.fill_(M)
     start.position.copy_(torch.tensor([0, 1, 15, 16, 60, 0]))
     caches = torch.randn(2, 2, S, 2, C, 16, device=DEVICE).bfloat16()  # Keys and values of two layers.
+    table = torch.arange(S, dtype=torch.int32, device=DEVICE)[:, None]
 
     def fresh():
         return SlotState(**{name: getattr(start, name).clone() for name in SlotState.__slots__}), caches.clone()
@@ -80,7 +80,7 @@ def test_a_step_replayed_as_a_graph_is_the_step():
         positions = state.position[slots]
 
         def attend(layer, q, k, v, scale):
-            return kernels.decode_attention(q, k, v, *caches[:, layer], slots, positions, scale, splits)
+            return kernels.decode_attention(q, k, v, *caches[:, layer], table, slots, positions, scale, splits)
 
         with attending(model, attend, C):
             output = model(
@@ -88,14 +88,14 @@ def test_a_step_replayed_as_a_graph_is_the_step():
             )
         kernels.draw_and_advance(output.logits[0], slots, state, is_stop)
 
+    fuse(model)
     for splits in (1, 3):
         (state, filled), (replayed, refilled) = fresh(), fresh()
         graph = torch.cuda.CUDAGraph()
-        with fuse(model):
-            for _ in range(3):
-                step(state, filled, splits)
-            with torch.cuda.graph(graph):
-                step(replayed, refilled, splits)
+        for _ in range(3):
+            step(state, filled, splits)
+        with torch.cuda.graph(graph):
+            step(replayed, refilled, splits)
         for _ in range(3):
             graph.replay()
         torch.cuda.synchronize()

@@ -47,19 +47,26 @@ def assert_rounds_to(actual, expected, steps=2):
 # --- Attention ---
 
 
-def cached_case(lengths, K, R, D, dtype, capacity=160, spare=2):
-    """Rows in shuffled slots of a cache whose unused places are NaN, as slices of joint tensors."""
-    B = len(lengths)
+def cached_case(lengths, K, R, D, dtype, capacity=160, page=32, spare=2):
+    """Rows in shuffled slots whose pages are shuffled too, and whose unused places are NaN, as slices of joint
+    tensors."""
+    B, M = len(lengths), capacity // page
     S = B + spare
-    shape = (S, K, capacity, D)
-    caches = torch.full((2, *shape), POISON, dtype=dtype)
+    table = (1 + torch.randperm(S * M)).view(S, M).int()
+    caches = torch.full((2, 1 + S * M, K, page, D), POISON, dtype=dtype)
     slots = torch.randperm(S)[:B]
     for slot, length in zip(slots.tolist(), lengths, strict=True):
-        caches[:, slot, :, :length] = torch.randn(2, K, length, D).to(dtype)
+        for n in range(length):
+            caches[:, table[slot, n // page], :, n % page] = torch.randn(2, K, D).to(dtype)
     qkv = torch.randn(B, (R + 2) * K, D).to(dtype)
     q, k, v = qkv[:, : R * K], qkv[:, R * K : (R + 1) * K], qkv[:, (R + 1) * K :]
     positions = torch.tensor(lengths, dtype=torch.int32)
-    return q, k, v, caches[0], caches[1], slots, positions
+    return q, k, v, caches[0], caches[1], table, slots, positions
+
+
+def in_order(cache, table, slot):
+    """The keys or values of a slot, `[K, C, D]`."""
+    return cache[table[slot].long()].transpose(0, 1).flatten(1, 2)
 
 
 def attend_row(q_HD, k_KLD, v_KLD, scale):
@@ -70,16 +77,19 @@ def attend_row(q_HD, k_KLD, v_KLD, scale):
 
 
 def check_attention(case, splits, dtype, scale=0.3):
-    q, k, v, k_cache, v_cache, slots, positions = case
+    q, k, v, k_cache, v_cache, table, slots, positions = case
+    page = k_cache.shape[2]
     before = k_cache.clone(), v_cache.clone()
     out = kernels.decode_attention(*case, scale, splits)
     assert out.shape == q.shape
+    places = list(enumerate(zip(slots.tolist(), positions.tolist(), strict=True)))
     for cache, old, new in ((k_cache, before[0], k), (v_cache, before[1], v)):
-        for b, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-            old[slot, :, position] = new[b]
+        for b, (slot, position) in places:
+            old[table[slot, position // page], :, position % page] = new[b]
         torch.testing.assert_close(cache, old, rtol=0, atol=0, equal_nan=True)
-    for b, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-        expected = attend_row(q[b], k_cache[slot, :, : position + 1], v_cache[slot, :, : position + 1], scale)
+    for b, (slot, position) in places:
+        keys, values = (in_order(cache, table, slot)[:, : position + 1] for cache in (k_cache, v_cache))
+        expected = attend_row(q[b], keys, values, scale)
         torch.testing.assert_close(out[b].double(), expected, rtol=rounding(dtype), atol=rounding(dtype))
 
 
@@ -90,6 +100,18 @@ def test_attention_of_ragged_rows(K, R, D, splits, dtype):
     check_attention(cached_case([0, 1, 31, 64, 65, 127, 128, 150, 159], K, R, D, dtype), splits, dtype)
 
 
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_attention_with_pages_of_any_size(page):
+    check_attention(cached_case([0, 15, 16, 63, 64, 200, 255], 2, 3, 64, HALF, capacity=256, page=page), 2, HALF)
+
+
+def test_rows_that_share_pages_read_the_same_keys():
+    case = cached_case([64, 64], 2, 2, 32, HALF)
+    table, slots = case[5:7]
+    table[slots[1], :2] = table[slots[0], :2]
+    check_attention(case, 1, HALF)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_with_large_scores(dtype):
     q, *rest = cached_case([5, 70, 129], 2, 3, 64, dtype)
@@ -97,15 +119,16 @@ def test_attention_with_large_scores(dtype):
 
 
 def test_attention_over_a_cache_whose_heads_are_innermost():
-    q, k, v, k_cache, v_cache, slots, positions = cached_case([3, 64, 100], 3, 3, 64, HALF)
+    q, k, v, k_cache, v_cache, table, slots, positions = cached_case([3, 64, 100], 3, 3, 64, HALF)
     k_cache, v_cache = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_cache, v_cache))
-    check_attention((q, k, v, k_cache, v_cache, slots.int(), positions.long()), 1, HALF)
+    check_attention((q, k, v, k_cache, v_cache, table, slots.int(), positions.long()), 1, HALF)
 
 
-def test_a_row_beyond_the_capacity_writes_nowhere():
-    q, k, v, k_cache, v_cache, slots, _ = cached_case([32, 32], 1, 1, 16, torch.float32, capacity=32)
+def test_a_row_beyond_its_table_writes_nowhere():
+    q, k, v, k_cache, v_cache, table, slots, _ = cached_case([32, 32], 1, 1, 16, torch.float32, capacity=32)
     before = k_cache.clone()
-    out = kernels.decode_attention(q, k, v, k_cache, v_cache, slots, torch.tensor([32, 40], dtype=torch.int32), 1.0, 2)
+    positions = torch.tensor([32, 40], dtype=torch.int32)
+    out = kernels.decode_attention(q, k, v, k_cache, v_cache, table, slots, positions, 1.0, 2)
     torch.testing.assert_close(k_cache, before, rtol=0, atol=0, equal_nan=True)
     assert out.isfinite().all()
 
@@ -114,7 +137,7 @@ def test_parts_fill_the_chip_and_rows_alone_are_not_cut():
     assert kernels.splits_for(1024, 3, 132) == 1
     assert kernels.splits_for(88, 3, 132) == 1
     assert kernels.splits_for(32, 3, 132) == 5
-    assert kernels.splits_for(1, 1, 132) == 16
+    assert kernels.splits_for(1, 1, 132) == 32
 
 
 # --- Drawing ---

@@ -15,6 +15,7 @@ from dapo_rl.models.load import (
     check_context,
     check_vocabulary,
     compute_dtype,
+    copy_in,
     describe_model,
     load_model,
     make_savable,
@@ -154,3 +155,19 @@ def test_a_tokenizer_of_another_model_is_found_before_the_run():
     check_vocabulary(model, rows - 1)
     with pytest.raises(UserError, match=rf"the tokenizer produces token {rows}, but the model has {rows}"):
         check_vocabulary(model, rows)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_copy_in_another_type(tied):
+    model = small_model(tie_word_embeddings=tied)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    copied = copy_in(model, torch.bfloat16)
+    assert (copied.get_output_embeddings().weight is copied.get_input_embeddings().weight) is tied
+    for (name, theirs), ours in zip(model.named_parameters(), copied.parameters(), strict=True):
+        assert torch.equal(ours, theirs.to(torch.bfloat16)), name
+        assert (ours.dtype, ours.requires_grad, theirs.dtype) == (torch.bfloat16, False, torch.float32)
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in copied.named_buffers())
+    same = copy_in(model, torch.float32)
+    with torch.no_grad():
+        next(same.parameters()).zero_()
+    assert next(model.parameters()).any()

@@ -146,6 +146,14 @@ def test_autocast_is_close():
         assert (ours[name] - g).norm() < 0.05 * g.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_nothing_is_fused(dtype):
+    model, samples = model_of("Llama"), ragged_samples(0)
+    assert responses(model, dtype=dtype)._fusion is None
+    (_, fused), (_, plain) = (gradients(model, samples, dtype=dtype, fused=f) for f in (True, False))
+    assert all(torch.equal(fused[name], plain[name]) for name in plain)
+
+
 def test_under_autocast_attention_is_in_one_type():
     """Rotation leaves queries and keys in float32, which the kernel for ragged sequences does not take."""
     model = model_of("Llama")
@@ -191,7 +199,7 @@ def test_a_prompt_is_computed_once_for_its_group():
     row, predictors = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,)), ((1,), ()), ((5, 6), (7, 8))], torch.device("cpu"))
     assert row.input_ids_T.tolist() == [5, 6, 7, 8, 1, 5, 6, 7]
     assert row.position_ids_T.tolist() == [0, 1, 2, 3, 0, 0, 1, 2]
-    assert predictors.tolist() == [2, 3, 2, 6, 7]
+    assert predictors.indices.tolist() == [2, 3, 2, 6, 7]
     alone, _ = pack([((5, 6, 7), (8, 9)), ((5, 6, 7), (4,))], torch.device("cpu"), share_prompts=False)
     assert alone.input_ids_T.tolist() == [5, 6, 7, 8, 5, 6, 7]
 
@@ -202,7 +210,7 @@ def test_what_a_ragged_kernel_gets():
     ragged = row._ragged
     assert ragged.starts_q.tolist() == [0, 4, 6]
     assert ragged.starts_k.tolist() == [0, 4, 9]
-    assert ragged.key_indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
+    assert ragged.keys.indices.tolist() == [0, 1, 2, 3, 0, 1, 2, 4, 5]
     assert (ragged.longest_q, row.longest) == (4, 5)
 
 
@@ -249,3 +257,17 @@ def test_recomputing_gives_a_hooked_layer_its_hook_back():
         assert layer.forward is not hook
     assert layer.forward is hook
     assert "forward" not in vars(model.model.layers[1])
+
+
+@pytest.mark.parametrize(("recompute", "grad", "cached"), [(0, 1, True), (1, 1, False), (0, 0, False)])
+def test_autocast_caches_copies_of_weights_only_if_the_backward_pass_keeps_them_anyway(recompute, grad, cached):
+    model, seen = small_model(), []
+    model.get_submodule("model.layers.0.mlp").register_forward_pre_hook(
+        lambda *_: seen.append(torch.is_autocast_cache_enabled())
+    )
+    ours = responses(model, dtype=torch.bfloat16, recompute=bool(recompute))
+    seen.clear()
+    with torch.set_grad_enabled(bool(grad)), ours.compute(ragged_samples(0)) as stats:
+        if grad:
+            stats.logps.sum().backward()
+    assert seen == [cached] * (1 + recompute)

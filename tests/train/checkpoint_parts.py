@@ -6,7 +6,7 @@ from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.train.policy import HFPolicy
 
 
-def policy_of(model):
+def policy_of(model, **options):
     return HFPolicy(
         model,
         pad_id=tokenizer().pad_token_id,
@@ -16,4 +16,5 @@ def policy_of(model):
         norm_length=20,
         token_budget=10**6,
         tokenizer=tokenizer(),
+        **options,
     )

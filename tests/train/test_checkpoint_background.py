@@ -14,6 +14,7 @@ from test_policy import samples_for
 
 from dapo_rl.base.hashing import CancelledError, HashingFile
 from dapo_rl.errors import UserError
+from dapo_rl.models import host_copy
 from dapo_rl.models.host_copy import HostCopy
 from dapo_rl.train import checkpoint as checkpoint_module
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints
@@ -235,3 +236,38 @@ def test_a_temporary_tensor_is_not_taken_for_another():
     more = copies.take_more((str(i), base if i == 2 else base + i) for i in range(5))
     assert {name: float(tensor[0]) for name, tensor in more.items()} == {"0": 1, "1": 2, "2": 1, "3": 4, "4": 5}
     assert more["2"].data_ptr() == kept["base"].data_ptr()
+
+
+@pytest.mark.parametrize("save_dtype", [None, torch.bfloat16])
+def test_without_memory_for_copies_a_checkpoint_is_written_at_once(tmp_path, monkeypatch, save_dtype):
+    """The files are the same, and complete when `save` returns."""
+    model = small_model(seed=1)
+    policy, samples = policy_of(model, save_dtype=save_dtype), samples_for(model)
+    policy.update(samples, lr=1e-2)
+    usual = Checkpoints(tmp_path / "usual", keep=1).save(1, [policy]).path
+    assert policy.save_note is None
+    # The copies of weights and moments, and the run's own weights, moments and gradients.
+    parameters = sum(p.numel() for p in model.parameters())
+    needed = int((12 + 16) * parameters / 0.75)
+    monkeypatch.setattr(host_copy, "host_memory", lambda: needed + 2)
+    assert policy_of(model).save_note is None
+    monkeypatch.setattr(host_copy, "host_memory", lambda: needed - 2)
+    monkeypatch.setattr(HostCopy, "take", lambda *_: pytest.fail("copied"))
+    scarce = policy_of(model, save_dtype=save_dtype)
+    scarce.optimizer.load_state_dict(policy.optimizer.state_dict())
+    assert scarce.save_note == (
+        "each checkpoint stops the run until it is written: a copy in host memory would take "
+        f"{12 * parameters / 2**20:.1f} MiB of {needed / 2**20:.1f} MiB"
+    )
+    direct = tmp_path / "direct"
+    direct.mkdir()
+    rest = scarce.save(direct)
+    names = {path.relative_to(usual).as_posix() for path in usual.rglob("*") if path.is_file()} - {MANIFEST}
+    for name in names:
+        if name.endswith(".pt"):  # pickles of equal values may differ
+            torch.testing.assert_close(torch.load(direct / name), torch.load(usual / name), atol=0, rtol=0)
+        else:
+            assert (direct / name).read_bytes() == (usual / name).read_bytes(), name
+    assert ("weights.pt" in names) is (save_dtype is not None)
+    digests = rest(lambda: True)  # nothing is left to cancel
+    assert digests["optimizer.pt"] == hashlib.sha256((direct / "optimizer.pt").read_bytes()).hexdigest()

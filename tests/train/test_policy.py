@@ -21,7 +21,7 @@ from dapo_rl.types import TrainSample
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-def make_policy(model=None, token_budget=10**6, train=None, reference=None, dtype=torch.float32, **algo):
+def make_policy(model=None, token_budget=10**6, train=None, reference=None, dtype=torch.float32, turns=False, **algo):
     return HFPolicy(
         model or small_model(),
         pad_id=tokenizer().pad_token_id,
@@ -32,6 +32,7 @@ def make_policy(model=None, token_budget=10**6, train=None, reference=None, dtyp
         token_budget=token_budget,
         dtype=dtype,
         reference=reference,
+        turns=turns,
     )
 
 
@@ -469,3 +470,18 @@ def test_each_token_can_have_an_advantage_of_its_own():
     weights = np.linspace(-1, 1, len(sample.response_ids))
     metrics = make_policy(model).update([replace(sample, advantages=weights)], lr=0.0).metrics
     assert metrics["actor/pg_loss"] == pytest.approx(-weights.mean(), abs=1e-6)
+
+
+def test_a_policy_that_rests_between_updates_trains_the_same():
+    """Its gradients are allocated first, and freed by `rest`."""
+    plain, turning = (small_model(seed=1) for _ in range(2))
+    usual, ours = make_policy(plain), make_policy(turning, turns=True)
+    for step in range(3):
+        samples = samples_for(plain, seed=step)
+        for policy in (usual, ours):
+            policy.update(samples, lr=1e-2)
+            policy.update(samples[:4], lr=1e-2)
+        ours.rest()
+        assert all(p.grad is None for p in turning.parameters())
+    for (name, theirs), mine in zip(plain.named_parameters(), turning.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name

@@ -39,6 +39,13 @@ def counted(number: int, name: str) -> str:
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
+def gib(number: float) -> str:
+    """Bytes in the largest of GiB, MiB and KiB that suits them."""
+    if number >= 0.05 * 2**30:
+        return f"{number / 2**30:,.1f} GiB"
+    return f"{number / 2**20:,.1f} MiB" if number >= 0.05 * 2**20 else f"{number / 2**10:,.1f} KiB"
+
+
 def duration(seconds: float) -> str:
     """The two largest units: 1.6s, 40s, 3m40s, 2h05m, 1d03h."""
     if not math.isfinite(seconds):

@@ -165,8 +165,9 @@ def _prepare(
     longest = max(len(prompt.token_ids) for prompt in prompts)
     params = _params(plan, model, longest)
     dtype = compute_dtype(chosen, next(model.parameters()).device)
-    engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest + params.max_new_tokens)
-    return _Work(engine, prompts, params, k, f"{describe_model(model, dtype)}; {_how(params)}")
+    described, longest = describe_model(model, dtype), longest + params.max_new_tokens
+    engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest, copies=False)
+    return _Work(engine, prompts, params, k, f"{described}; {_how(params)}")
 
 
 def _free_memory() -> None:

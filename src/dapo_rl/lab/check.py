@@ -11,10 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.format import gib
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from dapo_rl.lab.memory_report import MemoryReport, gib, memory_json
+from dapo_rl.lab.memory_report import MemoryReport, memory_json
 from dapo_rl.lab.paper import COMPONENTS, Comparison
 
 

@@ -15,7 +15,12 @@ Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters
   output, and four tensors of the feed-forward layer), 24 H + 8 A + 8 K + 16 I in float32. With
   `train.gradient_checkpointing`, 4 H per layer, and all of the above for one layer at a time. The last norm and the
   head keep 12 H;
-- the update's working memory: bfloat16 copies of the weights, 2 P, and the logits of one chunk.
+- the update's working memory: bfloat16 copies of the weights, 2 P (of one layer, if layers are recomputed), and the
+  output layer's: the logits of one chunk, a bfloat16 copy of its weight, and its gradient;
+- graphs: on a GPU, the native engine's captured decoding steps.
+
+On a GPU, `train.memory` decides whether all of this is there at once, or whether the engine's weights and the KV cache
+are freed during updates: the plan is the one that a run makes (`train/memory.py`).
 
 The activations are an estimate from the operations of a Llama: other architectures differ. On an H200 it is within
 10 % of the measured peak for Qwen2.5-0.5B and one sample of 20,480 tokens.
@@ -28,21 +33,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dapo_rl.base.format import gib
 from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport, gib
-from dapo_rl.lab.model_size import ModelSize, size_of
+from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
+from dapo_rl.lab.model_size import size_of
 from dapo_rl.models.load import compute_dtype
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
+from dapo_rl.models.size import ModelSize
 from dapo_rl.rollout.build import MAX_BATCH
-from dapo_rl.rollout.native.budget import KVBudget
+from dapo_rl.rollout.native.budget import PAGE_TOKENS, KVBudget
+from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 
-RUNTIME = 1 * GIB
-"""The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
-VLLM_SHARE = 0.4
-USABLE = 0.95
-"""The share of the memory that a run can use; the rest is lost to fragmentation."""
 GPUS = {
     **{"t4": 15.0, "l4": 22.5, "a10": 22.5, "a10g": 22.5, "rtx3090": 24.0, "rtx4090": 24.0, "rtx5090": 32.0},
     **{"v100": 32.0, "a40": 45.0, "l40s": 45.0, "a6000": 48.0, "a100": 80.0, "h100": 80.0, "gh200": 96.0},
@@ -86,7 +90,7 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
         line = str(error).removeprefix("model.name: ")
         return MemoryReport(machine, (), 0, f"memory not estimated: {line}", None)
     need = Need(config, size, machine)
-    fits = need.least() <= USABLE * machine.bytes and need.cache_fits
+    fits = need.fits and need.cache_fits
     report = MemoryReport(machine, need.parts(), need.least(), "", fits)
     return replace(report, verdict=_verdict(report, need))
 
@@ -123,26 +127,39 @@ class Need:
     @property
     def tokens(self) -> int:
         """Tokens of the largest micro-batch: the budget, or all samples of an update if they are fewer."""
-        sampling = self.config.sampling
-        groups = sampling.prompts_per_step // self.config.train.mini_batches
-        samples = groups * (self.config.data.max_prompt_tokens + sampling.group_size * sampling.max_new_tokens)
-        return min(self.config.token_budget, samples)
+        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
+        return min(planned or self.config.token_budget, update_tokens(self.config))
 
     @property
-    def layer_bytes(self) -> int:
-        """Activations of one layer per token."""
-        size = self.size
-        if self.in_bfloat16:
-            return 26 * size.hidden + 4 * size.queries + 4 * size.keys + 8 * size.inner
-        return 24 * size.hidden + 8 * size.queries + 8 * size.keys + 16 * size.inner
+    def sizes(self) -> RunSizes:
+        how = {"trained": self.trained, "longest": self.longest}
+        return run_sizes(self.config, self.size, self.machine.bytes, bfloat16=self.in_bfloat16, **how)
+
+    @property
+    def plan(self) -> MemoryPlan | None:
+        """The plan of a run on a GPU; on a CPU everything stays. None if the run does not fit on the GPU."""
+        return find_plan(self.sizes, self.plan_settings) if self.on_gpu else MemoryPlan()
+
+    @property
+    def fits(self) -> bool:
+        return self.plan is not None and self.least() <= USABLE * self.machine.bytes
+
+    @property
+    def plan_settings(self) -> PlanSettings:
+        train = self.config.train
+        return PlanSettings(train.memory, train.gradient_checkpointing, engine_rests=self.config.engine == "native")
+
+    @property
+    def recompute(self) -> bool:
+        wanted = self.config.train.gradient_checkpointing
+        if wanted == "auto":
+            return self.plan is None or self.plan.recompute
+        return wanted
 
     @property
     def token_bytes(self) -> int:
         """Activations per token of a micro-batch that are kept until the backward pass."""
-        kept = 4 * self.size.hidden if self.config.train.gradient_checkpointing else self.layer_bytes
-        # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
-        logits = 0 if self.config.train.packed else 14 * self.size.vocabulary
-        return self.size.layers * kept + 12 * self.size.hidden + logits
+        return self.sizes.recomputed_token if self.recompute else self.sizes.token
 
     @property
     def budget(self) -> KVBudget:
@@ -166,31 +183,36 @@ class Need:
         return self.config.engine != "native" or self.budget.slots(self.budget.capacity(self.longest)) >= 1
 
     def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
-        """The parts with micro-batches of so many tokens, and so many sequences in the KV cache."""
+        """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
+        updating take turns, those of an update."""
         parameters, tokens = self.size.parameters, tokens or self.tokens
-        optimizer = self.config.train.optimizer
-        has_reference = self.config.algo.kl_coef > 0 and self.config.model.lora is None
+        optimizer, sizes = self.config.train.optimizer, self.sizes
         parts = (
-            MemoryPart("weights", 4 * parameters, f"{parameters / 1e6:,.1f} M parameters, float32"),
-            MemoryPart("gradients", 4 * self.trained, "float32"),
-            MemoryPart("optimizer", (2 if optimizer == "adamw_8bit" else 8) * self.trained, optimizer),
+            MemoryPart("weights", sizes.weights, f"{parameters / 1e6:,.1f} M parameters, float32"),
+            MemoryPart("gradients", sizes.gradients, "float32"),
+            MemoryPart("optimizer", sizes.moments, optimizer),
             self._engine(),
-            MemoryPart("reference model", 4 * parameters * has_reference, "float32, for algo.kl_coef"),
+            MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
             self._activations(tokens),
             self._working_memory(tokens),
             self._cache(sequences),
+            MemoryPart("graphs", sizes.graphs * self.on_gpu, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
         )
-        return tuple(part for part in parts if part.bytes)
+        freed = ("engine's weights", "KV cache") if self.plan and self.plan.turns else ()
+        return tuple(part for part in parts if part.bytes and part.name not in freed)
 
     def least(self) -> int:
         """With micro-batches of one sample, and a KV cache for one sequence."""
-        return sum(part.bytes for part in self.parts(min(self.tokens, self.longest), 1))
+        if self.on_gpu:
+            return least_bytes(self.sizes, self.plan_settings)
+        tokens = min(self.config.token_budget, update_tokens(self.config), self.longest)
+        return sum(part.bytes for part in self.parts(tokens, 1))
 
     def _engine(self) -> MemoryPart:
         engine, parameters, name = self.config.engine, self.size.parameters, "engine's weights"
         if engine == "vllm":
-            return MemoryPart(name, int(VLLM_SHARE * self.machine.bytes), "vLLM, with its KV cache")
+            return MemoryPart(name, self.sizes.engine, "vLLM, with its KV cache")
         if engine == "native" and self.in_bfloat16:
             return MemoryPart(name, 2 * parameters, "bfloat16")
         if engine == "native" and self.on_gpu:
@@ -204,14 +226,14 @@ class Need:
 
     def _working_memory(self, tokens: int) -> MemoryPart:
         """At the end of the forward pass a chunk of logits; in the backward pass a layer, if it is recomputed."""
-        logits = min(CHUNK_ELEMENTS[self.machine.kind], tokens * self.size.vocabulary)
-        # In float32 on a CPU, softmax works on small slices of a chunk.
-        most = logits * (10 if self.in_bfloat16 else 12 if self.on_gpu else 4)
-        if self.config.train.gradient_checkpointing:
-            most = max(most, tokens * self.layer_bytes)
-        if self.in_bfloat16:
-            return MemoryPart("update", 2 * self.size.parameters + most, "bfloat16 weights, a chunk of logits")
-        return MemoryPart("update", most, "a chunk of logits")
+        if self.on_gpu:
+            working = self.sizes.working(tokens, self.recompute) - tokens * self.token_bytes
+            return MemoryPart("update", working, "copies of weights, a chunk of logits")
+        logits = min(CHUNK_ELEMENTS["cpu"], tokens * self.size.vocabulary)
+        most = logits * (10 if self.in_bfloat16 else 4)  # in float32, softmax works on small slices of a chunk
+        if self.recompute:
+            return MemoryPart("update", max(most, self.sizes.layer_casts + tokens * self.sizes.layer_token), "a layer")
+        return MemoryPart("update", self.sizes.casts + most, "copies of weights, a chunk of logits")
 
     def _cache(self, sequences: int | None) -> MemoryPart:
         if self.config.engine == "vllm":
@@ -219,7 +241,8 @@ class Need:
         capacity = self.budget.capacity(self.longest)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
         about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
-        return MemoryPart("KV cache", (count + self.on_gpu) * capacity * self.budget.token_bytes, about)
+        spare = PAGE_TOKENS * self.on_gpu
+        return MemoryPart("KV cache", (count * capacity + spare) * self.budget.token_bytes, about)
 
     def changed(self, **settings: object) -> Need:
         """The need with other settings of `train`."""
@@ -230,22 +253,27 @@ class Need:
 def _verdict(report: MemoryReport, need: Need) -> str:
     machine, usable = report.machine, int(USABLE * report.machine.bytes)
     where = f"{machine.name} ({gib(machine.bytes)})"
-    if report.least <= usable and not need.cache_fits:
+    if need.fits and not need.cache_fits:
         needed = sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
         allowed = f"{gib(need.budget.bytes)} for the KV cache, less than one sequence needs"
         return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={1.01 * needed / GIB:.2g} or more"
+    if need.plan is not None and need.plan.turns:
+        sampling = gib(need.sizes.sampling(need.plan.kv_bytes or 0))
+        phases = f"about {gib(report.total)} while updating{' with recomputed layers' * need.plan.recompute}"
+        return f"fits on {where} in turns (train.memory): {phases}, {sampling} while sampling"
     if report.total <= usable:
         return f"fits on {where}: about {gib(report.total)}, {report.share:.0%} of it"
-    if report.least <= usable:
+    if need.fits:
         return f"fits on {where} with less than the recipe's {gib(report.total)}: {_less(need, usable)}"
     line = f"does not fit on {where}: it needs at least {gib(report.least)}"
+    if need.on_gpu:
+        return f"{line}; {remedy(need.sizes, need.plan_settings)}"
     recompute, small = {"gradient_checkpointing": True}, {"optimizer": "adamw_8bit"}
     for changes in (recompute, small, recompute | small):
         if need.changed(**changes).least() <= usable:
             words = " and ".join(f"train.{key}={str(value).lower()}" for key, value in changes.items())
             return f"{line}; with {words} it fits"
-    larger = "larger GPU" if need.on_gpu else "machine with more memory"
-    return f"{line}; use a {larger}, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+    return f"{line}; use a machine with more memory, a smaller model, model.lora, or fewer sampling.max_new_tokens"
 
 
 def _less(need: Need, usable: int) -> str:

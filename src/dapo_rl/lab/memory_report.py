@@ -57,9 +57,3 @@ def memory_json(report: MemoryReport) -> dict[str, Any]:
         "fits": report.fits,
         "verdict": report.verdict,
     }
-
-
-def gib(number: float) -> str:
-    if number >= 0.05 * GIB:
-        return f"{number / GIB:,.1f} GiB"
-    return f"{number / 2**20:,.1f} MiB" if number >= 0.05 * 2**20 else f"{number / 2**10:,.1f} KiB"

@@ -4,51 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import one_line
-from dapo_rl.config import LoraSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    parameters: int
-    hidden: int
-    """Width of the residual stream."""
-    inner: int
-    """Width of the feed-forward layer; for a mixture of experts, of those that a token uses."""
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    vocabulary: int
-
-    @property
-    def queries(self) -> int:
-        """Width of the queries of a layer."""
-        return self.heads * self.head_width
-
-    @property
-    def keys(self) -> int:
-        """Width of the keys of a layer, and of its values."""
-        return self.kv_heads * self.head_width
-
-    def adapter_parameters(self, lora: LoraSettings) -> int:
-        """The trained parameters of LoRA adapters on the named layers."""
-        sides = {
-            "q_proj": self.hidden + self.queries,
-            "k_proj": self.hidden + self.keys,
-            "v_proj": self.hidden + self.keys,
-            "o_proj": self.queries + self.hidden,
-            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.inner),
-        }
-        named = sides if isinstance(lora.targets, str) else {n: sides[n] for n in lora.targets if n in sides}
-        return self.layers * lora.rank * sum(named.values())
-
+from dapo_rl.models.size import ModelSize
 
 KNOWN: Mapping[str, ModelSize] = {
     "qwen2.5-0.5b": ModelSize(494_032_768, 896, 4864, 24, 14, 2, 64, 151_936),
@@ -96,17 +58,4 @@ def count_parameters(config: Any) -> ModelSize:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    text = config.get_text_config()
-    heads, hidden = text.num_attention_heads, text.hidden_size
-    experts = getattr(text, "num_experts_per_tok", None) or 1
-    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * hidden
-    return ModelSize(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        hidden=hidden,
-        inner=inner * experts,
-        layers=text.num_hidden_layers,
-        heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_width=getattr(text, "head_dim", None) or hidden // heads,
-        vocabulary=text.vocab_size,
-    )
+    return ModelSize.of(model)

@@ -9,6 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo_rl.base.format import gib
+from dapo_rl.base.memory import host_memory
+
+COPY_SHARE = 0.75
+"""The share of the host's memory that a run and its copies may take."""
+
+
+def why_no_copy(nbytes: int, taken: int = 0) -> str | None:
+    """Why there is no copy of so many bytes in host memory, of which the run itself takes `taken`; None if it fits."""
+    has = host_memory()
+    if nbytes + taken <= COPY_SHARE * has:
+        return None
+    return f"a copy in host memory would take {gib(nbytes)} of {gib(has)}"
+
 
 class HostCopy:
     """Copies nested tensors. The next copy reuses the memory, so that it is allocated once in a run.

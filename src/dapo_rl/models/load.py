@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import re
@@ -232,6 +233,15 @@ def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str], dtype: 
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
+
+
+def copy_in(model: Any, dtype: torch.dtype) -> Any:
+    """A frozen copy of a model with its parameters in `dtype`, made one by one: there is never another copy in the
+    original type. Buffers (rotary frequencies) keep theirs."""
+    made: dict[int, Any] = {
+        id(p): torch.nn.Parameter(p.detach().to(dtype, copy=True), requires_grad=False) for p in model.parameters()
+    }
+    return copy.deepcopy(model, made)
 
 
 def take_over(model: Any, source: WeightSource) -> None:

@@ -30,16 +30,22 @@ def token_logps(
     targets_T: Tensor,
     temperature: float = 1.0,
     chunk_rows: int | None = None,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each target, and the entropy (without gradient) of its distribution."""
+    """The log-probability of each target, and the entropy (without gradient) of its distribution.
+
+    `fused` reads the logits once in a Triton kernel, instead of once in each operation.
+    """
     device = hidden_TH.device.type
     if torch.is_autocast_enabled(device):
         hidden_TH = hidden_TH.to(torch.get_autocast_dtype(device))
     budget = CHUNK_ELEMENTS.get(device, CHUNK_ELEMENTS["cuda"])
+    if fused:  # there are no exponentials beside the logits, so twice the rows take the same memory
+        budget *= 2
     rows = chunk_rows or max(1, budget // len(weight_VH))
     with torch.autocast(device, enabled=False):
         logps_T, entropy_T = _TokenLogps.apply(  # type: ignore[no-untyped-call]
-            hidden_TH, weight_VH, bias_V, targets_T, temperature, rows
+            hidden_TH, weight_VH, bias_V, targets_T, temperature, rows, fused
         )
     return logps_T, entropy_T
 
@@ -65,7 +71,9 @@ class _TokenLogps(torch.autograd.Function):
         targets_T: Tensor,
         temperature: float,
         rows: int,
+        fused: bool,
     ) -> tuple[Tensor, Tensor]:
+        stats = _fused_stats if fused else _stats
         weight = weight_VH.to(hidden_TH.dtype)
         logps_T, entropy_T, log_sums_T = (hidden_TH.new_empty(len(hidden_TH), dtype=torch.float32) for _ in range(3))
         keeps = any(ctx.needs_input_grad[:3])
@@ -75,25 +83,11 @@ class _TokenLogps(torch.autograd.Function):
                 pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
             for part in _slices(chunk, weight):
                 logits_SV = project(hidden_TH[part], weight, bias_V, temperature)
-                highest_S = logits_SV.amax(-1)
-                logits_SV.sub_(highest_S[:, None])
-                at_target_S = logits_SV.gather(-1, targets_T[part, None]).squeeze(-1)
-                exps_SV = logits_SV.exp()
-                sums_S = exps_SV.sum(-1)
-                log_sums_S = sums_S.log()
-                logps_T[part] = at_target_S - log_sums_S
-                # −Σ p·log p, where p = e / Σe and log p = logit − log Σe.
-                entropy_T[part] = log_sums_S - torch.linalg.vecdot(exps_SV, logits_SV) / sums_S
-                log_sums_T[part] = log_sums_S + highest_S
+                kept_SV = None if pulls_CV is None else pulls_CV[part.start - chunk.start : part.stop - chunk.start]
+                logps_T[part], entropy_T[part], log_sums_T[part] = stats(logits_SV, targets_T[part], kept_SV)
                 del logits_SV
-                if pulls_CV is not None:
-                    probs_SV = exps_SV.div_(sums_S[:, None])
-                    pulls_CV[part.start - chunk.start : part.stop - chunk.start] = _pulls(
-                        probs_SV, targets_T[part], logps_T[part]
-                    )
-                del exps_SV
         ctx.last_pulls = pulls_CV
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.fused = temperature, rows, fused
         ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, log_sums_T)
         ctx.mark_non_differentiable(entropy_T)
         return logps_T, entropy_T
@@ -116,11 +110,14 @@ class _TokenLogps(torch.autograd.Function):
                 pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
                 for part in _slices(chunk, weight):
                     logits_SV = project(hidden_TH[part], weight, bias_V, ctx.temperature)
-                    probs_SV = logits_SV.sub_(log_sums_T[part, None]).exp_()
-                    pulls_CV[part.start - chunk.start : part.stop - chunk.start] = _pulls(
-                        probs_SV, targets_T[part], logps_T[part]
-                    )
-                    del logits_SV, probs_SV
+                    out_SV = pulls_CV[part.start - chunk.start : part.stop - chunk.start]
+                    if ctx.fused:
+                        _fused_pulls(logits_SV, targets_T[part], logps_T[part], log_sums_T[part], out_SV)
+                    else:
+                        probs_SV = logits_SV.sub_(log_sums_T[part, None]).exp_()
+                        out_SV.copy_(_pulls(probs_SV, targets_T[part], logps_T[part]))
+                        del probs_SV
+                    del logits_SV
             if grad_bias_V is not None:
                 grad_bias_V += pulls_CV.T @ factor_T1[chunk, 0].to(pulls_CV.dtype)
             if grad_hidden_TH is not None:
@@ -134,7 +131,40 @@ class _TokenLogps(torch.autograd.Function):
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         if grad_bias_V is not None:
             grad_bias_V = grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_TH, grad_weight_VH, grad_bias_V, None, None, None
+        return grad_hidden_TH, grad_weight_VH, grad_bias_V, None, None, None, None
+
+
+def _stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probability of each target, the entropy and the logarithm of the sum of exponentials. Overwrites the
+    logits, and writes p − 1[target] to `pulls` if given."""
+    highest_S = logits_SV.amax(-1)
+    logits_SV.sub_(highest_S[:, None])
+    at_target_S = logits_SV.gather(-1, targets_S[:, None]).squeeze(-1)
+    exps_SV = logits_SV.exp()
+    sums_S = exps_SV.sum(-1)
+    log_sums_S = sums_S.log()
+    logps_S = at_target_S - log_sums_S
+    # −Σ p·log p, where p = e / Σe and log p = logit − log Σe.
+    entropy_S = log_sums_S - torch.linalg.vecdot(exps_SV, logits_SV) / sums_S
+    if pulls_SV is not None:
+        pulls_SV.copy_(_pulls(exps_SV.div_(sums_S[:, None]), targets_S, logps_S))
+    return logps_S, entropy_S, log_sums_S + highest_S
+
+
+def _fused_stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """`_stats`, which leaves the logits as they are."""
+    from dapo_rl.models.fused.softmax import softmax_stats
+
+    logps_S, entropy_S, log_sums_S = softmax_stats(logits_SV, targets_S)
+    if pulls_SV is not None:
+        _fused_pulls(logits_SV, targets_S, logps_S, log_sums_S, pulls_SV)
+    return logps_S, entropy_S, log_sums_S
+
+
+def _fused_pulls(logits_SV: Tensor, targets_S: Tensor, logps_S: Tensor, log_sums_S: Tensor, out_SV: Tensor) -> None:
+    from dapo_rl.models.fused.softmax import softmax_pulls
+
+    softmax_pulls(logits_SV, targets_S, logps_S, log_sums_S, out_SV)
 
 
 def _pulls(probs_SV: Tensor, targets_S: Tensor, logps_S: Tensor) -> Tensor:

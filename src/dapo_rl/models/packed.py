@@ -20,6 +20,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from dapo_rl.models.gather import Reads
+from dapo_rl.models.transfer import to_device
 from dapo_rl.types import IntArray
 
 PADDING_SHARE = 0.25
@@ -38,13 +40,14 @@ class Packed:
         sequences: Sequence[_Indices],
         own: Sequence[int],
         device: torch.device,
+        cached: int = 0,
     ) -> None:
         """`sequences` has the indices of each sequence's tokens in the row; `own` counts those at its end that no
-        earlier sequence contains."""
-        self.input_ids_T = torch.from_numpy(np.concatenate(input_ids).astype(np.int64)).to(device)
-        self.position_ids_T = torch.from_numpy(np.concatenate(positions)).to(device)
+        earlier sequence contains. Keys and values of `cached` more tokens, which are not computed, follow the row's."""
+        self.input_ids_T = to_device(np.concatenate(input_ids).astype(np.int64), device)
+        self.position_ids_T = to_device(np.concatenate(positions), device)
         self.longest = max(len(sequence) for sequence in sequences)
-        self.sequences, self._own, self._device = sequences, own, device
+        self.sequences, self._own, self._device, self._cached = sequences, own, device, cached
 
     @property
     def tokens(self) -> int:
@@ -60,7 +63,7 @@ class Packed:
     def _in_ragged(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         """The kernel aligns the queries with the end of the keys: a sequence's own tokens are its last ones."""
         r = self._ragged
-        k, v = (x if r.key_indices is None else _rows(x, r.key_indices) for x in (k_TKD, v_TKD))
+        k, v = (x if r.keys is None else r.keys.of(x) for x in (k_TKD, v_TKD))
         extra: dict[str, Any] = {"enable_gqa": True} if _HAS_GQA_OPTION else {}
         out = varlen_attn(
             q_THD, k, v, r.starts_q, r.starts_k, r.longest_q, self.longest, scale=scale, window_size=(-1, 0), **extra
@@ -94,11 +97,13 @@ class Packed:
         counts = [(n, len(s)) for n, s in zip(self._own, self.sequences, strict=True) if n]
         keys = np.concatenate([s for n, s in zip(self._own, self.sequences, strict=True) if n])
         starts_q, starts_k = (
-            torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=self._device)
+            to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), self._device)
             for lengths in zip(*counts, strict=True)
         )
         return _Ragged(
-            key_indices=None if len(keys) == self.tokens else torch.from_numpy(keys).to(self._device),
+            keys=None
+            if len(keys) == self.tokens and not self._cached
+            else Reads(keys, self.tokens + self._cached, self._device),
             starts_q=starts_q,
             starts_k=starts_k,
             longest_q=max(self._own),
@@ -109,7 +114,8 @@ class Packed:
         """Sequences that share no tokens have a query for every token, the others for their own tokens at the end."""
         lengths = [len(sequence) for sequence in self.sequences]
         shares = [
-            own < length and own * length <= _MASK_ELEMENTS for own, length in zip(self._own, lengths, strict=True)
+            own < length and (own * length <= _MASK_ELEMENTS or int(sequence.max()) >= self.tokens)
+            for own, length, sequence in zip(self._own, lengths, self.sequences, strict=True)
         ]
         blocks: list[_Block] = []
         queries: list[_Indices] = []
@@ -149,8 +155,8 @@ class Packed:
 class _Ragged:
     """Sequences for a kernel that takes them concatenated."""
 
-    key_indices: Tensor | None
-    """Indices in the row of the keys and values of all sequences; None if no token is shared."""
+    keys: Reads | None
+    """The keys and values of all sequences; None if no token is shared."""
     starts_q: Tensor
     """Cumulative lengths of the queries, from 0, int32."""
     starts_k: Tensor
@@ -175,7 +181,8 @@ class _Blocks:
 
 
 _MASK_ELEMENTS = 2**22
-"""Maximum size of a sequence's mask. A larger sequence has a query for every token, which needs no mask."""
+"""Maximum size of a sequence's mask. A larger sequence has a query for every token, which needs no mask, unless some of
+its tokens are cached."""
 
 
 def _rectangle(rows: Sequence[_Indices]) -> _Indices:
@@ -194,9 +201,8 @@ def pack(
     sequences: Sequence[tuple[Sequence[int] | IntArray, Sequence[int] | IntArray]],
     device: torch.device,
     share_prompts: bool = True,
-) -> tuple[Packed, Tensor]:
-    """Packs pairs of prompt and response into one row; also returns the index of the token that predicts each
-    response token.
+) -> tuple[Packed, Reads]:
+    """Packs pairs of prompt and response into one row; also returns which token predicts each response token.
 
     Responses to the same prompt share its tokens, which are computed once.
     """
@@ -227,7 +233,7 @@ def pack(
         if len(response):
             predictors += [place[-1:], own]
     flat = np.concatenate(predictors) if predictors else np.empty(0, dtype=np.int64)
-    return Packed(input_ids, positions, rows, own_tokens, device), torch.from_numpy(flat).to(device)
+    return Packed(input_ids, positions, rows, own_tokens, device), Reads(flat, total, device)
 
 
 def _rows(x_TKD: Tensor, places: Tensor) -> Tensor:

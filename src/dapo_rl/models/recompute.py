@@ -13,8 +13,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from dapo_rl.errors import UserError
 
 
+def can_recompute(model: Any) -> bool:
+    return bool(_layers(model))
+
+
 def check_layers(model: Any) -> None:
-    if not _layers(model):
+    if not can_recompute(model):
         raise UserError(
             f"train.gradient_checkpointing: {type(model).__name__} has no layers that transformers can recompute; "
             "set it to false"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,11 +14,16 @@ from torch import Tensor
 
 from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
 from dapo_rl.models.forward import TokenStats, response_logps
+from dapo_rl.models.gather import Reads
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.packed import Packed, pack
 from dapo_rl.models.products import quick_products
 from dapo_rl.models.recompute import check_layers, recomputing
+from dapo_rl.models.transfer import to_device
 from dapo_rl.types import TrainSample
+
+if TYPE_CHECKING:
+    from dapo_rl.models.fused.modules import TrainingFusion
 
 _TOLERANCE = 1e-2
 """Well above float32 rounding; a different scale, cap or state changes log-probabilities by more."""
@@ -34,13 +41,15 @@ class ResponseLogps:
         dtype: torch.dtype = torch.float32,
         packed: bool = True,
         recompute: bool = False,
+        fused: bool = True,
         longest: int = 0,
     ) -> None:
-        """`longest` is the length of the longest sample: some models cannot be packed beyond a length."""
+        """`longest` is the length of the longest sample: some models cannot be packed beyond a length. `fused` uses
+        Triton kernels on a GPU in bfloat16, and has no effect elsewhere."""
         if recompute:
             check_layers(model)
         self._model, self._temperature, self._pad_id, self._dtype = model, temperature, pad_id, dtype
-        self._recompute = recompute
+        self._recompute, self._wants_fused = recompute, fused
         self.note: str | None = None
         """Why samples are padded although packing was requested."""
         if packed and (reason := why_not_packed(model, longest)):
@@ -51,19 +60,38 @@ class ResponseLogps:
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
         """Log-probabilities of the samples. Run the backward pass inside, since it may recompute layers."""
         device = next(self._model.parameters()).device
-        in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32)
+        # autocast's cache would hold copies of all weights until the end of the forward pass. Autograd keeps the same
+        # copies for the backward pass anyway, unless there is none or it recomputes them.
+        cached = torch.is_grad_enabled() and not self._recompute
+        in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=cached)
         recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
-        with quick_products(device, self._dtype), recompute:
+        # Recomputing wraps the forward pass of each layer, so that it comes after what replaces it.
+        with quick_products(device, self._dtype), self._fused_modules(), recompute:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
                 with attending(self._model, row, row.longest):
                     with in_dtype:
-                        stats = packed_logps(self._model, row, predictors, samples, self._temperature)
+                        stats = packed_logps(
+                            self._model, row, predictors, samples, self._temperature, self._fusion is not None
+                        )
                     yield stats
             else:
                 with in_dtype:
                     stats = response_logps(self._model, samples, self._temperature, self._pad_id)
                 yield stats
+
+    def _fused_modules(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._fusion is None else self._fusion.active()
+
+    @cached_property
+    def _fusion(self) -> TrainingFusion | None:
+        """What is fused; found out when the model first computes, which is when it is on its device."""
+        is_cuda = next(self._model.parameters()).is_cuda
+        if not (self._wants_fused and is_cuda and self._dtype == torch.bfloat16 and find_spec("triton")):
+            return None
+        from dapo_rl.models.fused.modules import TrainingFusion
+
+        return TrainingFusion(self._model, self._dtype)
 
     def bytes_per_token(self) -> int:
         """Measures the memory of a token's activations on the GPU."""
@@ -79,18 +107,23 @@ class ResponseLogps:
 
 
 def packed_logps(
-    model: Any, row: Packed, predictors: Tensor, samples: Sequence[TrainSample], temperature: float
+    model: Any,
+    row: Packed,
+    predictors: Reads,
+    samples: Sequence[TrainSample],
+    temperature: float,
+    fused: bool = False,
 ) -> TokenStats:
     """`response_logps` for packed samples; called while `row` is the model's attention."""
     hidden_TH = model.base_model(
         input_ids=row.input_ids_T[None], position_ids=row.position_ids_T[None], use_cache=False
     ).last_hidden_state[0]
     responses = np.concatenate([sample.response_ids for sample in samples])
-    targets = torch.from_numpy(responses.astype(np.int64)).to(hidden_TH.device)
+    targets = to_device(responses.astype(np.int64), hidden_TH.device)
+    predicting = predictors.of(hidden_TH) if hidden_TH.is_cuda else hidden_TH.index_select(0, predictors.indices)
     head = model.get_output_embeddings()
-    logps, entropy = token_logps(
-        hidden_TH.index_select(0, predictors), head.weight, getattr(head, "bias", None), targets, temperature
-    )
+    bias = getattr(head, "bias", None)
+    logps, entropy = token_logps(predicting, head.weight, bias, targets, temperature, fused=fused)
     return _in_rows(logps, entropy, [len(sample.response_ids) for sample in samples])
 
 
@@ -128,7 +161,9 @@ def _plain_sample(prompt: list[int], response: list[int]) -> TrainSample:
 
 def _in_rows(logps_T: Tensor, entropy_T: Tensor, lengths: Sequence[int]) -> TokenStats:
     """One padded row per response, as the loss expects."""
-    lengths_B = torch.tensor(lengths, device=logps_T.device)
-    mask_BR = torch.arange(max(lengths), device=logps_T.device) < lengths_B[:, None]
-    empty_BR = torch.zeros(mask_BR.shape, device=logps_T.device)
-    return TokenStats(empty_BR.masked_scatter(mask_BR, logps_T), empty_BR.masked_scatter(mask_BR, entropy_T), mask_BR)
+    is_token_BR = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
+    mask_BR = to_device(is_token_BR, logps_T.device)
+    places_T = to_device(np.flatnonzero(is_token_BR), logps_T.device)
+    empty = torch.zeros(mask_BR.numel(), device=logps_T.device)
+    logps_BR, entropy_BR = (empty.scatter(0, places_T, x).view(mask_BR.shape) for x in (logps_T, entropy_T))
+    return TokenStats(logps_BR, entropy_BR, mask_BR)

@@ -26,19 +26,24 @@ class StoredModel:
     """Writes `model/`, in `dtype` and with the tokenizer if there is one, and `weights.pt` if `model/` does not store
     the weights exactly."""
 
-    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Any, tokenizer: Any, dtype: torch.dtype | None = None, *, copied: bool = True) -> None:
+        """If not `copied`, `save` writes the weights itself, one at a time, instead of copying them."""
         self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
-        self._copies = HostCopy()
+        self._copies = HostCopy() if copied else None
         self._exact: bool | None = None
         """Whether `model/` stores the weights exactly; found out when it is first written."""
 
     def save(self, directory: Path) -> Rest:
         """Copies the weights to host memory, where they stay until the next call. The result writes them."""
         state = self._model.state_dict()
-        weights: dict[str, Tensor] = self._copies.take(state)
+        weights: dict[str, Tensor] = state if self._copies is None else self._copies.take(state)
         plain = weights
         if has_lora(self._model):
-            plain = self._copies.take_more(self._merged(state))
+            merged = self._merged(state)
+            if self._copies is None:
+                plain = {name: tensor.cpu() for name, tensor in merged}
+            else:
+                plain = self._copies.take_more(merged)
         files = self._tokenizer_files
 
         def write(is_cancelled: IsCancelled) -> Digests:
@@ -52,7 +57,7 @@ class StoredModel:
                 self._exact = _same_bits(weights, dict(_in_safetensors(directory / MODEL)))
             return {} if self._exact else {WEIGHTS: save_hashed(weights, directory / WEIGHTS, is_cancelled)}
 
-        return write
+        return write if self._copies is not None else done_now(write)
 
     def _merged(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What `model/` stores: merged weights in its dtype, and the others as the copy already has them."""
@@ -69,6 +74,12 @@ class StoredModel:
             self._tokenizer.save_pretrained(folder)
             files = [path for path in Path(folder).rglob("*") if path.is_file()]
             return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def done_now(write: Rest) -> Rest:
+    """Writes at once; what is left to do later is nothing."""
+    digests = write(lambda: False)
+    return lambda is_cancelled: digests
 
 
 def save_hashed(state: Any, path: Path, is_cancelled: IsCancelled) -> str:
@@ -102,7 +113,7 @@ def weight_difference(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -
 def _same_bits(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> bool:
     if weight_difference(own, stored):
         return False
-    return all(torch.equal(tensor, own[name]) for name, tensor in stored.items())
+    return all(torch.equal(tensor, own[name].cpu()) for name, tensor in stored.items())
 
 
 def _in_safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:

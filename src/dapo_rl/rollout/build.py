@@ -14,6 +14,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ENGINES, is_function
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
+from dapo_rl.models.gpu_memory import can_reserve
 from dapo_rl.rollout.custom import ENGINE_METHODS, CustomEngine
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.hf import HFEngine
@@ -32,14 +33,19 @@ def build_engine(
     settings: SamplingSettings,
     dtype: torch.dtype,
     longest: int = 0,
+    copies: bool = True,
+    kv_bytes: int | None = None,
+    rests: bool = False,
 ) -> Engine:
-    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run.
+    """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run. Without
+    `copies` nothing else may use the model afterwards, so that the native engine needs no copy of it. `kv_bytes` is the
+    size of the native engine's cache, unless the settings give it; with `rests` it can give up its memory.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
     """
     if named == "native":
-        memory = None if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
+        memory = kv_bytes if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
         return NativeEngine(
             model,
             tokenizer,
@@ -47,6 +53,8 @@ def build_engine(
             max_batch=settings.max_batch or MAX_BATCH,
             kv_memory_bytes=memory,
             longest=longest,
+            copies=copies,
+            rests=rests,
         )
     if named == "hf":
         return HFEngine(model, tokenizer, settings.max_batch or MAX_BATCH_OF_GENERATE, dtype)
@@ -66,6 +74,11 @@ def build_engine(
     except UserError:
         close_engine(engine)
         raise
+
+
+def can_rest(named: str, device: torch.device) -> bool:
+    """Whether the engine that the setting names can give up its memory during updates."""
+    return named == "native" and can_reserve(device)
 
 
 def vocabulary_of(model: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -157,7 +157,10 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Generates samples. They depend on requests and weights alone, not on how requests are batched."""
+    """Generates samples. They depend on requests and weights alone, not on how requests are batched.
+
+    An engine may also have `close()`, and `rest()`, which gives up its GPU memory until the next `receive`.
+    """
 
     @property
     def version(self) -> int:
@@ -182,3 +185,10 @@ class Engine(Protocol):
         """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
         where they stopped."""
         ...
+
+
+def rest_engine(engine: Engine) -> None:
+    """Lets an engine that can rest give up the memory of its weights and its cache until the next `receive`.
+    Unfinished samples are kept with their tokens."""
+    rest: Callable[[], None] = engine.rest  # type: ignore[attr-defined]
+    rest()

@@ -12,7 +12,8 @@ from dapo_rl.errors import UserError
 
 FREE_TO_CHANGE = (
     *("train.steps", "train.lr", "train.lr_schedule", "train.min_lr_share", "train.warmup_steps"),
-    *("train.max_grad_norm", "train.token_budget", "train.gradient_checkpointing", "train.packed"),
+    *("train.max_grad_norm", "train.token_budget", "train.gradient_checkpointing", "train.packed", "train.fused"),
+    "train.memory",
     *("sampling.cap", "sampling.on_cap", "sampling.metric", "sampling.max_batch", "sampling.kv_memory_gib"),
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
     *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype"),

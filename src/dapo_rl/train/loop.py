@@ -15,7 +15,7 @@ from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Engine
+from dapo_rl.rollout.engine import Engine, rest_engine
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -40,6 +40,10 @@ class Policy(Protocol):
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
 
     def weights(self) -> WeightSource: ...
+
+    def rest(self) -> None:
+        """Frees the memory that only updates need."""
+        ...
 
     def save(self, directory: Path) -> Rest | None: ...
 
@@ -67,6 +71,8 @@ class Training:
     track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     """Receives the metrics of each step, in addition to the run directory."""
     callbacks: Callbacks = field(default_factory=Callbacks)
+    turns: bool = False
+    """Whether the engine and the policy take turns with the GPU's memory."""
 
     def check(self) -> None:
         """Called during sampling, which a stop interrupts, and evaluation, which it abandons. An update is finished."""
@@ -202,6 +208,8 @@ def _step(run: Training, step: int) -> _Done:
 
     run.display.phase("updating")
     sampled = time.perf_counter()
+    if run.turns:
+        rest_engine(run.engine)
     lr = learning_rate(step, config.train)
     updates: list[Update] = []
     for _ in range(config.train.epochs_per_step):
@@ -211,6 +219,8 @@ def _step(run: Training, step: int) -> _Done:
     weights = run.policy.weights()
     if name := weights_not_finite(weights):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
+    if run.turns:
+        run.policy.rest()
     run.engine.receive(step, weights)
 
     ended = time.perf_counter()

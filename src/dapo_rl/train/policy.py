@@ -23,20 +23,20 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.choices import AGGREGATIONS, Aggregation
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.host_copy import HostCopy
+from dapo_rl.models.host_copy import HostCopy, why_no_copy
 from dapo_rl.models.load import save_model
 from dapo_rl.models.lora import WithoutAdapter, save_adapter
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.models.stored import StoredModel, save_hashed, stored_weights, weight_difference
+from dapo_rl.models.stored import StoredModel, done_now, save_hashed, stored_weights, weight_difference
+from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train.finite import not_finite
+from dapo_rl.train.gradients import Gradients
+from dapo_rl.train.memory import MOST_TOKENS
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.train.own import OwnLoss, build_losses
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
-
-_MOST_TOKENS = 2**17
-"""Larger micro-batches are not faster."""
 
 OPTIMIZER = "optimizer.pt"
 
@@ -57,6 +57,7 @@ class HFPolicy:
         norm_length: int,
         token_budget: int,
         fill_memory: bool = False,
+        turns: bool = False,
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
@@ -66,7 +67,7 @@ class HFPolicy:
         save_dtype: torch.dtype | None = None,
     ) -> None:
         """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
-        GPU memory.
+        GPU memory. If `turns`, the memory that only updates need is free in between, by `rest`.
 
         If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
         function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
@@ -74,7 +75,6 @@ class HFPolicy:
         """
         self.model, self._tokenizer, self._settings = model, tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
-        self._stored, self._copies = StoredModel(model, tokenizer, save_dtype), HostCopy()
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
@@ -84,10 +84,18 @@ class HFPolicy:
         # With dropout the trained policy would differ from the policy that sampled.
         model.eval()
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        self._responses = ResponseLogps(model, packed=train.packed, recompute=train.gradient_checkpointing, **how)
+        how["fused"] = train.fused
+        self._recomputes = train.gradient_checkpointing is True
+        self._responses = ResponseLogps(model, packed=train.packed, recompute=self._recomputes, **how)
         frozen = WithoutAdapter if reference is model else ResponseLogps
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
+        self._gradients = Gradients(model) if turns else None
+        reason = self._why_no_copy()
+        self._copies = HostCopy() if reason is None else None
+        self._stored = StoredModel(model, tokenizer, save_dtype, copied=reason is None)
+        self.save_note = reason and f"each checkpoint stops the run until it is written: {reason}"
+        """A note for the user if checkpoints are not written in the background."""
         if fill_memory and next(model.parameters()).is_cuda:
             self._token_budget = max(token_budget, self._tokens_that_fit())
 
@@ -103,6 +111,11 @@ class HFPolicy:
     def weights(self) -> ModelWeights:
         """The current weights, valid until the next update."""
         return ModelWeights(self.model)
+
+    def rest(self) -> None:
+        """Frees the memory that only updates need: gradients, and what torch keeps of activations."""
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
 
     @torch.no_grad()
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
@@ -126,7 +139,10 @@ class HFPolicy:
             return Update({}, tuple(seen))
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
-        self._optimizer.zero_grad(set_to_none=True)
+        if self._gradients is None:
+            self._optimizer.zero_grad(set_to_none=True)
+        else:
+            self._gradients.allocate()
         backward = self._in_micro_batches(trained, lambda batch, count: self._backward(batch, counts, count))
         sums = [of_batch for _, (of_batch, _) in backward]
         # One transfer for all micro-batches: a synchronisation after each would leave the device idle.
@@ -134,32 +150,37 @@ class HFPolicy:
         totals = dict(zip(sums[0], table.tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
             raise NonFiniteError(f"the loss is {totals['loss']}")
+        if self._gradients is not None:
+            self._gradients.drop_unused()
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
-        set_learning_rate(self._optimizer, lr)
-        self._step()
+        # The device has just finished, so that these copies do not wait, as they would after the step.
         for indices, (_, tokens) in backward:
             of_samples = tokens.split([len(trained[i].response_ids) for i in indices])
             for i, of_sample in zip(indices, of_samples, strict=True):
                 seen[places[i]] = of_sample
+        set_learning_rate(self._optimizer, lr)
+        self._step()
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         notes, self._notes = tuple(self._notes), []
         return Update(metrics, tuple(seen), notes)
 
     def save(self, directory: Path) -> Rest:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
-        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory."""
+        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
+        host has no memory for copies, this writes everything itself."""
         state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
-        write_model, copied = self._stored.save(directory), self._copies.take(state)
+        write_model = self._stored.save(directory)
+        copied = state if self._copies is None else self._copies.take(state)
 
         def write(is_cancelled: IsCancelled) -> Digests:
             digests = write_model(is_cancelled)
             return {**digests, OPTIMIZER: save_hashed(copied, directory / OPTIMIZER, is_cancelled)}
 
-        return write
+        return write if self._copies is not None else done_now(write)
 
     def load(self, directory: Path) -> None:
         """Loads what `save` wrote. A NonFiniteError leaves the policy unchanged."""
@@ -212,9 +233,9 @@ class HFPolicy:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo = self._algo
         device = next(self.model.parameters()).device
-        old_logps = _padded([s.old_logps for s in samples]).to(device)
-        advantages = _padded([s.advantages for s in samples]).to(device)
-        written = _padded([s.mask for s in samples]).to(device)
+        old_logps = to_device(_padded([s.old_logps for s in samples]), device)
+        advantages = to_device(_padded([s.advantages for s in samples]), device)
+        written = to_device(_padded([s.mask for s in samples]), device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -223,7 +244,7 @@ class HFPolicy:
         how: dict[str, Any] = {
             "aggregation": algo.aggregation,
             "denominator": counts.denominator(algo.aggregation, micro_batches),
-            "group_tokens": torch.tensor([counts.group_tokens[s.group] for s in samples], device=device),
+            "group_tokens": to_device(np.array([counts.group_tokens[s.group] for s in samples]), device),
             "norm_length": self._norm_length,
         }
         sums: dict[str, Tensor] = {}
@@ -245,7 +266,7 @@ class HFPolicy:
         with torch.no_grad():
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
             probabilities = logps.exp()
-            fresh = mask & torch.tensor([s.fresh for s in samples], device=device)[:, None]
+            fresh = mask & to_device(np.array([s.fresh for s in samples]), device)[:, None]
             totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": _total(stats.entropy, mask),
@@ -280,13 +301,21 @@ class HFPolicy:
             metrics["actor/kl_loss"] = totals["kl_loss"]
         return metrics
 
+    def _why_no_copy(self) -> str | None:
+        """Why a checkpoint cannot be copied to host memory; None if it can."""
+        parameters = list(self.model.parameters())
+        trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
+        moments = (2 if self._train.optimizer == "adamw_8bit" else 8) * trained
+        copied = sum(parameter.nbytes for parameter in parameters) + moments
+        return why_no_copy(copied, 0 if parameters[0].is_cuda else copied + 4 * trained)
+
     def _tokens_that_fit(self) -> int:
         """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are
         faster."""
         free: int = torch.cuda.mem_get_info()[0]
         trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
         try:
-            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), _MOST_TOKENS)
+            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), MOST_TOKENS)
         except torch.OutOfMemoryError:
             return 0
 
@@ -317,7 +346,7 @@ class HFPolicy:
             gc.collect()
             torch.cuda.empty_cache()
             if len(indices) == 1 or self._token_budget == 1:
-                raise UserError(_too_long(samples[indices[0]], self._train.gradient_checkpointing))
+                raise UserError(_too_long(samples[indices[0]], self._recomputes))
             self._lower_budget(samples, len(micro_batches))
 
     def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
@@ -332,6 +361,8 @@ class HFPolicy:
         )
 
     def _step(self) -> None:
+        if self._gradients is not None and not self._optimizer.state:
+            torch.cuda.empty_cache()  # the first step allocates the moments, which stay
         try:
             self._optimizer.step()
         except torch.OutOfMemoryError:  # only some of the weights may have been updated, so the run must stop
@@ -390,12 +421,12 @@ def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
-def _padded(rows: Sequence[npt.NDArray[Any]]) -> Tensor:
-    """Rows of different lengths as one tensor, right-padded with zeros."""
+def _padded(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Rows of different lengths as one array, right-padded with zeros."""
     table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
-    return torch.from_numpy(table)
+    return table
 
 
 def _total(values: Tensor, mask: Tensor) -> Tensor:

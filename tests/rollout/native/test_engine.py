@@ -14,7 +14,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.forward import response_logps
 from dapo_rl.rollout.engine import Request, SamplingParams
 from dapo_rl.rollout.hf import HFEngine
-from dapo_rl.rollout.native import engine as native
+from dapo_rl.rollout.native import prefill
 from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.types import TrainSample
 
@@ -143,8 +143,8 @@ def test_alone_and_in_a_crowd_are_the_same(model):
 
 def test_a_prompt_is_computed_once_for_its_group(model, monkeypatch):
     rows = []
-    plain = native.next_logits
-    monkeypatch.setattr(native, "next_logits", lambda m, ids, *rest: rows.append(len(ids)) or plain(m, ids, *rest))
+    plain = prefill.next_logits
+    monkeypatch.setattr(prefill, "next_logits", lambda m, ids, *rest: rows.append(len(ids)) or plain(m, ids, *rest))
     run(
         NativeEngine(model, tokenizer(), max_batch=3), request("a", range(5, 15), count=8), request("b", range(5, 9), 8)
     )

@@ -1,5 +1,10 @@
-"""A fused model computes what the model does, with kernels' counterparts in plain torch."""
+"""A fused model computes what the model does, with kernels' counterparts in plain torch; other models stay as they
+are."""
 
+import copy
+import functools
+import gc
+import weakref
 from collections import Counter
 
 import pytest
@@ -7,8 +12,16 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch.nn import functional
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dapo_rl.rollout.native.fuse import Handed, Join, fuse
+from dapo_rl.models.packed import pack
+from dapo_rl.rollout.native.decode import next_logits
+from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.rollout.native.fuse import fuse
+from dapo_rl.rollout.native.fuse.change import FusedModule
+from dapo_rl.rollout.native.fuse.handed import Handed
+from dapo_rl.rollout.native.fuse.linears import Join
+from dapo_rl.rollout.native.fuse.rotary import with_global
 from dapo_rl.rollout.native.prepack import can_prepack
 
 SMALL = {
@@ -85,24 +98,75 @@ def assert_same_logits(actual, expected):
 def test_fused_logits_are_the_models(name, dtype):
     model = small_model(name, dtype)
     expected = logits_of(model)
-    with fuse(model, TorchOps()):
-        assert_same_logits(logits_of(model), expected)
+    fuse(model, TorchOps())
     assert_same_logits(logits_of(model), expected)
 
 
+def fused_by_hand(model, ops, tokens=11):
+    """The logits of a Llama, Qwen2 or Mistral in fused operations, one after the other."""
+    ids = torch.randint(1, 96, (1, tokens), generator=torch.Generator().manual_seed(1))
+    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    layers, last = model.model.layers, model.model.norm
+    total = model.model.embed_tokens(ids)
+    cos, sin = model.model.rotary_emb(total, torch.arange(tokens)[None])
+    first = layers[0].input_layernorm
+    x = ops.rms_norm(total, first.weight, first.variance_epsilon, False)
+    for layer, following in zip(layers, [*(layer.input_layernorm for layer in layers[1:]), last], strict=True):
+        attention, mlp, inner = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+        qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+        bias = None if qkv[0].bias is None else torch.cat([linear.bias for linear in qkv])
+        joint = functional.linear(x, torch.cat([linear.weight for linear in qkv]), bias)
+        q, k, v = (
+            part.unflatten(-1, (-1, 16)).transpose(1, 2)
+            for part in joint.split([linear.out_features for linear in qkv], -1)
+        )
+        q, k = ops.rotary(q, k, cos, sin)
+        attended = attend(attention, q, k, v, None, scaling=attention.scaling)[0].flatten(2)
+        x, total = ops.add_rms_norm(
+            attention.o_proj(attended), total, inner.weight, inner.variance_epsilon, plus_one=False
+        )
+        gate_up = functional.linear(x, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        x = mlp.down_proj(ops.gated(gate_up, "silu"))
+        x, total = ops.add_rms_norm(x, total, following.weight, following.variance_epsilon, plus_one=False)
+    return model.lm_head(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Mistral"])
+def test_fused_logits_are_bit_for_bit_those_of_the_fused_operations(name, dtype):
+    model = small_model(name, dtype)
+    with torch.inference_mode():
+        expected = fused_by_hand(model, TorchOps())
+    fuse(model, TorchOps())
+    assert torch.equal(logits_of(model), expected)
+
+
+USUAL = {"attention": 3, "MLP": 3, "norm": 7, "layer": 3, "rotary embedding": 1}
+FUSED = {
+    **dict.fromkeys(["Llama", "Qwen2", "Gemma", "Mistral", "Granite"], (USUAL, {})),
+    "Qwen3": (USUAL | {"norm": 13}, {}),
+    "Phi3": ({"MLP": 3, "norm": 7, "layer": 3, "rotary embedding": 1}, {}),
+    "Phi": ({"attention": 3, "rotary embedding": 1}, {"head": 1}),
+    "Gemma2": ({"attention": 3, "MLP": 3, "norm": 13, "rotary embedding": 1}, {"layer": 3}),
+    "Olmo2": ({"attention": 3, "MLP": 3, "norm": 13, "rotary embedding": 1}, {"layer": 3}),
+    "Cohere": ({"attention": 3, "MLP": 3}, {"layer": 3, "rotary embedding": 1}),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FULLY + ALSO)
+def test_what_is_fused_in_each_architecture(name, dtype):
+    fused = fuse(small_model(name, dtype), TorchOps())
+    assert (fused.counts, fused.left) == FUSED[name]
+
+
 @pytest.mark.parametrize("name", FULLY)
-def test_everything_is_fused_in_models_of_the_usual_form(name):
+def test_everything_is_called_in_models_of_the_usual_form(name):
     ops = TorchOps()
     model = small_model(name)
-    fused = fuse(model, ops)
-    assert not fused.left
-    assert fused.counts["layer"] == fused.counts["MLP"] == 3
-    assert fused.counts["attention"] == (0 if name == "Phi3" else 3)
-    assert fused.counts["rotary embedding"] == 1
-    assert fused.counts["norm"] == (13 if name == "Qwen3" else 7)
+    fuse(model, ops)
     ops.calls.clear()
-    with fused:
-        logits_of(model)
+    logits_of(model)
     # Only the first norm finds no residual sum before it; Qwen3 has two more in each layer, of queries and keys.
     assert ops.calls == {"rms_norm": 7 if name == "Qwen3" else 1, "add_rms_norm": 6, "gated": 3, "rotary": 3}
 
@@ -132,11 +196,21 @@ def test_what_differs_is_left_alone():
             return q, k
 
     model = small_model("Llama")
+    expected = logits_of(model)
     fused = fuse(model, WrongOps())
     assert fused.left == {"MLP": 3, "norm": 7, "layer": 3, "rotary embedding": 1}
+    assert_same_logits(logits_of(model), expected)
+
+
+def test_a_module_with_a_forward_of_its_own_is_left_alone():
+    """It would hide the fused one."""
+    model = small_model("Llama")
     expected = logits_of(model)
-    with fused:
-        assert_same_logits(logits_of(model), expected)
+    for module in (model.model.layers[1], model.model.layers[1].mlp, model.model.layers[2].self_attn.k_proj):
+        module.forward = functools.partial(type(module).forward, module)
+    fused = fuse(model, TorchOps())
+    assert fused.left == {"MLP": 1, "layer": 1, "attention": 1}
+    assert_same_logits(logits_of(model), expected)
 
 
 def test_partial_rotary_embedding():
@@ -144,9 +218,9 @@ def test_partial_rotary_embedding():
     model = small_model("Phi3", rope_parameters=half)
     expected = logits_of(model)
     ops = TorchOps()
-    with fuse(model, ops):
-        ops.calls.clear()
-        assert_same_logits(logits_of(model), expected)
+    fuse(model, ops)
+    ops.calls.clear()
+    assert_same_logits(logits_of(model), expected)
     assert ops.calls["rotary"] == 3
 
 
@@ -154,8 +228,8 @@ def test_partial_rotary_embedding():
 def test_projections_alone_without_ops(name):
     model = small_model(name)
     expected = logits_of(model)
-    with fuse(model) as fused:
-        assert_same_logits(logits_of(model), expected)
+    fused = fuse(model)
+    assert_same_logits(logits_of(model), expected)
     assert fused.counts == ({} if name == "Phi3" else {"MLP": 3, "attention": 3})
 
 
@@ -164,11 +238,12 @@ def test_names_values_and_memory_stay():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     parameters = dict(model.named_parameters())
     size = sum({p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values())
-    with fuse(model, TorchOps()):
-        assert list(model.state_dict()) == list(before)
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, before[name])
-        assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    fuse(model, TorchOps())
+    assert list(model.state_dict()) == list(before)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert [name for name, _ in model.named_parameters()] == list(parameters)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
     after = sum({p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values())
     assert after == size
 
@@ -182,63 +257,140 @@ def test_weights_copied_in_place_are_the_ones_used():
     with torch.no_grad():
         torch._foreach_copy_(list(model.parameters()), list(other.parameters()))
     assert fused.intact()
-    with fused:
-        assert_same_logits(logits_of(model), logits_of(other))
-    model.load_state_dict({name: tensor + 0.01 for name, tensor in other.state_dict().items()})
-    expected = logits_of(model)
-    with fused:
-        assert_same_logits(logits_of(model), expected)
+    assert_same_logits(logits_of(model), logits_of(other))
+    for each in (model, other):
+        each.load_state_dict({name: tensor + 0.01 for name, tensor in other.state_dict().items()})
+    assert_same_logits(logits_of(model), logits_of(other))
     model.model.layers[1].mlp.up_proj.weight.data = torch.zeros_like(model.model.layers[1].mlp.up_proj.weight)
     assert not fused.intact()
 
 
-def test_fusing_twice_keeps_the_first():
+def test_a_model_is_fused_once():
     model = small_model("Qwen2")
-    first = fuse(model, TorchOps())
-    second = fuse(model, TorchOps())
-    assert first.intact()
-    assert second.intact()
-    assert first.joins[0].weight.data_ptr() == second.joins[0].weight.data_ptr()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    expected = logits_of(model)
-    for fused in (first, second):
-        with fused:
-            assert_same_logits(logits_of(model), expected)
+    fuse(model)
+    with pytest.raises(RuntimeError, match="already fused"):
+        fuse(model, TorchOps())
 
 
-def test_everything_is_undone():
-    model = small_model("Gemma")
-    file = transformers.models.gemma.modeling_gemma
-    plain = file.apply_rotary_pos_emb
+def test_layers_that_share_parameters_share_the_joint_weight():
+    model = small_model("Qwen2")
+    first, last = model.model.layers[0], model.model.layers[2]
+    for name in ("q_proj", "k_proj", "v_proj"):
+        for which in ("weight", "bias"):
+            setattr(getattr(last.self_attn, name), which, getattr(getattr(first.self_attn, name), which))
+    twin = copy.deepcopy(model)
     fused = fuse(model, TorchOps())
-    assert file.apply_rotary_pos_emb is plain
-    with fused:
-        assert file.apply_rotary_pos_emb is not plain
-    with pytest.raises(ZeroDivisionError), fused:
-        _ = 1 / 0
-    assert file.apply_rotary_pos_emb is plain
-    assert not any("forward" in vars(module) for module in model.modules())
-    with fused, pytest.raises(RuntimeError, match="already"), fused:
-        pass
-
-
-def test_a_fused_model_still_learns_and_is_saved(tmp_path):
-    model, twin = small_model("Llama"), small_model("Llama")
-    fuse(model, TorchOps())
-    ids = torch.randint(1, 96, (2, 9))
     for each in (model, twin):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
-        for _ in range(2):
-            optimizer.zero_grad()
-            each(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
+        with torch.no_grad():
+            for parameter in each.parameters():
+                parameter.mul_(1.1)
+    assert fused.intact()
     assert_same_logits(logits_of(model), logits_of(twin))
+
+
+def gradients_of(model):
+    ids = torch.randint(1, 96, (2, 9), generator=torch.Generator().manual_seed(2))
+    model.zero_grad()
+    model(input_ids=ids, labels=ids).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", FULLY + ALSO)
+def test_the_model_whose_copy_is_fused_stays_as_it_is(name, tmp_path):
+    """Logits, gradients, classes and what it saves, also of a model that was made later."""
+    model = small_model(name)
+    expected, gradients = logits_of(model), gradients_of(model)
+    classes = [type(module) for module in model.modules()]
+    ops = TorchOps()
+    own = copy.deepcopy(model).requires_grad_(False)
+    fuse(own, ops)
+    logits_of(own)
+    ops.calls.clear()
+    torch.save(model, tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=False)
+    for each in (model, copy.deepcopy(model), saved, small_model(name)):
+        assert torch.equal(logits_of(each), expected)
+        again = gradients_of(each)
+        assert all(torch.equal(again[name], gradient) for name, gradient in gradients.items())
+        assert [type(module) for module in each.modules()] == classes
+    assert not ops.calls
     model.save_pretrained(tmp_path)
-    saved = load_file(tmp_path / "model.safetensors")
-    for name, parameter in model.named_parameters():
-        assert torch.equal(saved[name], parameter)
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights
+    assert all(torch.equal(weights[name], model.state_dict()[name]) for name in weights)
+
+
+def test_a_fused_copy_runs_in_the_middle_of_a_backward_pass():
+    """Activations that are recomputed call the modeling file while the copy samples."""
+    model = small_model("Qwen2").train()
+    gradients = gradients_of(model)
+    own = copy.deepcopy(model).requires_grad_(False).eval()
+    expected = logits_of(own)
+    ops = TorchOps()
+    fuse(own, ops)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    sampled = []
+    for layer in model.model.layers:
+        layer.mlp.up_proj.weight.register_hook(lambda gradient: sampled.append(logits_of(own)))
+    ops.calls.clear()
+    again = gradients_of(model)
+    assert len(sampled) == 3
+    for logits in sampled:
+        assert_same_logits(logits, expected)
+    assert ops.calls["rotary"] == 9
+    assert all(torch.equal(again[name], gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_engine_fuses_its_own_copy_alone(dtype):
+    class Text:
+        eos_token_id = pad_token_id = 2
+
+    model = small_model("Llama")
+    NativeEngine(model, Text(), dtype=dtype)
+    assert not any(isinstance(module, FusedModule) for module in model.modules())
+    places = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    assert len(places) == len(list(model.parameters()))  # none is part of a joint weight
+
+
+@pytest.mark.parametrize("name", FULLY)
+def test_the_attention_of_a_fused_model_is_looked_up_by_name(name):
+    model = small_model(name)
+    packed, _ = pack([((5, 6, 7, 8), ()), ((9, 10, 11), ())], torch.device("cpu"), share_prompts=False)
+
+    def logits():
+        seen = []
+
+        def attend(layer, q, k, v, scale):
+            seen.append(layer)
+            return packed(layer, q, k, v, scale)
+
+        with torch.inference_mode():
+            result = next_logits(model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest)
+        assert seen == [0, 1, 2]
+        return result
+
+    expected = logits()
+    ops = TorchOps()
+    fuse(model, ops)
+    ops.calls.clear()
+    assert_same_logits(logits(), expected)
+    assert ops.calls["rotary"] == 3
+
+
+@pytest.mark.parametrize("prepack", [False, True])
+def test_a_discarded_model_is_freed_at_once(prepack):
+    """Not by the garbage collector: another engine may need its memory."""
+    model = small_model("Qwen2")
+    fused = fuse(model, TorchOps(), prepack=prepack)
+    logits_of(model)
+    alive = [weakref.ref(parameter) for parameter in model.parameters()]
+    gc.disable()
+    try:
+        del model, fused
+        assert not any(parameter() is not None for parameter in alive)
+    finally:
+        gc.enable()
 
 
 def test_what_is_handed_over_serves_one_input_once():
@@ -253,9 +405,9 @@ def test_keys_and_values_of_another_input_are_computed():
     attention = small_model("Qwen2").model.layers[0].self_attn
     x, other = torch.randn(2, 1, 3, 96)
     expected = attention.k_proj(other), attention.v_proj(x)
-    with fuse(attention):
-        attention.q_proj(x)
-        torch.testing.assert_close((attention.k_proj(other), attention.v_proj(x)), expected)
+    fuse(attention)
+    attention.q_proj(x)
+    torch.testing.assert_close((attention.k_proj(other), attention.v_proj(x)), expected)
 
 
 def test_layers_of_other_kinds_are_not_joined():
@@ -267,24 +419,25 @@ def test_layers_of_other_kinds_are_not_joined():
     assert not Join.possible([linear(4, 2), torch.nn.Identity()])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FULLY + ALSO)
-def test_prepacked_weights_give_the_same_logits_and_follow_new_ones(name):
-    """In float32, which every CPU can put in order; engines do it in bfloat16 alone."""
-    model, other = small_model(name), small_model(name)
+def test_prepacked_weights_give_the_same_logits_and_follow_new_ones(name, dtype):
+    """Every CPU can put float32 in order; engines do it in bfloat16 alone."""
+    model, other = small_model(name, dtype), small_model(name, dtype)
+    if not can_prepack(model.get_output_embeddings().weight):
+        pytest.skip(f"this CPU cannot put {dtype} in order")
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.mul_(1.25)
     plain, changed = logits_of(model), logits_of(other)
-    fused = fuse(model, prepack=True)
     linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    fused = fuse(model, prepack=True)
     assert len(fused.prepacked) == len(fused.joins) + len(linears) - sum(len(join.sizes) for join in fused.joins)
-    with fused:
-        assert_same_logits(logits_of(model), plain)
-        with torch.no_grad():
-            for mine, new in zip(model.parameters(), other.parameters(), strict=True):
-                mine.copy_(new)
-        fused.refresh()
-        assert_same_logits(logits_of(model), changed)
+    assert_same_logits(logits_of(model), plain)
+    with torch.no_grad():
+        for mine, new in zip(model.parameters(), other.parameters(), strict=True):
+            mine.copy_(new)
+    fused.refresh()
     assert_same_logits(logits_of(model), changed)
 
 
@@ -298,3 +451,68 @@ def test_what_a_processor_cannot_put_in_order_is_not_prepacked(monkeypatch):
 
     monkeypatch.setattr("dapo_rl.rollout.native.prepack._in_order", refuse)
     assert not can_prepack(weight)
+
+
+def scale():
+    return 2
+
+
+def scaled(x, *, times=1):
+    return x * scale() * times
+
+
+def plus(amount):
+    def decorate(function):
+        @functools.wraps(function)
+        def wrapper(*arguments, **named):
+            return function(*arguments, **named) + amount
+
+        return wrapper
+
+    return decorate
+
+
+def test_a_copy_of_a_function_has_its_own_global():
+    copied = with_global(scaled, "scale", lambda: 5)
+    assert (copied(3), copied(3, times=2)) == (15, 30)
+    assert (scaled(3), scaled(3, times=2)) == (6, 12)
+
+
+def test_decorators_are_copied_with_the_function():
+    decorated = plus(100)(plus(10)(scaled))
+    copied = with_global(decorated, "scale", lambda: 5)
+    assert copied(3, times=2) == 140
+    assert decorated(3, times=2) == 122
+
+
+def held_in_a_list(function, held):
+    @functools.wraps(function)
+    def wrapper(*arguments, **named):
+        return held[0](*arguments, **named)
+
+    return wrapper
+
+
+def test_functions_that_cannot_be_copied():
+    assert with_global(scaled, "rate", None) is None
+    assert with_global(held_in_a_list(scaled, [scaled]), "scale", None) is None
+    assert with_global(functools.partial(scaled), "scale", None) is None
+
+
+@pytest.mark.parametrize("copyable", [True, False])
+def test_an_attention_with_a_decorated_forward(copyable):
+    model, ops = small_model("Llama"), TorchOps()
+    expected = logits_of(model)
+    attention = type(model.model.layers[0].self_attn)
+    plain = attention.forward
+
+    class Decorated(attention):
+        forward = functools.wraps(plain)(lambda *a, **n: plain(*a, **n)) if copyable else held_in_a_list(plain, [plain])
+
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Decorated
+    fused = fuse(model, ops)
+    assert (fused.counts["rotary embedding"], fused.left["rotary embedding"]) == ((1, 0) if copyable else (0, 1))
+    ops.calls.clear()
+    assert_same_logits(logits_of(model), expected)
+    assert ops.calls["rotary"] == (3 if copyable else 0)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import ids, small_model, tokenizer, weights_of
 
+from dapo_rl.errors import UserError
 from dapo_rl.models.forward import response_logps
 from dapo_rl.rollout.engine import Begun, Request, SamplingParams
 from dapo_rl.rollout.hf import HFEngine
-from dapo_rl.rollout.native import engine as native
 from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.types import TrainSample
 
@@ -55,16 +55,14 @@ def token_ids(samples):
 @given(polls=st.integers(0, 12), width=st.sampled_from([2, 5, 64]), prefill=st.sampled_from([8, 4096]))
 def test_the_same_weights_again_change_no_token(polls, width, prefill):
     model = small_model()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(native.PREFILL_TOKENS, "cpu", prefill)
-        engine = engine_for(model, max_batch=width)
-        plain = finish(engine, start(engine, mixed(), 0))
-        engine = engine_for(model, max_batch=width)
-        samples = start(engine, mixed(), polls)
-        before = engine.pending
-        engine.receive(1, weights_of(model))
-        assert engine.pending == before
-        samples = finish(engine, samples)
+    engine = engine_for(model, max_batch=width, prefill_tokens=prefill)
+    plain = finish(engine, start(engine, mixed(), 0))
+    engine = engine_for(model, max_batch=width, prefill_tokens=prefill)
+    samples = start(engine, mixed(), polls)
+    before = engine.pending
+    engine.receive(1, weights_of(model))
+    assert engine.pending == before
+    samples = finish(engine, samples)
     assert token_ids(samples) == token_ids(plain)
     for key, sample in samples.items():
         assert sample.logps == pytest.approx(plain[key].logps, abs=1e-4)
@@ -187,20 +185,19 @@ def test_requests_that_never_began_and_lost_tokens_are_told_apart():
     assert engine.poll() == []
 
 
-def test_the_cache_takes_room_for_the_longest_context_once():
+def test_memory_is_taken_once_for_the_longest_context():
     engine = engine_for(small_model(), longest=100)
     made = []
     plain = engine._make_room
-    engine._make_room = lambda capacity: made.append(capacity) or plain(capacity)
+    engine._make_room = lambda longest: made.append(longest) or plain(longest)
     finish(engine, start(engine, [request("short", prompt=range(5, 8)), request("long", prompt=range(5, 70))], 0))
-    assert made == [128]
+    assert made == [100]
 
 
-def test_a_longer_request_than_was_announced_waits_for_an_empty_engine():
-    model = small_model()
-    work = [request("a", count=2), request("long", prompt=range(5, 80), count=2, max_new_tokens=40), request("b")]
-    narrow, wide = engine_for(model, longest=30), engine_for(model, longest=128)
-    assert token_ids(finish(narrow, start(narrow, work, 0))) == token_ids(finish(wide, start(wide, work, 0)))
+def test_a_longer_request_than_was_announced_is_refused():
+    engine = engine_for(small_model(), longest=30)
+    with pytest.raises(UserError, match="a request of up to 115 tokens is longer than the 30 that the memory"):
+        engine.submit(request("long", prompt=range(5, 80), max_new_tokens=40))
 
 
 def test_polling_ends_after_the_time_that_it_is_given():

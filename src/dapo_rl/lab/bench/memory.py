@@ -10,22 +10,25 @@ from typing import Self
 
 import torch
 
+from dapo_rl.models.gpu_memory import peak_bytes, reset_peak
+
 PERIOD_S = 0.02
 
 
 class PeakMemory:
-    """On a GPU, the memory allocated by torch; on a CPU, the resident memory of the process, sampled every 20 ms."""
+    """On a GPU, the memory of torch's tensors and of the engine; on a CPU, the resident memory of the process, sampled
+    every 20 ms."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._done = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self.peak = 0
-        self.how = "allocated by torch on the GPU" if device.type == "cuda" else "resident in the process"
+        self.how = "allocated on the GPU" if device.type == "cuda" else "resident in the process"
 
     def __enter__(self) -> Self:
         if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+            reset_peak(self._device)
         else:
             self.peak = _resident()
             self._watcher.start()
@@ -35,7 +38,7 @@ class PeakMemory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._device.type == "cuda":
-            self.peak = torch.cuda.max_memory_allocated(self._device)
+            self.peak = peak_bytes(self._device)
         else:
             self._done.set()
             self._watcher.join()

@@ -21,7 +21,12 @@ from dapo_rl.models.load import check_context, pad_id, pick_device
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.types import IntArray
+
+WARMUP_SHARE = 16
+"""With lengths that vary, samples of a warm-up round are shorter by this factor: they end in the same order, so that
+every batch size occurs."""
 
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
@@ -36,6 +41,8 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
     def run(i: int) -> None:
         wanted: dict[tuple[str, int], int] = {}
         for p, (ids, lengths) in enumerate(zip(prompts(i), work.group_lengths, strict=True)):
+            if i < work.warmup and work.lengths:
+                lengths = tuple(-(-length // WARMUP_SHARE) for length in lengths)
             limits = lengths if work.lengths else None
             request = Request(f"{i}-{p}", ids, work.group, params, derive_seed(work.seed, i, p), limits=limits)
             wanted |= {(request.id, index): length for index, length in enumerate(lengths)}
@@ -49,6 +56,8 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
 
     device = pick_device(work.device)
     result = measure(run, work, device, facts)
+    if isinstance(engine, NativeEngine):
+        facts |= {"cache": engine.memory, "preempted": engine.preempted}
     if work.engine == "vllm" and device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return Measurement(
@@ -98,7 +107,7 @@ def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntAr
 
 def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
     dtype = getattr(torch, work.dtype)
-    return build_engine(work.engine, model, tokenizer, work.config().sampling, dtype, work.longest)
+    return build_engine(work.engine, model, tokenizer, work.config().sampling, dtype, work.longest, copies=False)
 
 
 def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:

@@ -23,6 +23,7 @@ from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.load import pick_device
 from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.train.memory import NOTE
 from dapo_rl.trainer import DAPOTrainer
 
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
@@ -55,7 +56,7 @@ def measure_step(work: Work) -> Measurement:
         peak_memory_bytes=watch.memory.peak,
         memory=watch.memory.how,
         parts={name: median(row[key] for row in rows) for name, key in PARTS.items()} | watch.wall(),
-        facts={"size": asdict(Size.of(model))},
+        facts={"size": asdict(Size.of(model)), **watch.plan()},
     )
 
 
@@ -74,6 +75,12 @@ class _Watch:
     def __init__(self, work: Work, memory: PeakMemory) -> None:
         self._work, self.memory = work, memory
         self._ends: list[float] = []
+        self._notes: list[str] = []
+
+    def plan(self) -> dict[str, str]:
+        """What the run gives up to fit into GPU memory, if anything."""
+        note = next((note for note in self._notes if note.startswith(NOTE)), None)
+        return {} if note is None else {"memory_plan": note}
 
     def wall(self) -> dict[str, float]:
         """The median time from the end of one step to the end of the next."""
@@ -95,7 +102,8 @@ class _Watch:
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None: ...
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        self._notes.append(text)
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo_rl.build import build_policy
+from dapo_rl.build import build_policy, memory_plan
 from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
 from dapo_rl.lab.bench.prompts import random_prompts
@@ -24,7 +24,8 @@ NOISE = 0.01
 def measure_update(work: Work) -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
-    policy = build_policy(model, tokenizer, config, work.longest)
+    plan = memory_plan(config, model, work.longest, engine_rests=False, has_engine=False)
+    policy = build_policy(model, tokenizer, config, work.longest, plan=plan)
     samples = _samples(work, tokenizer, model)
     rng = np.random.default_rng(work.seed)
     batch = [

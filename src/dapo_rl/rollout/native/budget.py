@@ -1,4 +1,4 @@
-"""The memory budget of the KV cache: how many sequences fit."""
+"""The memory budget of the KV cache: how many pages and sequences fit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ import torch
 from dapo_rl.base.memory import host_memory
 from dapo_rl.errors import UserError
 
-CAPACITY_STEP = {"cpu": 64, "cuda": 256}
-"""The capacity of a slot is a multiple of this many tokens."""
+PAGE_TOKENS = 64
+"""Tokens of a page: as many as an attention kernel reads at a time."""
+ENOUGH_ROWS = 64
+"""On a CPU, more sequences at a time than this are hardly faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    page_tokens: int
+    pages: int
+    slots: int
+    """Sequences at a time."""
+    whole: bool = False
+    """Whether a page holds a whole sequence; then page i belongs to slot i."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +34,31 @@ class KVBudget:
     device: torch.device
 
     def capacity(self, tokens: int) -> int:
-        """The capacity of a slot for this many tokens."""
-        step = CAPACITY_STEP[self.device.type]
-        return -(-tokens // step) * step
+        """The tokens of the pages that hold this many."""
+        return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
     def slots(self, capacity: int) -> int:
-        """The number of sequences that fit; a GPU needs one more slot for padding rows."""
-        spare = int(self.device.type == "cuda")
-        return min(self.max_batch, self.bytes // (capacity * self.token_bytes) - spare)
+        """The number of sequences that fit if all are of this length; a GPU needs one page for padding rows."""
+        spare = PAGE_TOKENS * self.token_bytes if self.device.type == "cuda" else 0
+        return min(self.max_batch, max(self.bytes - spare, 0) // (capacity * self.token_bytes))
+
+    def layout(self, longest: int, page_tokens: int | None = None) -> CacheLayout:
+        """How to divide the memory for contexts of at most `longest` tokens.
+
+        On a CPU a page holds a whole sequence if enough of them fit: torch's attention reads contiguous memory.
+        """
+        if not longest:
+            return CacheLayout(PAGE_TOKENS, 0, 0, whole=True)
+        capacity = self.capacity(longest)
+        if page_tokens is None and self.device.type == "cpu":
+            slots = self.slots(capacity)
+            if capacity <= PAGE_TOKENS or slots >= min(self.max_batch, ENOUGH_ROWS):
+                return CacheLayout(capacity, slots, slots, whole=True)
+        tokens = page_tokens or PAGE_TOKENS
+        most = self.max_batch * -(-longest // tokens)
+        fit = self.bytes // (tokens * self.token_bytes) + (self.device.type == "cpu")
+        pages = min(fit, most + 1)
+        return CacheLayout(tokens, pages, min(self.max_batch, pages - 1))
 
     def check(self, tokens: int) -> None:
         """Raises if not even one sequence of this many tokens fits."""

@@ -1,6 +1,6 @@
-"""The KV cache: one slot per sequence, all of the same capacity.
+"""The keys and values of all sequences, in pages of one pool.
 
-Shapes: L layers, S slots, K key-value heads, C tokens of capacity, D head dimension.
+Shapes: N pages, K key-value heads, P tokens of a page, D head dimension.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapo_rl.models.gpu_memory import ReservedMemory
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -23,26 +25,51 @@ class LayerShape:
 
 class KVCache:
     def __init__(
-        self, layers: Mapping[int, LayerShape], slots: int, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: Mapping[int, LayerShape],
+        pages: int,
+        page_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reserved: bool = False,
     ) -> None:
-        self.slots, self.capacity = slots, capacity
+        """If `reserved`, on a GPU, the memory can be given up and taken again."""
         self.dtype = kept_in(dtype, device)
-        self.keys = {
-            layer: _zeros((slots, shape.heads, capacity, shape.key_width), self.dtype, device)
+        shapes = {
+            layer: [(pages, shape.heads, page_tokens, width) for width in (shape.key_width, shape.value_width)]
             for layer, shape in layers.items()
         }
-        self.values = {
-            layer: _zeros((slots, shape.heads, capacity, shape.value_width), self.dtype, device)
-            for layer, shape in layers.items()
-        }
+        self.memory: ReservedMemory | None = None
+        if reserved and shapes and pages:
+            sizes = [math.prod(shape) * self.dtype.itemsize for pair in shapes.values() for shape in pair]
+            self.memory = ReservedMemory(sum(sizes), device)
+            pieces = iter(self.memory.tensor(torch.uint8, (sum(sizes),)).split(sizes))
+            tensors = {
+                layer: [next(pieces).view(self.dtype).view(shape).zero_() for shape in pair]
+                for layer, pair in shapes.items()
+            }
+        else:
+            tensors = {layer: [_zeros(shape, self.dtype, device) for shape in pair] for layer, pair in shapes.items()}
+        self.keys = {layer: keys for layer, (keys, _) in tensors.items()}
+        self.values = {layer: values for layer, (_, values) in tensors.items()}
 
-    def put(self, layer: int, slots_E: Tensor, positions_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
-        """Writes the keys and values of E tokens, each to its slot and position."""
-        self.keys[layer][slots_E, :, positions_E] = keys_EKD.to(self.dtype)
-        self.values[layer][slots_E, :, positions_E] = values_EKD.to(self.dtype)
+    def put(self, layer: int, pages_E: Tensor, offsets_E: Tensor, keys_EKD: Tensor, values_EKD: Tensor) -> None:
+        """Writes the keys and values of E tokens, each to its page and its place there."""
+        self.keys[layer][pages_E, :, offsets_E] = keys_EKD.to(self.dtype)
+        self.values[layer][pages_E, :, offsets_E] = values_EKD.to(self.dtype)
+
+    def read(self, layer: int, pages_E: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values of E tokens, `[E, K, D]`."""
+        return self.keys[layer][pages_E, :, offsets_E], self.values[layer][pages_E, :, offsets_E]
+
+    def swap(self, one: int, other: int) -> None:
+        """Exchanges the contents of two pages."""
+        for tensors in (self.keys, self.values):
+            for tensor in tensors.values():
+                tensor[[one, other]] = tensor[[other, one]]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies a sequence to another slot."""
+        """Copies the first tokens of a page to another page."""
         for tensors in (self.keys, self.values):
             for tensor in tensors.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
@@ -63,9 +90,9 @@ def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype, device
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Positions beyond a sequence are multiplied before they are masked, so they must be finite.
+    """Places beyond a sequence are multiplied before they are masked, so they must be finite.
 
-    On a CPU calloc provides the zeros: pages that are never written take no memory, so unused capacity is free.
+    On a CPU calloc provides the zeros: memory that is never written is not taken, so unused capacity is free.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""The decode step on a CPU: one token for every row. Rows are the first n slots, so the cache is read in place."""
+"""The decode step on a CPU: one token for every row. Rows are the first n slots."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from dapo_rl.models.attention import Attend, attending
 from dapo_rl.rollout.draw import draw_tokens, uniforms
 from dapo_rl.rollout.native.cache import KVCache
+from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.state import SlotState
 
 
@@ -24,9 +25,11 @@ def next_logits(model: Any, ids_T: Tensor, positions_T: Tensor, attend: Attend, 
     return logits
 
 
-def eager_step(model: Any, cache: KVCache, state: SlotState, rows: int, truncates: bool, is_stop_V: Tensor) -> None:
+def eager_step(
+    model: Any, cache: KVCache, pages: Pages, state: SlotState, rows: int, truncates: bool, is_stop_V: Tensor
+) -> None:
     positions_B = state.position[:rows].long()
-    attend = CachedAttention(cache, torch.arange(rows), positions_B)
+    attend = CachedAttention(cache, pages, torch.arange(rows), positions_B)
     logits_BV = next_logits(model, state.last_token[:rows], positions_B, attend, attend.reach)
     uniforms_B = uniforms(state.key[:rows], state.generated[:rows])
     tokens_B, logps_B = draw_tokens(logits_BV, uniforms_B, state.how(slice(0, rows), truncates))
@@ -34,20 +37,30 @@ def eager_step(model: Any, cache: KVCache, state: SlotState, rows: int, truncate
 
 
 class CachedAttention:
-    """Each row's new token attends to its slot's cache and to itself. Row i is slot i."""
+    """Each row's new token attends to its sequence's pages and to itself. BatchRow i is slot i."""
 
-    def __init__(self, cache: KVCache, slots_B: Tensor, positions_B: Tensor) -> None:
-        self._cache, self._rows_B, self._positions_B = cache, slots_B, positions_B
+    def __init__(self, cache: KVCache, pages: Pages, slots_B: Tensor, positions_B: Tensor) -> None:
+        self._cache = cache
         self.reach = int(positions_B.max()) + 1
+        table_BM = pages.table[: len(slots_B)].long()
+        self._pages_B = table_BM.gather(1, positions_B[:, None] // pages.page_tokens).squeeze(1)
+        self._offsets_B = positions_B % pages.page_tokens
+        self._table_BM = None if pages.whole else table_BM[:, : pages.needed(self.reach)]
         beyond_BL = torch.arange(self.reach) > positions_B[:, None]
         self._mask_B11L = torch.zeros(beyond_BL.shape).masked_fill_(beyond_BL, -torch.inf)[:, None, None]
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        self._cache.put(layer, self._rows_B, self._positions_B, k_TKD, v_TKD)
+        self._cache.put(layer, self._pages_B, self._offsets_B, k_TKD, v_TKD)
         rows, heads, width = q_THD.shape
-        keys = self._cache.keys[layer][:rows, :, : self.reach]
-        values = self._cache.values[layer][:rows, :, : self.reach]
+        keys, values = (self._in_order(x[layer], rows) for x in (self._cache.keys, self._cache.values))
         # Query heads that share a key-value head become queries of one sequence, so keys need not be repeated.
         q_BKRD = q_THD.reshape(rows, keys.shape[1], -1, width).to(keys.dtype)
         out_BKRD = F.scaled_dot_product_attention(q_BKRD, keys, values, attn_mask=self._mask_B11L, scale=scale)
         return out_BKRD.reshape(rows, heads, -1).to(q_THD.dtype)
+
+    def _in_order(self, x_NKPD: Tensor, rows: int) -> Tensor:
+        """Each row's keys or values, `[B, K, L, D]`: in place if a page holds a whole sequence, otherwise copied."""
+        if self._table_BM is None:
+            return x_NKPD[:rows, :, : self.reach]
+        x_BMPKD = x_NKPD.transpose(1, 2)[self._table_BM]
+        return x_BMPKD.flatten(1, 2)[:, : self.reach].transpose(1, 2)

@@ -15,11 +15,13 @@ from torch import Tensor
 from dapo_rl.errors import UserError
 from dapo_rl.models.attention import Attend, UnsupportedAttentionError, depends_on_neighbours
 from dapo_rl.models.packed import pack
+from dapo_rl.rollout.native.budget import CacheLayout
 from dapo_rl.rollout.native.cache import KVCache, LayerShape
 from dapo_rl.rollout.native.decode import next_logits
+from dapo_rl.rollout.native.pages import Pages
 
-DecodeAttention = Callable[[KVCache, Tensor, Tensor], Attend]
-"""Builds the attention of a decode step from the cache, the rows' slots and their positions."""
+DecodeAttention = Callable[[KVCache, Pages, Tensor, Tensor], Attend]
+"""Builds the attention of a decode step from the cache, its pages, the rows' slots and their positions."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """The mean difference of log-probabilities that rounding explains; a different computation differs by more than 1."""
@@ -67,13 +69,14 @@ def _compare(model: Any, longest: int, decode: DecodeAttention) -> tuple[float, 
     if not kept:
         raise UnsupportedAttentionError("no attention that transformers looks up by name")
     layers = {layer: LayerShape(k.shape[1], k.shape[2], v.shape[2]) for layer, (k, v) in kept.items()}
-    cache = KVCache(layers, len(sequences), 16, dtype, device)
-    slots_T = torch.tensor([slot for slot, prompt in enumerate(prompts) for _ in prompt], device=device)
+    layout = CacheLayout(16, len(sequences), len(sequences), whole=True)
+    pages, cache = Pages(layout, 16, device), KVCache(layers, layout.pages, layout.page_tokens, dtype, device)
+    pages_T = torch.tensor([slot for slot, prompt in enumerate(prompts) for _ in prompt], device=device)
     for layer, (k, v) in kept.items():
-        cache.put(layer, slots_T, packed.position_ids_T, k, v)
+        cache.put(layer, pages_T, packed.position_ids_T, k, v)
     last = torch.tensor([ids[-1] for ids in sequences], device=device)
     positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    attend = decode(cache, torch.arange(len(sequences), device=device), positions)
+    attend = decode(cache, pages, torch.arange(len(sequences), device=device), positions)
     ours = next_logits(model, last, positions, attend, max(longest, packed.longest))
     difference = (ours.float().log_softmax(-1) - plain.float().log_softmax(-1)).abs().mean().item()
     return difference, layers, ours.shape[-1]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapo_rl.models.transfer import to_device
 from dapo_rl.rollout.draw import DrawParams
-from dapo_rl.rollout.engine import SamplingParams
-from dapo_rl.types import FloatArray, IntArray
+from dapo_rl.rollout.engine import Begun, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,20 @@ class SlotState:
         for name, value in values.items():
             getattr(self, name)[slots] = value.to(device)
 
-    def resume(self, slot: int, tokens: IntArray, logps: FloatArray) -> None:
-        """Sets the tokens that a started slot already has; all but the last are in the cache."""
-        count = len(tokens)
-        self.position[slot] += count - 1
-        self.generated[slot] = count
-        self.last_token[slot] = int(tokens[-1])
-        self.tokens[slot, :count] = torch.from_numpy(tokens.astype(np.int64)).to(self.tokens.device)
-        self.logps[slot, :count] = torch.from_numpy(logps).to(self.logps.device)
+    def resume(self, slots: Sequence[int], begun: Sequence[Begun]) -> None:
+        """Sets the tokens that started slots already have; all but the last are in the cache."""
+        counts = np.array([len(sample.token_ids) for sample in begun])
+        tokens = np.zeros((len(begun), counts.max()), np.int64)
+        logps = np.zeros(tokens.shape, np.float32)
+        for row, (sample, count) in enumerate(zip(begun, counts, strict=True)):
+            tokens[row, :count], logps[row, :count] = sample.token_ids, sample.logps
+        device = self.done.device
+        slots_B, counts_B = to_device(np.array(slots), device), to_device(counts, device)
+        self.position[slots_B] += counts_B.int() - 1
+        self.generated[slots_B] = counts_B.int()
+        self.last_token[slots_B] = to_device(tokens[np.arange(len(begun)), counts - 1], device)
+        self.tokens[slots_B, : tokens.shape[1]] = to_device(tokens, device)
+        self.logps[slots_B, : tokens.shape[1]] = to_device(logps, device)
 
     def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
         return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)

@@ -1,0 +1,17 @@
+"""Triton kernels for a decode step on a GPU."""
+
+from dapo_rl.rollout.native.kernels.attention import decode_attention, splits_for
+from dapo_rl.rollout.native.kernels.elementwise import add_rms_norm, gated, rms_norm, rotary
+from dapo_rl.rollout.native.kernels.sampling import advance, draw, draw_and_advance
+
+__all__ = [
+    "add_rms_norm",
+    "advance",
+    "decode_attention",
+    "draw",
+    "draw_and_advance",
+    "gated",
+    "rms_norm",
+    "rotary",
+    "splits_for",
+]

@@ -1,0 +1,159 @@
+"""The bytes that the parts of a run take on a GPU, while it samples and while it updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dapo_rl.config import Config
+from dapo_rl.models.logprobs import CHUNK_ELEMENTS
+from dapo_rl.models.size import ModelSize
+from dapo_rl.rollout.native.budget import PAGE_TOKENS
+
+RUNTIME = 1 << 30
+"""The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
+USABLE = 0.95
+"""The share of the memory that a run can use; the rest is lost to fragmentation."""
+VLLM_SHARE = 0.4
+MAX_SEQUENCES = 1024
+PREFILL_TOKENS = 32768
+"""Tokens that the native engine computes at once before it decodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSizes:
+    gpu: int
+    """Bytes of the GPU that the run may use."""
+    weights: int
+    gradients: int
+    moments: int
+    engine: int
+    """The engine's own weights."""
+    reference: int
+    casts: int
+    """bfloat16 copies of the weights, which autograd keeps for the backward pass unless layers are recomputed."""
+    layer_casts: int
+    """Those of one layer: all that is there at a time if layers are recomputed."""
+    head: int
+    """The output layer's working memory: a chunk of logits, a bfloat16 copy of its weight, and its gradient."""
+    token: int
+    """Activations per token of a micro-batch."""
+    recomputed_token: int
+    """The same if layers are recomputed."""
+    layer_token: int
+    """Activations of one layer, which are there at a time if layers are recomputed."""
+    graphs: int
+    """Memory of captured graphs, which stays: the logits of one decoding step."""
+    prefill: int
+    """Activations of a prefill."""
+    kv_token: int
+    """Bytes per token in the cache; 0 if the engine's share already contains it."""
+    longest: int
+    """Tokens of the longest possible sample."""
+    update_tokens: int
+    """Tokens of a whole update."""
+    sequences: int
+    """Most sequences that the engine generates at once."""
+    kv_setting: int | None = None
+    """The cache as the user sets it."""
+
+    @property
+    def usable(self) -> int:
+        return int(USABLE * self.gpu)
+
+    @property
+    def kv_least(self) -> int:
+        """One sequence of the longest length."""
+        return self._sequences(1) if self.kv_setting is None else self.kv_setting
+
+    @property
+    def kv_most(self) -> int:
+        return self._sequences(self.sequences) if self.kv_setting is None else self.kv_setting
+
+    @property
+    def kv_default(self) -> int:
+        """A third of what is free once the weights are loaded, as the native engine takes it."""
+        if self.kv_setting is not None:
+            return self.kv_setting
+        return min(self.kv_most, max(self.gpu - RUNTIME - self.weights - self.engine, 0) // 3)
+
+    def without_engine(self) -> RunSizes:
+        """The sizes of updates alone."""
+        return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
+
+    def sampling(self, kv: int) -> int:
+        """While sampling in turns: without gradients and activations."""
+        return self._always + self.engine + self.prefill + kv
+
+    def updating(self, tokens: int, recompute: bool) -> int:
+        """While updating in turns, with micro-batches of so many tokens: without the engine's weights and cache."""
+        return self._always + self.gradients + self.working(tokens, recompute)
+
+    def keeping(self, kv: int, tokens: int, recompute: bool) -> int:
+        """If everything stays."""
+        work = max(self.prefill, self.working(tokens, recompute))
+        return self._always + self.gradients + self.engine + kv + work
+
+    def working(self, tokens: int, recompute: bool) -> int:
+        """Activations, copies of weights and the output layer's memory. At the end of the forward pass there is a chunk
+        of logits; in the backward pass one layer, if it is recomputed."""
+        if recompute:
+            return tokens * self.recomputed_token + max(self.head, self.layer_casts + tokens * self.layer_token)
+        return tokens * self.token + self.casts + self.head
+
+    def tokens_in(self, nbytes: int, recompute: bool) -> int:
+        """The most tokens whose `working` memory is at most this."""
+        if recompute:
+            by_layer = (nbytes - self.layer_casts) // (self.recomputed_token + self.layer_token)
+            return min((nbytes - self.head) // self.recomputed_token, by_layer)
+        return (nbytes - self.casts - self.head) // self.token
+
+    @property
+    def _always(self) -> int:
+        return RUNTIME + self.weights + self.moments + self.reference + self.graphs
+
+    def _sequences(self, count: int) -> int:
+        """Pages for so many sequences of the longest length, and one for padding rows."""
+        return (count * -(-self.longest // PAGE_TOKENS) + 1) * PAGE_TOKENS * self.kv_token
+
+
+def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trained: int, longest: int) -> RunSizes:
+    """The sizes of a run on a GPU of so many bytes; `trained` are the parameters that it trains."""
+    lora, native, vllm = config.model.lora is not None, config.engine == "native", config.engine == "vllm"
+    sampling, vocabulary = config.sampling, size.vocabulary
+    kept = 12 * size.hidden  # the last norm and the head
+    # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
+    logits = 0 if config.train.packed else 14 * vocabulary
+    width = 2 if bfloat16 else 4
+    sequences = sampling.max_batch or MAX_SEQUENCES
+    own = width * size.parameters if native else 4 * size.parameters * lora
+    chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
+    head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
+    kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
+    return RunSizes(
+        gpu=gpu,
+        weights=4 * size.parameters,
+        gradients=4 * trained,
+        moments=(2 if config.train.optimizer == "adamw_8bit" else 8) * trained,
+        engine=int(VLLM_SHARE * gpu) if vllm else own,
+        reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
+        casts=2 * size.body * bfloat16,
+        layer_casts=2 * size.body // size.layers * bfloat16,
+        head=chunk + head_weight,
+        token=size.layers * size.layer_bytes(bfloat16) + kept + logits,
+        recomputed_token=4 * size.layers * size.hidden + kept + logits,
+        layer_token=size.layer_bytes(bfloat16),
+        graphs=8 * vocabulary * sequences * native,
+        prefill=PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not vllm),
+        kv_token=2 * size.layers * size.keys * width * (not vllm),
+        longest=longest,
+        update_tokens=update_tokens(config),
+        sequences=sequences,
+        kv_setting=kv,
+    )
+
+
+def update_tokens(config: Config) -> int:
+    """The most tokens that one update trains on; a prompt that a group shares is computed once."""
+    sampling = config.sampling
+    groups = sampling.prompts_per_step // config.train.mini_batches
+    return groups * (config.data.max_prompt_tokens + sampling.group_size * sampling.max_new_tokens)

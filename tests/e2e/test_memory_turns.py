@@ -1,0 +1,50 @@
+"""Sampling and updating take turns with the memory: the order of a step, and the same run as without."""
+
+from itertools import groupby
+
+import pytest
+from safetensors.torch import load_file
+from support import SMALL
+
+from dapo_rl import Config, DAPOTrainer, build
+from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.train.memory import MemoryPlan
+from dapo_rl.train.policy import HFPolicy
+
+pytestmark = pytest.mark.slow
+
+
+def train(path):
+    settings = ["train.steps=2", "train.warmup_steps=0", "sampling.surplus=carry", "data.eval=null", "eval.every=null"]
+    with DAPOTrainer(config=Config.load(DEFAULT_RECIPE, [*SMALL, *settings]), run_dir=path) as trainer:
+        trainer.train()
+    notes = path / "notes.jsonl"  # missing if there are none
+    return load_file(path / "model" / "model.safetensors"), notes.read_text() if notes.exists() else ""
+
+
+def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
+    """On a CPU there is no memory to give up, so the engine's `rest` only sends its samples back to the queue."""
+    calls = []
+
+    def record(owner, name, then):
+        def recorded(self, *arguments):
+            result = then(self, *arguments)
+            has_gradients = "" if owner is NativeEngine or next(self.model.parameters()).grad is None else "+"
+            calls.append(f"{owner.__name__}.{name}{has_gradients}")
+            return result
+
+        monkeypatch.setattr(owner, name, recorded, raising=False)
+
+    plain, notes = train(tmp_path / "plain")
+    assert "memory: " not in notes
+    plan = MemoryPlan(turns=True, note="memory: in turns")
+    monkeypatch.setattr(build, "memory_plan", lambda *arguments: plan)
+    record(NativeEngine, "rest", NativeEngine._back_to_the_queue)
+    for owner, name in ((NativeEngine, "poll"), (NativeEngine, "receive"), (HFPolicy, "update"), (HFPolicy, "rest")):
+        record(owner, name, getattr(owner, name))
+    turned, notes = train(tmp_path / "turned")
+    assert "memory: in turns" in notes
+    step = ["NativeEngine.poll", "NativeEngine.rest", "HFPolicy.update+", "HFPolicy.rest", "NativeEngine.receive"]
+    assert [name for name, _ in groupby(calls)] == 2 * step
+    assert all((turned[name] == weight).all() for name, weight in plain.items())
