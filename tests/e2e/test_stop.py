@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory):
         return path, trainer.stop_requested.calls
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_resumed_run_is_the_undisturbed_one(undisturbed, tmp_path, seed):
     """Stopped at two of the moments at which a run can stop, in new trainers and in the same one. What was sampled
     before a stop and continued after it agrees up to rounding."""
@@ -123,13 +123,14 @@ def test_a_stop_in_an_evaluation_is_not_the_end_and_repeats_it(undisturbed, tmp_
 
 
 def test_a_signal_in_the_middle_of_sampling(tmp_path):
-    """The step takes about ten seconds on an idle machine."""
-    words = ("train", "train.steps=1", "data.eval=null", "eval.every=null", "sampling.prompts_per_step=96")
+    """Sampling takes long, with few samples at a time; after the stop it does not."""
+    words = ["train", "train.steps=1", "data.eval=null", "eval.every=null", "sampling.prompts_per_step=64"]
+    words += ["sampling.max_batch=8"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with forked.Popen([DAPO, *words, "--run", "run"], cwd=tmp_path, **pipes) as process:
         while not process.stdout.readline().startswith("dapo: "):
             assert process.poll() is None
-        time.sleep(1.5)
+        time.sleep(1)
         process.send_signal(signal.SIGTERM)
         signalled = time.monotonic()
         output, errors = process.communicate(timeout=60)
@@ -145,7 +146,7 @@ def test_a_signal_in_the_middle_of_sampling(tmp_path):
     assert sum(len(flight["begun"]) for flight in state["flights"]) > 0
     assert len(tokens["token_ids"]) == before["tokens"]["total"]
 
-    resumed = dapo("train", "--run", "run", "--resume", cwd=tmp_path)
+    resumed = dapo("train", "--run", "run", "--resume", "sampling.max_batch=256", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     check_tokens(tmp_path / "run")
     after = json.loads((tmp_path / "run" / "summary.json").read_text())
