@@ -52,6 +52,7 @@ from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.saved_state import SavedRewardState
 from dapo_rl.rewards.state import RewardState
 from dapo_rl.rollout.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
 from dapo_rl.rollout.custom import CustomEngine
@@ -164,7 +165,14 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             advantages=advantages,
             progress=progress,
             plan=plan,
-            parts=(policy, _stream_part(stream, sampler), sampler, progress, RandomState()),
+            parts=(
+                policy,
+                _stream_part(stream, sampler),
+                sampler,
+                progress,
+                SavedRewardState(verifier, config.train.steps),
+                RandomState(),
+            ),
             description=describe_model(model, dtype),
             notes=tuple(note for note in notes if note),
         )

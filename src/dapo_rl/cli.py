@@ -93,7 +93,7 @@ A recipe is a YAML file of the settings below; key=value on the command line ove
 the package. `dapo check RECIPE` compares a recipe with the paper.
 
 The run directory contains config.yaml, metrics.jsonl, rollouts/, checkpoints/, and at the end model/, summary.json and
-report.png. Ctrl-C finishes the step, saves, and exits with 130; a second Ctrl-C stops immediately.
+report.png. Ctrl-C saves and exits with 130; a second Ctrl-C stops immediately.
 
 \b
 Settings and their defaults (the demo has its own values for some of them):
@@ -237,8 +237,8 @@ demo.
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
   dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
-Every run has an ordinary run directory, ARM/seed-N. Ctrl-C lets the runs finish their step and save. The results are
-written to ablation.md, ablation.json and ablation.png.
+Every run has an ordinary run directory, ARM/seed-N. Ctrl-C makes the runs save and stop. The results are written
+to ablation.md, ablation.json and ablation.png.
 """
 
 
@@ -506,7 +506,7 @@ def _stop_at_once() -> None:
 
 
 def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int | None]]:
-    """The first SIGINT or SIGTERM lets the step finish; another SIGINT stops immediately.
+    """The first SIGINT or SIGTERM lets the run save; another SIGINT stops immediately.
 
     Returns functions that tell whether a stop was requested, and by which signal.
     """

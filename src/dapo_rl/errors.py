@@ -34,5 +34,9 @@ class DivergedError(Exception):
         self.step, self.what, self.checkpoint = step, what, checkpoint
 
 
+class StopRequested(Exception):  # noqa: N818
+    """A stop was requested during sampling or an evaluation, which is abandoned. It ends a run, and is not an error."""
+
+
 class CapReachedError(UserError):
     """Dynamic sampling reached `sampling.cap` before the batch was full, with `sampling.on_cap: error`."""

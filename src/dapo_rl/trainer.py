@@ -27,6 +27,7 @@ from dapo_rl.models.push import push_folder, write_card
 from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
@@ -189,8 +190,9 @@ class DAPOTrainer:
         """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
         contains.
 
-        Ctrl-C finishes the step, saves, and raises KeyboardInterrupt; a second Ctrl-C raises it at once. In both cases
-        `train(resume=True)` continues the run, and so does `train(resume_from_checkpoint=True)`.
+        Ctrl-C saves and raises KeyboardInterrupt, also in the middle of a step; an update in progress is finished
+        first. A second Ctrl-C raises it at once. In both cases `train(resume=True)` continues the run, and so does
+        `train(resume_from_checkpoint=True)`.
         """
         run = self._run
         resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
@@ -306,7 +308,7 @@ class DAPOTrainer:
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> None:
-            checkpoints.start(progress.step, (*run.parts, log), config)
+            checkpoints.start(progress.step, (*run.parts, log), config, unchanged=(run.policy,))
 
         trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
@@ -316,7 +318,7 @@ class DAPOTrainer:
             sampler=run.sampler,
             policy=run.policy,
             advantages=run.advantages,
-            evaluate=lambda: _evaluate(run, display),
+            evaluate=partial(_evaluate, run, display),
             save=save,
             checkpoints=checkpoints,
             directory=directory,
@@ -339,7 +341,7 @@ class DAPOTrainer:
             finally:
                 self._trackers = None
                 trackers.close()
-            if progress.step == config.train.steps:
+            if progress.is_done(config.train.steps):
                 save_result(self.save_model, directory.model_path)
             summary = write_results(
                 directory,
@@ -348,6 +350,7 @@ class DAPOTrainer:
                 run.train_prompts,
                 waiting=run.sampler.carried_tokens,
                 in_flight=run.sampler.begun_tokens,
+                so_far=run.sampler.so_far,
             )
             display.finish(summary)
         return summary
@@ -428,13 +431,13 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
             "reached; raise it, or start a new run"
         )
     run.engine.receive(checkpoint.step, run.policy.weights())
-    if note := directory.forget_after(checkpoint.step, log.loaded):
+    if note := directory.forget_after(checkpoint.step, log.loaded, run.progress.logged):
         display.note(note)
     directory.write_config(config)
     display.note(f"resumed from {checkpoint.path}")
 
 
-def _evaluate(run: Run, display: Display) -> Evaluation | None:
+def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_nothing) -> Evaluation | None:
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
@@ -452,4 +455,5 @@ def _evaluate(run: Run, display: Display) -> Evaluation | None:
         settings.samples,
         run.config.seed,
         on_progress=lambda done, total: display.phase("evaluating", done, total),
+        check=check,
     )

@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_saves(folder):
     finally:
         lab.close()
     assert list((folder / name / "checkpoints").glob("step-*"))
-    assert "stopping after this step" in (folder / name / "lab.log").read_text()
+    assert "stopping: saving the run" in (folder / name / "lab.log").read_text()
     row = Catalogue([folder]).find(name).row()
     assert row["state"] == "stopped"
     assert Config.load(folder / name / "config.yaml").train.steps == 5000

@@ -316,7 +316,7 @@ def test_the_lab_starts_a_real_run_and_stops_it(browser, address, runs):
         expect(page.locator('[data-metric="acc/mean"] .value')).to_have_count(3)
         job.get_by_role("button", name="stop").click()
         expect(job.locator(".state")).to_have_text("stopped", timeout=120_000)
-        expect(job.locator("pre")).to_contain_text("stopping after this step")
+        expect(job.locator("pre")).to_contain_text("stopping: saving the run")
     settings = yaml.safe_load((runs / "lab-001" / "config.yaml").read_text())
     assert (settings["algo"]["clip_high"], settings["sampling"]["dynamic"], settings["train"]["steps"]) == (
         0.2,

@@ -19,8 +19,8 @@ from dapo_rl.recipes import packaged_recipe, recipe_names
 pytestmark = pytest.mark.slow
 
 
-def started(*words, cwd):
-    """A run in the background that has finished its first step."""
+def started(*words, cwd, until="step "):
+    """A run in the background that has finished its first step, or printed another line."""
     process = forked.Popen(
         [DAPO, *words],
         cwd=cwd,
@@ -30,7 +30,7 @@ def started(*words, cwd):
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     for line in process.stdout:
-        if line.startswith("step "):
+        if line.startswith(until):
             break
     return process
 
@@ -181,12 +181,12 @@ def test_recipes_are_listed_and_printed(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
+def test_a_signal_saves_and_the_run_can_be_resumed(tmp_path, number, code):
     process = started("train", *SMALL, "train.steps=500", "checkpoint.every=400", "--run", "run", cwd=tmp_path)
     process.send_signal(number)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
-    assert "stopping after this step" in output
+    assert "stopping: saving the run" in output
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step-"))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -198,7 +198,19 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path, number, code):
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
-    process = started("train", "train.steps=500", "--run", "run", cwd=tmp_path)
+    """The first one waits for verdicts."""
+    (tmp_path / "judge.py").write_text(
+        "import pathlib, time\n"
+        "def judge(prompts, completions, **columns):\n"
+        "    pathlib.Path('asked').touch()\n"
+        "    time.sleep(30)\n"
+        "    return [float(len(c) % 2) for c in completions]\n"
+    )
+    words = ["reward.verifier=judge.py:judge", "data.eval=null", "eval.every=null", "reward.timeout_s=60"]
+    process = started("train", *SMALL[:4], *words, "--run", "run", cwd=tmp_path, until="dapo: ")
+    while not (tmp_path / "asked").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)

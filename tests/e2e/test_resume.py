@@ -172,16 +172,19 @@ def test_a_directory_in_use_is_one_line_and_stays_as_it_is(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
 
 
-def test_a_signal_before_the_first_step_saves_that_step(tmp_path):
-    """It comes while the model is evaluated, before there is anything to save."""
+def test_a_signal_before_the_first_step_leaves_nothing_to_save(tmp_path):
+    """It comes while the model is evaluated."""
     process = started("train", *SMALL, "train.steps=500", "--run", "run", cwd=tmp_path, until="dapo: ")
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)  # as sent to a whole group of processes and by each of them again
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
-    assert "stopping after this step" in output
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
+    assert "stopping: saving the run" in output
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    resumed = dapo("train", "--run", "run", "--resume", "train.steps=1", "eval.prompts=4", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "no checkpoint yet; starting from the first step" in resumed.stdout
 
 
 def test_ctrl_c_while_everything_is_loaded_is_one_line(tmp_path):
@@ -241,7 +244,7 @@ def test_ctrl_c_in_python_finishes_the_step_saves_and_raises(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     output = capsys.readouterr().out
-    assert "stopping after this step; press Ctrl-C again to stop immediately" in output
+    assert "stopping: saving the run; press Ctrl-C again to stop immediately" in output
     assert f"make the trainer again with run_dir='{path}' and call train(resume=True)" in output.splitlines()[-1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [p.name for p in (path / "checkpoints").iterdir()] == ["step-1"]

@@ -49,6 +49,23 @@ def test_a_run_on_an_endless_stream_resumes_exactly(tmp_path, capsys):
     assert same_weights(whole, second)
 
 
+def test_a_stream_is_found_again_in_the_middle_of_a_step(tmp_path):
+    """Prompts of groups that are kept, dropped, unread and in flight."""
+    whole = trainer_for(tmp_path / "whole", "train.steps=2", train_dataset=endless()).train()
+    calls = [0]
+
+    def in_the_second_step():
+        calls[0] += first._run.progress.step == 1
+        return calls[0] > 10
+
+    first = trainer_for(tmp_path / "parts", "train.steps=2", train_dataset=endless())
+    first.stop_requested = in_the_second_step
+    assert first.train()["steps"] == 1
+    assert len(first._run.sampler.so_far.sampled) > 0
+    parts = trainer_for(tmp_path / "parts", "train.steps=2", train_dataset=endless()).train(resume=True)
+    assert (parts["data"], parts["tokens"], parts["finished"]) == (whole["data"], whole["tokens"], True)
+
+
 def test_what_cannot_be_done_with_a_stream_is_one_line(tmp_path):
     for overrides, message in (
         (["sampling.retire=1"], r"^sampling\.retire: a stream without a length has no epochs"),

@@ -100,7 +100,7 @@ def test_an_ablation_that_was_stopped_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
-    assert "runs finish their step and save" in output
+    assert "runs save and stop" in output
     assert "seed 0: stopped at step " in output
     assert output.rstrip().endswith("stopped; resume with dapo ablate --out a")
     assert "Traceback" not in errors

@@ -10,8 +10,11 @@ from support import make_prompt
 
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Begun, Request, SamplingParams
+from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed
+from dapo_rl.rollout.interrupted import Interrupted
+from dapo_rl.rollout.judging import Unread
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.types import Group, RewardPart, Sample, Verdict
 
@@ -48,8 +51,10 @@ def request(draw, prompt):
     arrived=samples(),
     begun=columns(),
     graded=st.booleans(),
+    order=st.permutations([*range(3), 11, 12, 13]),
+    judged=st.booleans(),
 )
-def test_everything_comes_back_as_it_was(carried, arrived, begun, graded):
+def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order, judged):
     verdicts = (
         Verdict(1.0, True, "correct", "2"),
         Verdict(
@@ -67,7 +72,15 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded):
     left = request(9, prompt).left([Begun(0, *begun), Begun.nothing(2)])
     flight = Flight(9, prompt, 4, left, [None, arrived, None])
     rewards = {"math": Observed(-1.0, 1.0, 1.0), "½": Observed(0.1, 0.3, 0.25)}
-    state = SamplerState(10, Acceptance(), Grading(1.0, -1.0, graded, rewards), groups, (flight,))
+    kept, dropped, rejected = (Group(n, make_prompt(f"p{n}"), (arrived,) * 3, verdicts) for n in (11, 12, 13))
+    by_draw = {group.draw: group for group in (*groups, kept, dropped, rejected)}
+    whole = Flight(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
+    sampled = [by_draw[draw] for draw in order if draw in by_draw]
+    filling = Filling(0, [kept], [(dropped, "stale")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
+    unread = Unread(whole, 2, verdicts if judged else None)
+    interrupted = Interrupted(filling, ((rejected, "all_wrong"),), (unread,))
+    grading = Grading(1.0, -1.0, graded, rewards)
+    state = SamplerState(15, Acceptance(), grading, groups, (flight,), interrupted if order[0] else None)
     with TemporaryDirectory() as directory:
         state.write(Path(directory))
         again = SamplerState.read(Path(directory), make_prompt, request, 3, LONGEST, VOCABULARY)

@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from dapo_rl.base import files
 from dapo_rl.base.saved import read_state, write_state
-from dapo_rl.errors import UserError
+from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.models.stored import WEIGHTS
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints, _own_checksum
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.progress import Progress
-from dapo_rl.train.random_state import RandomState, seed_everything
+from dapo_rl.train.random_state import RandomState, seed_everything, unless_stopped
 
 
 @dataclass
@@ -354,3 +354,18 @@ def test_random_numbers_go_on(tmp_path):
     first = draw()
     seed_everything(5)
     assert draw() == first
+
+
+def test_what_is_stopped_and_repeated_draws_the_same_random_numbers():
+    def draw():
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    seed_everything(3)
+    expected = draw()
+    seed_everything(3)
+    with contextlib.suppress(StopRequested), unless_stopped():
+        draw()
+        raise StopRequested
+    with unless_stopped():
+        assert draw() == expected
+    assert draw() != expected

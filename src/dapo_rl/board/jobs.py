@@ -115,7 +115,7 @@ class JobQueue:
             return path.name
 
     def stop(self, name: str) -> None:
-        """The first time the run finishes its step and saves; the second time it stops immediately."""
+        """The first time the run saves and stops; the second time it stops immediately."""
         with self._lock:
             job = self._find(name)
             if job.is_running and job.process is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Engine, Request, SamplingParams
-from dapo_rl.rollout.verdicts import submit
+from dapo_rl.rollout.flights import poll_engine
+from dapo_rl.rollout.verdicts import check_nothing, submit
 from dapo_rl.types import Pending, Prompt, Sample, Verifier
 
 
@@ -29,11 +30,13 @@ def answer(
     samples: int,
     seed: int,
     indices: Sequence[int] | None = None,
+    check: Callable[[], None] = check_nothing,
 ) -> Iterator[Answered]:
     """Samples every prompt `samples` times; problems come in the order in which they become whole.
 
     A sample's random numbers follow from the seed, the prompt's id and the sample's index: the same problems give the
-    same responses, whichever of them (`indices`) are asked for and in whatever order.
+    same responses, whichever of them (`indices`) are asked for and in whatever order. `check` is called every fraction
+    of a second; it raises to end this.
     """
     wanted = range(len(prompts)) if indices is None else indices
     finished: dict[int, dict[int, Sample]] = {i: {} for i in wanted}
@@ -42,7 +45,7 @@ def answer(
         engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))
     try:
         while finished:
-            completions = engine.poll()
+            completions = poll_engine(engine, check)
             if not completions:
                 raise RuntimeError(f"the engine returned nothing with {len(finished)} unfinished problems")
             for completion in completions:

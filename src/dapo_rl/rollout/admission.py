@@ -19,8 +19,10 @@ from dapo_rl.types import Group, Prompt
 class Admission:
     """Judged groups that wait for the verdicts of earlier draws, or for the next step."""
 
-    def __init__(self, carried: Iterable[Group] = ()) -> None:
+    def __init__(self, carried: Iterable[Group] = (), rejected: Iterable[tuple[Group, Fate]] = ()) -> None:
+        """`rejected` groups wait for earlier draws, in a step that was interrupted."""
         self._judged: dict[int, tuple[Group, Fate]] = {group.draw: (group, "kept") for group in carried}
+        self._judged |= {group.draw: (group, fate) for group, fate in rejected}
 
     def __len__(self) -> int:
         return len(self._judged)
@@ -32,8 +34,13 @@ class Admission:
 
     @property
     def carried(self) -> tuple[Group, ...]:
-        """Between steps: good groups that wait for the next step, in the order drawn."""
-        return tuple(self._judged[draw][0] for draw in sorted(self._judged))
+        """Good groups that wait for the next step, or for earlier draws, in the order drawn."""
+        return tuple(group for _, (group, fate) in sorted(self._judged.items()) if fate == "kept")
+
+    @property
+    def rejected(self) -> tuple[tuple[Group, Fate], ...]:
+        """Other groups that wait for earlier draws, in the order drawn. Between steps there are none."""
+        return tuple((group, fate) for _, (group, fate) in sorted(self._judged.items()) if fate != "kept")
 
     def add(self, group: Group, fate: Fate) -> None:
         self._judged[group.draw] = (group, fate)

@@ -33,6 +33,8 @@ class Fill:
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
     """Time that the engine waited for verdicts."""
+    earlier_seconds: float = 0.0
+    """Time spent on it before it was interrupted."""
     notes: tuple[str, ...] = ()
     """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
 
@@ -53,11 +55,17 @@ class Filling:
     cancelled_tokens: int = 0
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
+    earlier_seconds: float = 0.0
+    """Time spent on it before it was interrupted."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> int:
         return self.n - len(self.kept)
+
+    @property
+    def tokens_generated(self) -> int:
+        return self.finished_tokens + self.cancelled_tokens
 
     def reasons(self) -> str:
         """The reasons why groups were dropped, with counts."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic
 
 import numpy as np
 
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
+from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
 from dapo_rl.types import Prompt, Sample
 
 
@@ -72,16 +74,23 @@ class Flights:
         )
 
     def resume(self) -> None:
-        """Submits the unfinished requests of the last step, in the order in which the engine returned them."""
+        """Submits the unfinished requests of the last step, or of an interrupted one, in the order in which the engine
+        returned them."""
         for flight in self:
             self._engine.submit(flight.request)
 
-    def poll(self, timeout_s: float | None = None) -> tuple[list[Flight], int]:
+    def poll(
+        self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing
+    ) -> tuple[list[Flight], int]:
         """Runs the engine until samples finish; returns the groups that are now complete, and the number of tokens of
-        the finished samples."""
+        the finished samples. `check` is called meanwhile; it raises to end the waiting."""
         whole: list[Flight] = []
         tokens = 0
-        completions = self._engine.poll(timeout_s)
+        if timeout_s is None and self._flights:
+            completions = poll_engine(self._engine, check)
+        else:
+            check()
+            completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._flights:
             raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
         for completion in completions:
@@ -119,3 +128,17 @@ class Flights:
             raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
         flight.samples[completion.index] = completion.sample
         return flight
+
+
+def poll_engine(engine: Engine, check: Callable[[], None] = check_nothing) -> list[Completion]:
+    """Runs the engine until samples finish. `check` is called every fraction of a second; it raises to end this.
+
+    Only an engine that has no work returns nothing.
+    """
+    while True:
+        check()
+        started = monotonic()
+        if completions := engine.poll(STOP_LOOK_S):
+            return completions
+        if monotonic() - started < STOP_LOOK_S / 2:  # it did not use its time: it has no work, or looks too early
+            return engine.poll()

@@ -8,7 +8,7 @@ decision then depends only on the order of draws, polls and weight versions, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo_rl.base.quote import describe
 from dapo_rl.config import SamplingSettings
@@ -16,14 +16,27 @@ from dapo_rl.errors import UserError
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, alike, same_score
-from dapo_rl.rollout.verdicts import submit
-from dapo_rl.types import Group, Pending, Verifier
+from dapo_rl.rollout.verdicts import AtHand, await_verdicts, check_nothing, submit, take_verdicts
+from dapo_rl.types import Group, Pending, Verdict, Verifier
 
 GroupFilter = Callable[[Group], bool]
 
 LEAST_POLLS = 4
 POLLS_PER_TOKEN = 1 / 256
 """How many engine polls pass before a verdict is waited for: long responses leave more time to compute it."""
+GRACE_S = 2.0
+"""Seconds that an interrupted step waits for the verdicts that are being computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A complete group of an interrupted step whose verdicts have not been read."""
+
+    flight: Flight
+    polls: int
+    """Engine polls since it was complete; enough of them if its verdicts are due."""
+    verdicts: tuple[Verdict, ...] | None
+    """None: they are computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +69,38 @@ class Judging:
             verdicts = submit(self._verifier, flight.prompt, samples)
             self._waiting.append(_Judged(self._polls, flight, verdicts))
 
-    def finish(self, *, everything: bool) -> Iterator[Group]:
-        """Waits for the verdicts that are due, and yields their groups."""
+    def finish(self, *, everything: bool, check: Callable[[], None] = check_nothing) -> Iterator[Group]:
+        """Waits for the verdicts that are due, and yields their groups.
+
+        `check` is called meanwhile; it raises to end the waiting. What was due then stays due.
+        """
+        if everything:
+            due = [replace(judged, poll=self._polls - self._polls_to_wait) for judged in self._waiting]
+            self._waiting = list(due)
+        else:
+            due = [judged for judged in self._waiting if self._is_due(judged)]
+        for judged in due:
+            verdicts = tuple(await_verdicts(judged.verdicts, check))
+            self._waiting = [other for other in self._waiting if other is not judged]
+            flight = judged.flight
+            samples = tuple(sample for sample in flight.samples if sample is not None)
+            yield Group(flight.draw, flight.prompt, samples, verdicts)
+
+    def interrupt(self) -> tuple[Unread, ...]:
+        """Removes all groups, with the verdicts that are computed within a few seconds."""
         waiting, self._waiting = self._waiting, []
-        for judged in waiting:
-            if everything or self._is_due(judged):
-                flight = judged.flight
-                samples = tuple(sample for sample in flight.samples if sample is not None)
-                yield Group(flight.draw, flight.prompt, samples, tuple(judged.verdicts.result()))
-            else:
-                self._waiting.append(judged)
+        found = take_verdicts([judged.verdicts for judged in waiting], GRACE_S)
+        ages = [min(self._polls - judged.poll, self._polls_to_wait) for judged in waiting]
+        return tuple(Unread(j.flight, age, verdicts) for j, age, verdicts in zip(waiting, ages, found, strict=True))
+
+    def resume(self, interrupted: tuple[Unread, ...]) -> None:
+        """Adds the groups of an interrupted step; verdicts that are missing are computed."""
+        for unread in interrupted:
+            flight = unread.flight
+            samples = [sample for sample in flight.samples if sample is not None]
+            known = None if unread.verdicts is None else AtHand(list(unread.verdicts))
+            verdicts = known or submit(self._verifier, flight.prompt, samples)
+            self._waiting.append(_Judged(self._polls - unread.polls, flight, verdicts))
 
     def _is_due(self, judged: _Judged) -> bool:
         if not self._waits:

@@ -1,6 +1,8 @@
 """Dynamic sampling: keeps groups in flight until the batch of a step is full, and records the fate of each group.
 
 With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights.
+A step can be interrupted while it samples: what it has sampled so far is part of the sampler's state, and the next
+`fill` continues with it.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from typing import Protocol
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.config import SamplingSettings
-from dapo_rl.errors import UserError
+from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.admission import Admission, at_cap
 from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.fill import Fill, Filling
 from dapo_rl.rollout.flights import Flight, Flights
 from dapo_rl.rollout.grading import Grading
+from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
 from dapo_rl.rollout.sampler_state import SamplerState
+from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
 
 LONG_WAIT_S = 10.0
@@ -68,37 +72,67 @@ class Sampler:
         self._admission = Admission()
         self._acceptance, self._grading = Acceptance(), Grading()
         self._told_of_waiting = False
+        self._check = check_nothing
+        self._interrupted: Interrupted | None = None
 
-    def fill(self, n: int) -> Fill:
-        """Samples until `n` groups are kept, or the cap is reached."""
-        filling, version = Filling(n), self._engine.version
-        self._on_step(version)
-        self._drop_stale(filling)
+    def fill(self, n: int, check: Callable[[], None] = check_nothing) -> Fill:
+        """Samples until `n` groups are kept, or the cap is reached.
+
+        `check` is called every fraction of a second. If it raises a StopRequested, the fill ends early: nothing that
+        was sampled is lost, `save` saves it, and the next fill continues with it.
+        """
+        self._check, started = check, time.perf_counter()
+        filling = self._begin(n)
+        try:
+            return self._fill(filling)
+        except StopRequested:
+            self._flights.land()
+            filling.earlier_seconds += time.perf_counter() - started
+            self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
+            raise
+
+    def _begin(self, n: int) -> Filling:
+        """A new batch, or the one that was interrupted."""
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is None:
+            filling = Filling(n)
+            self._on_step(self._engine.version)
+            self._drop_stale(filling)
+        else:
+            filling = interrupted.filling
+            filling.n = n
+            self._judging.resume(interrupted.unread)
         self._flights.resume()
+        return filling
+
+    def _fill(self, filling: Filling) -> Fill:
+        self._judge_due(filling)
         while True:
             self._admission.admit(filling, min((flight.draw for flight in self._out()), default=math.inf))
             self._check_verifier(filling)
-            self._on_progress(len(filling.kept), n)
+            self._on_progress(len(filling.kept), filling.n)
             if not filling.missing:
                 break
             self._top_up(filling)
             if not self._out():
                 break
             self._advance(filling)
+        self._judge(filling, everything=True)
         filled_up, at_the_cap = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
         self._settle(filling)
         return Fill(
             kept=tuple(filling.kept),
             dropped=tuple(filling.dropped),
             sampled=tuple(filling.sampled),
-            version=version,
+            version=self._engine.version,
             filled_up=filled_up,
             carried_over=len(self._admission),
             in_flight=len(self._flights),
-            tokens_generated=filling.finished_tokens + filling.cancelled_tokens,
+            tokens_generated=filling.tokens_generated,
             tokens_cancelled=filling.cancelled_tokens,
             generate_seconds=filling.generate_seconds,
             verify_seconds=filling.verify_seconds,
+            earlier_seconds=filling.earlier_seconds,
             notes=tuple(note for note in (*filling.notes, at_the_cap, self._late_verdicts(filling)) if note),
         )
 
@@ -109,8 +143,10 @@ class Sampler:
 
     @property
     def carried_tokens(self) -> int:
-        """Tokens of finished samples, in carried groups and in groups still in flight."""
-        return sum(group.tokens for group in self.carried) + sum(flight.finished_tokens for flight in self._flights)
+        """Tokens of finished samples, in carried groups, in groups still in flight, and in an interrupted step."""
+        own = 0 if self._interrupted is None else self._interrupted.waiting_tokens
+        carried = sum(group.tokens for group in self.carried)
+        return own + carried + sum(flight.finished_tokens for flight in self._flights)
 
     @property
     def begun_tokens(self) -> int:
@@ -118,14 +154,22 @@ class Sampler:
         return sum(flight.request.tokens for flight in self._flights)
 
     @property
+    def so_far(self) -> Fill | None:
+        """The result so far of a step that was interrupted."""
+        return None if self._interrupted is None else self._interrupted.so_far()
+
+    @property
     def unfinished(self) -> list[Prompt]:
-        """Between steps: the prompts of carried groups and of groups in flight."""
-        return [*(group.prompt for group in self.carried), *(flight.prompt for flight in self._flights)]
+        """Between steps: the prompts of carried groups, of groups in flight, and of an interrupted step."""
+        own = [] if self._interrupted is None else self._interrupted.prompts
+        return [*(group.prompt for group in self.carried), *(flight.prompt for flight in self._flights), *own]
 
     def save(self, directory: Path) -> None:
-        """Between steps: saves everything that the next `fill` depends on, except prompts and weights."""
+        """Between steps, and after an interrupted `fill`: saves everything that the next `fill` depends on, except
+        prompts and weights."""
         draw, flights = self._flights.next_draw, tuple(self._flights)
-        SamplerState(draw, self._acceptance, self._grading, self.carried, flights).write(directory)
+        state = SamplerState(draw, self._acceptance, self._grading, self.carried, flights, self._interrupted)
+        state.write(directory)
 
     def load(self, directory: Path) -> None:
         size = self._settings.group_size
@@ -133,7 +177,8 @@ class Sampler:
             directory, self._prompts.find, self._flights.request, size, self._longest, self._vocabulary
         )
         self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
-        self._admission = Admission(state.carried)
+        self._interrupted = state.interrupted
+        self._admission = Admission(state.carried, state.interrupted.rejected if state.interrupted else ())
         self._flights.remove(lambda flight: True)
         for flight in state.flights:
             self._flights.add(flight)
@@ -167,10 +212,16 @@ class Sampler:
         """Polls the engine, submits complete groups to the verifier, and reads the verdicts that are due."""
         started = time.perf_counter()
         waits = self._settings.wait_for_verdicts
-        whole, tokens = self._flights.poll(LOOK_S if self._judging and not waits else None)
+        try:
+            whole, tokens = self._flights.poll(LOOK_S if self._judging and not waits else None, self._check)
+        finally:
+            filling.generate_seconds += time.perf_counter() - started
         filling.finished_tokens += tokens
-        filling.generate_seconds += time.perf_counter() - started
         self._judging.start(whole)
+        self._judge_due(filling)
+
+    def _judge_due(self, filling: Filling) -> None:
+        waits = self._settings.wait_for_verdicts
         self._judge(filling, everything=not self._flights or (waits and self._could_be_full(filling)))
 
     def _could_be_full(self, filling: Filling) -> bool:
@@ -180,7 +231,7 @@ class Sampler:
 
     def _judge(self, filling: Filling, everything: bool) -> None:
         started = time.perf_counter()
-        for group in self._judging.finish(everything=everything):
+        for group in self._judging.finish(everything=everything, check=self._check):
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 filling.notes.append(note)
             fate = fate_of(group, self._settings, self._keep, self._grading)
@@ -203,7 +254,6 @@ class Sampler:
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
         if self._settings.surplus != "carry":
             self._put_back(filling, lambda flight: True)
-        self._judge(filling, everything=True)
         self._prompts.push_front(self._admission.settle(filling, self._settings.surplus))
 
     def _put_back(self, filling: Filling, unwanted: Callable[[Flight], bool]) -> int:

@@ -1,30 +1,43 @@
-"""The sampler's state between steps: `sampler.json`, with the tokens in `samples.safetensors`."""
+"""The sampler's state between steps, or in a step that was interrupted: `sampler.json`, with the tokens in
+`samples.safetensors`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.saved import AsTuple, Count, Finite, Saved, parse_state, read_state, refuse, restoring, write_state
+from dapo_rl.base.saved import (
+    LARGEST,
+    AsTuple,
+    Count,
+    Finite,
+    Saved,
+    parse_state,
+    read_state,
+    refuse,
+    restoring,
+    write_state,
+)
+from dapo_rl.fates import Fate
 from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.engine import Begun, Request
+from dapo_rl.rollout.engine import Request
+from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed
-from dapo_rl.types import FinishReason, Group, Prompt, RewardPart, Sample, Verdict
+from dapo_rl.rollout.interrupted import Interrupted
+from dapo_rl.rollout.judging import Unread
+from dapo_rl.rollout.token_file import TOKENS, TokenFile, Tokens, write_tokens
+from dapo_rl.types import Group, Prompt, RewardPart, Sample, Verdict
 
 FILE = "sampler.json"
-TOKENS = "samples.safetensors"
-Tokens = Sample | Begun
-"""Both have ids, log-probabilities, versions and a mask."""
+FindPrompt = Callable[[str], Prompt]
+FullRequest = Callable[[int, Prompt], Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,50 +46,31 @@ class SamplerState:
     acceptance: Acceptance
     grading: Grading
     carried: tuple[Group, ...]
-    """Good groups that wait for the next step."""
+    """Good groups that wait for the next step, or in an interrupted one for earlier draws."""
     flights: tuple[Flight, ...]
     """Incomplete groups, in the order in which they are resubmitted to the engine."""
+    interrupted: Interrupted | None = None
 
     def write(self, directory: Path) -> None:
-        arrived = [[sample for sample in flight.samples if sample is not None] for flight in self.flights]
+        """Tokens are in the order in which the entries name them."""
+        tokens: list[Tokens] = []
         state = {
             "next_draw": self.next_draw,
             "acceptance": self.acceptance.state(),
             "grading": asdict(self.grading),
-            "carried": [
-                {
-                    "draw": group.draw,
-                    "prompt": group.prompt.id,
-                    "finish_reasons": [sample.finish_reason for sample in group.samples],
-                    "verdicts": [asdict(verdict) for verdict in group.verdicts],
-                }
-                for group in self.carried
-            ],
-            "flights": [
-                {
-                    "draw": flight.draw,
-                    "prompt": flight.prompt.id,
-                    "version": flight.version,
-                    "arrived": [i for i, sample in enumerate(flight.samples) if sample is not None],
-                    "finish_reasons": [sample.finish_reason for sample in samples],
-                    "begun": [begun.index for begun in flight.request.begun],
-                    "new": list(flight.request.starting),
-                }
-                for flight, samples in zip(self.flights, arrived, strict=True)
-            ],
+            "carried": [_group_entry(group, tokens) for group in self.carried],
+            "flights": [_flight_entry(flight, tokens) for flight in self.flights],
+            "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
         }
-        tokens: list[Tokens] = [sample for group in self.carried for sample in group.samples]
-        for flight, samples in zip(self.flights, arrived, strict=True):
-            tokens += [*samples, *flight.request.begun]
         write_state(directory / FILE, state)
-        _write_tokens(directory / TOKENS, tokens)
+        write_tokens(directory / TOKENS, tokens)
 
     @classmethod
     def read(
         cls,
         directory: Path,
-        find: Callable[[str], Prompt],
-        request: Callable[[int, Prompt], Request],
+        find: FindPrompt,
+        request: FullRequest,
         group_size: int,
         longest: int,
         vocabulary: int,
@@ -86,107 +80,70 @@ class SamplerState:
             state = parse_state(SavedSampler, read_state(directory / FILE))
             refuse(state.misfits(group_size))
         with restoring(directory / TOKENS):
-            tokens = _TokenFile(directory / TOKENS, longest, vocabulary)
+            tokens = TokenFile(directory / TOKENS, longest, vocabulary)
             if tokens.count != state.samples:
                 raise ValueError(f"it has {counted(tokens.count, 'sample')} instead of {state.samples}")
         with restoring(directory / FILE):
-            carried = tuple(
-                Group(
-                    entry.draw,
-                    find(entry.prompt),
-                    tuple(tokens.sample(reason) for reason in entry.finish_reasons),
-                    tuple(verdict.restored() for verdict in entry.verdicts),
-                )
-                for entry in state.carried
-            )
-            flights = tuple(_flight(entry, find(entry.prompt), request, tokens, group_size) for entry in state.flights)
+            carried = tuple(entry.restored(find, tokens) for entry in state.carried)
+            flights = tuple(entry.restored(find, request, tokens) for entry in state.flights)
+            entry = state.interrupted
+            interrupted = None if entry is None else entry.restored(find, request, tokens, carried)
         acceptance = Acceptance.from_state(state.acceptance.model_dump())
-        return cls(state.next_draw, acceptance, state.grading.restored(), carried, flights)
+        return cls(state.next_draw, acceptance, state.grading.restored(), carried, flights, interrupted)
 
 
-def _flight(
-    entry: _Flight,
-    prompt: Prompt,
-    request: Callable[[int, Prompt], Request],
-    tokens: _TokenFile,
-    group_size: int,
-) -> Flight:
-    samples: list[Sample | None] = [None] * group_size
-    for index, reason in zip(entry.arrived, entry.finish_reasons, strict=True):
-        samples[index] = tokens.sample(reason)
-    begun = tuple(tokens.begun(index) for index in entry.begun)
-    whole = request(entry.draw, prompt)
-    return Flight(entry.draw, prompt, entry.version, replace(whole, begun=begun, new=tuple(entry.new)), samples)
+def _group_entry(group: Group, tokens: list[Tokens]) -> dict[str, Any]:
+    """Appends the samples to `tokens`, as the other entries do."""
+    tokens += group.samples
+    return {
+        "draw": group.draw,
+        "prompt": group.prompt.id,
+        "finish_reasons": [sample.finish_reason for sample in group.samples],
+        "verdicts": [asdict(verdict) for verdict in group.verdicts],
+    }
 
 
-def _write_tokens(path: Path, samples: Sequence[Tokens]) -> None:
-    texts = [sample.text.encode("utf-8", "surrogatepass") if isinstance(sample, Sample) else b"" for sample in samples]
-
-    def joined(parts: Iterable[np.ndarray], dtype: type) -> np.ndarray:  # type: ignore[type-arg]
-        return np.concatenate([np.empty(0, dtype), *parts])
-
-    save_file(
-        {
-            "lengths": np.array([len(sample.token_ids) for sample in samples], np.int64),
-            "token_ids": joined((sample.token_ids for sample in samples), np.int32),
-            "logps": joined((sample.logps for sample in samples), np.float32),
-            "versions": joined((sample.versions for sample in samples), np.int32),
-            "mask": joined((sample.mask for sample in samples), np.bool_),
-            "text_lengths": np.array([len(text) for text in texts], np.int64),
-            "texts": np.frombuffer(b"".join(texts), np.uint8),
-        },
-        path,
-    )
+def _flight_entry(flight: Flight, tokens: list[Tokens]) -> dict[str, Any]:
+    arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
+    begun = () if flight.is_whole else flight.request.begun
+    tokens += [*(sample for _, sample in arrived), *begun]
+    return {
+        "draw": flight.draw,
+        "prompt": flight.prompt.id,
+        "version": flight.version,
+        "arrived": [index for index, _ in arrived],
+        "finish_reasons": [sample.finish_reason for _, sample in arrived],
+        "begun": [sample.index for sample in begun],
+        "new": [] if flight.is_whole else list(flight.request.starting),
+    }
 
 
-class _TokenFile:
-    """Reads the samples of a file one after the other."""
+def _interrupted_entry(interrupted: Interrupted, tokens: list[Tokens]) -> dict[str, Any]:
+    filling = interrupted.filling
+    return {
+        "kept": [_group_entry(group, tokens) for group in filling.kept],
+        "dropped": [_group_entry(group, tokens) | {"fate": fate} for group, fate in filling.dropped],
+        "rejected": [_group_entry(group, tokens) | {"fate": fate} for group, fate in interrupted.rejected],
+        "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
+        "sampled": [group.draw for group in filling.sampled],
+        "drawn": filling.drawn,
+        "finished_tokens": filling.finished_tokens,
+        "cancelled_tokens": filling.cancelled_tokens,
+        "generate_seconds": filling.generate_seconds,
+        "verify_seconds": filling.verify_seconds,
+        "earlier_seconds": filling.earlier_seconds,
+        "notes": filling.notes,
+    }
 
-    def __init__(self, path: Path, longest: int, vocabulary: int) -> None:
-        try:
-            arrays = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(str(error)) from None
-        kinds = {"lengths": "int64", "token_ids": "int32", "logps": "float32", "versions": "int32", "mask": "bool"}
-        kinds |= {"text_lengths": "int64", "texts": "uint8"}
-        if {name: str(array.dtype) for name, array in arrays.items()} != kinds:
-            raise ValueError("it has the wrong columns")
-        if any(array.ndim != 1 for array in arrays.values()):
-            raise ValueError("its columns are not one-dimensional")
-        self._arrays = arrays
-        lengths, text_lengths = arrays["lengths"], arrays["text_lengths"]
-        count = len(arrays["token_ids"])
-        fits = len(lengths) == len(text_lengths) and (text_lengths >= 0).all()
-        fits = fits and ((lengths > 0) & (lengths <= longest)).all() and lengths.sum() == count
-        fits = fits and (text_lengths <= len(arrays["texts"])).all() and text_lengths.sum() == len(arrays["texts"])
-        if not fits or any(len(arrays[name]) != count for name in ("logps", "versions", "mask")):
-            raise ValueError("lengths are inconsistent")
-        if count and not (arrays["token_ids"].min() >= 0 and arrays["token_ids"].max() < vocabulary):
-            raise ValueError("it has tokens outside the vocabulary")
-        if not np.isfinite(arrays["logps"]).all() or (count and arrays["versions"].min() < 0):
-            raise ValueError("it has invalid log-probabilities or versions")
-        self._ends, self._text_ends = np.cumsum(lengths).tolist(), np.cumsum(text_lengths).tolist()
-        self.count, self._next = len(lengths), 0
 
-    def sample(self, finish_reason: FinishReason) -> Sample:
-        place, text = self._take()
-        columns = [self._arrays[name][place] for name in ("token_ids", "logps", "versions", "mask")]
-        return Sample(columns[0], columns[1], text, finish_reason, columns[2], columns[3])
-
-    def begun(self, index: int) -> Begun:
-        place, _ = self._take()
-        return Begun(index, *(self._arrays[name][place] for name in ("token_ids", "logps", "versions", "mask")))
-
-    def _take(self) -> tuple[slice, str]:
-        i = self._next
-        self._next += 1
-        place = slice(self._ends[i - 1] if i else 0, self._ends[i])
-        text = self._arrays["texts"][self._text_ends[i - 1] if i else 0 : self._text_ends[i]]
-        return place, text.tobytes().decode("utf-8", "surrogatepass")
+def _unread_entry(unread: Unread, tokens: list[Tokens]) -> dict[str, Any]:
+    verdicts = None if unread.verdicts is None else [asdict(verdict) for verdict in unread.verdicts]
+    return _flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
 
 
 _Seen = Annotated[float, Field(ge=0, le=1e9)]
 _Rate = Annotated[list[_Seen], Field(min_length=2, max_length=2)]
+_Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class _Verdict(Saved):
@@ -209,11 +166,26 @@ class _Verdict(Saved):
         return verdict
 
 
-class _Carried(Saved):
+class _Group(Saved):
     draw: Count
     prompt: str
     finish_reasons: list[Literal["stop", "length"]]
     verdicts: list[_Verdict]
+
+    @property
+    def samples(self) -> int:
+        return len(self.finish_reasons)
+
+    def restored(self, find: FindPrompt, tokens: TokenFile) -> Group:
+        samples = tuple(tokens.sample(reason) for reason in self.finish_reasons)
+        return Group(self.draw, find(self.prompt), samples, tuple(verdict.restored() for verdict in self.verdicts))
+
+    def fits(self, group_size: int) -> bool:
+        return len(self.finish_reasons) == len(self.verdicts) == group_size
+
+
+class _Rejected(_Group):
+    fate: Fate
 
 
 class _Flight(Saved):
@@ -224,6 +196,83 @@ class _Flight(Saved):
     finish_reasons: list[Literal["stop", "length"]]
     begun: list[Count]
     new: list[Count]
+
+    @property
+    def samples(self) -> int:
+        return len(self.arrived) + len(self.begun)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.begun and not self.new
+
+    def restored(self, find: FindPrompt, request: FullRequest, tokens: TokenFile) -> Flight:
+        prompt = find(self.prompt)
+        whole = request(self.draw, prompt)
+        samples: list[Sample | None] = [None] * whole.count
+        for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
+            samples[index] = tokens.sample(reason)
+        begun = tuple(tokens.begun(index) for index in self.begun)
+        return Flight(self.draw, prompt, self.version, replace(whole, begun=begun, new=tuple(self.new)), samples)
+
+    def fits(self, group_size: int) -> bool:
+        everyone = sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
+        return everyone and len(self.arrived) == len(self.finish_reasons)
+
+
+class _Unread(_Flight):
+    polls: Count
+    verdicts: list[_Verdict] | None
+
+    def fits(self, group_size: int) -> bool:
+        judged = self.verdicts is None or len(self.verdicts) == group_size
+        return super().fits(group_size) and self.is_whole and judged
+
+
+class _Interrupted(Saved):
+    kept: list[_Group]
+    dropped: list[_Rejected]
+    rejected: list[_Rejected]
+    unread: list[_Unread]
+    sampled: list[Count]
+    drawn: Count
+    finished_tokens: Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
+    """Below 0 if more finished tokens of earlier steps were cancelled than this step has generated."""
+    cancelled_tokens: Count
+    generate_seconds: _Seconds
+    verify_seconds: _Seconds
+    earlier_seconds: _Seconds
+    notes: list[str]
+
+    @property
+    def judged(self) -> list[_Group]:
+        return [*self.kept, *self.dropped, *self.rejected]
+
+    def restored(
+        self, find: FindPrompt, request: FullRequest, tokens: TokenFile, carried: Sequence[Group]
+    ) -> Interrupted:
+        kept = [entry.restored(find, tokens) for entry in self.kept]
+        dropped = [(entry.restored(find, tokens), entry.fate) for entry in self.dropped]
+        rejected = tuple((entry.restored(find, tokens), entry.fate) for entry in self.rejected)
+        unread = []
+        for entry in self.unread:
+            verdicts = None if entry.verdicts is None else tuple(verdict.restored() for verdict in entry.verdicts)
+            unread.append(Unread(entry.restored(find, request, tokens), entry.polls, verdicts))
+        judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
+        by_draw = {group.draw: group for group in judged}
+        filling = Filling(
+            0,
+            kept,
+            dropped,
+            [by_draw[draw] for draw in self.sampled],
+            self.drawn,
+            self.finished_tokens,
+            self.cancelled_tokens,
+            self.generate_seconds,
+            self.verify_seconds,
+            self.earlier_seconds,
+            list(self.notes),
+        )
+        return Interrupted(filling, rejected, tuple(unread))
 
 
 class _Acceptance(Saved):
@@ -246,26 +295,38 @@ class SavedSampler(Saved):
     next_draw: Count
     acceptance: _Acceptance
     grading: _Grading = _Grading()
-    carried: list[_Carried]
+    carried: list[_Group]
     flights: list[_Flight]
+    interrupted: _Interrupted | None = None
+
+    @property
+    def judged(self) -> list[_Group]:
+        return [*self.carried, *(self.interrupted.judged if self.interrupted else [])]
+
+    @property
+    def entries(self) -> list[_Group | _Flight]:
+        return [*self.judged, *self.flights, *(self.interrupted.unread if self.interrupted else [])]
 
     @property
     def samples(self) -> int:
-        carried = sum(len(group.finish_reasons) for group in self.carried)
-        return carried + sum(len(flight.arrived) + len(flight.begun) for flight in self.flights)
+        return sum(entry.samples for entry in self.entries)
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
         kept, seen = self.acceptance.overall
         rates = [(kept, seen), *self.acceptance.sources.values()]
         yield "acceptance", seen < 1e-3 or any(kept > seen for kept, seen in rates)
-        draws = [*(group.draw for group in self.carried), *(flight.draw for flight in self.flights)]
+        draws = [entry.draw for entry in self.entries]
         yield "next_draw", len(set(draws)) < len(draws) or max(draws, default=-1) >= self.next_draw
+        if self.interrupted:
+            sampled = self.interrupted.sampled
+            judged = {entry.draw for entry in self.judged}
+            yield "interrupted.sampled", len(set(sampled)) < len(sampled) or not judged.issuperset(sampled)
+            yield "interrupted.rejected", any(entry.fate == "kept" for entry in self.interrupted.rejected)
+            yield "interrupted.dropped", any(entry.fate == "kept" for entry in self.interrupted.dropped)
 
     def misfits(self, group_size: int) -> Iterable[tuple[str, bool]]:
         """Entries that do not fit a run with groups of this size."""
-        everyone = list(range(group_size))
-        for group in self.carried:
-            yield "carried", not len(group.finish_reasons) == len(group.verdicts) == group_size
-        for flight in self.flights:
-            yield "flights", sorted([*flight.arrived, *flight.begun, *flight.new]) != everyone
-            yield "flights", len(flight.arrived) != len(flight.finish_reasons) or len(flight.arrived) == group_size
+        yield "carried", not all(entry.fits(group_size) for entry in self.carried)
+        yield "flights", not all(entry.fits(group_size) and not entry.is_whole for entry in self.flights)
+        if self.interrupted:
+            yield "interrupted", not all(entry.fits(group_size) for entry in self.entries)

@@ -127,16 +127,19 @@ class RunDirectory:
         """
         return [record for _, record in self._metric_lines()]
 
-    def forget_after(self, last_step: int, length: Mapping[str, int] | None = None) -> str | None:
+    def forget_after(
+        self, last_step: int, length: Mapping[str, int] | None = None, logged: int | None = None
+    ) -> str | None:
         """Deletes what was recorded after `last_step`, from which a run resumes, temporary files left by a crash, and
         the failure that ended the run.
 
-        `length` is the length of the log in the checkpoint of that step. Returns a note for the user if it differs.
+        `logged` is the last step in the log, if that is an earlier one. `length` is the length of the log in the
+        checkpoint of that step. Returns a note for the user if it differs.
         """
         for directory in (self.path, self.rollouts_path):
             with saved_so_far(directory):
                 remove_leftovers(directory)
-        self.truncate_metrics(last_step)
+        self.truncate_metrics(last_step, logged)
         with saved_so_far(self.path):
             forget_notes_after(self.path, last_step)
             forget_failure(self.path)
@@ -157,9 +160,10 @@ class RunDirectory:
                 "restore one from a copy, or start a new run"
             )
 
-    def truncate_metrics(self, last_step: int) -> None:
-        """Deletes log lines and rollouts after `last_step`."""
-        kept = [line for line, record in self._metric_lines() if record["step"] <= last_step]
+    def truncate_metrics(self, last_step: int, logged: int | None = None) -> None:
+        """Deletes log lines and rollouts after `last_step`; log lines also after `logged`."""
+        last_line = last_step if logged is None else logged
+        kept = [line for line, record in self._metric_lines() if record["step"] <= last_line]
         content = b"".join(line + b"\n" for line in kept)
         if self._log() != content:
             with saved_so_far(self.metrics_path):

@@ -1,4 +1,4 @@
-"""Ctrl-C in a Python program or a notebook: the first one finishes the step and saves, the second stops at once."""
+"""Ctrl-C in a Python program or a notebook: the first one saves and stops, the second stops at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dapo_rl.base.format import short_path
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
 
-STOPPING = "stopping after this step; press Ctrl-C again to stop immediately"
+STOPPING = "stopping: saving the run; press Ctrl-C again to stop immediately"
 
 
 class Interrupts:

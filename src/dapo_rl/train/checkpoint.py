@@ -1,6 +1,8 @@
 """Checkpoints are written to a temporary directory, fsynced, renamed, and verified when read; the last `keep` stay.
 
-A save copies the state and returns; another thread writes the copy while the run continues.
+A save copies the state and returns; another thread writes the copy while the run continues. A step can be saved again,
+with more of the next one sampled: the new checkpoint replaces the previous one when it is complete, and shares the
+files that have not changed.
 
 `checkpoints/step-N/` contains the files of each part of the run, the settings (`config.yaml`), and `manifest.json`
 with the size and SHA-256 of every other file, and a checksum of itself.
@@ -10,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,6 +86,11 @@ class Checkpoint:
             return f"it cannot be read: {error.strerror}"
         return None
 
+    def digests(self) -> Digests:
+        """The hashes of its files, as it was written."""
+        manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
+        return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
     def check_format(self) -> None:
         """Raises if the checkpoint is intact but has another layout. The run does not fall back to an older one."""
         try:
@@ -116,6 +125,8 @@ class Checkpoints:
         self._writing: _Writing | None = None
         self._damaged: set[Path] = set()
         """Checkpoints whose contents were found to be damaged. Contents are read only once, by `restore`."""
+        self._current: Checkpoint | None = None
+        """The checkpoint that was restored, or written last."""
 
     def all(self) -> list[Checkpoint]:
         """All directories with the name of a checkpoint, oldest first.
@@ -144,6 +155,7 @@ class Checkpoints:
             checkpoint.check_format()
             damage = checkpoint.damage() or _load(parts, checkpoint.path)
             if damage is None:
+                self._current = checkpoint
                 return checkpoint
             damaged.append(f"{checkpoint.path}: {damage}")
             self._damaged.add(checkpoint.path)
@@ -168,13 +180,19 @@ class Checkpoints:
         self.wait()
         return self._checkpoint(step)
 
-    def start(self, step: int, parts: Sequence[Part], config: Config | None = None) -> None:
+    def start(
+        self, step: int, parts: Sequence[Part], config: Config | None = None, unchanged: Sequence[Part] = ()
+    ) -> None:
         """Copies the state of the parts, and writes it in the background.
 
         Waits for the previous checkpoint, and raises its error. The parts can change as soon as this returns.
+        `unchanged` are parts that change only with the step: if the current checkpoint is of the same step, the new one
+        has links to their files.
         """
         self._wait_for_previous()
-        checkpoint = self._checkpoint(step)
+        checkpoint, known = self._checkpoint(step), self._known(step)
+        if known is not None:
+            parts = [part for part in parts if not any(part is same for same in unchanged)]
         with _one_line(checkpoint), ExitStack() as stack:
             remove_leftovers(self._directory)
             old = self._directory / f"step-{step}.old"
@@ -184,7 +202,8 @@ class Checkpoints:
                 (draft / SETTINGS).write_bytes(settings_text(config))
             # From here on, the thread removes the draft on an error, or publishes it.
             publishing = stack.pop_all()
-        self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, draft, rests, publishing, is_cancelled))
+        files = _Draft(draft, rests, known if unchanged else None)
+        self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, files, publishing, is_cancelled))
 
     def wait(self) -> None:
         """Returns when no checkpoint is being written; raises if the last could not be."""
@@ -224,23 +243,21 @@ class Checkpoints:
         if (waited := time.perf_counter() - started) > LONG_WAIT:
             self._note(f"waited {waited:.0f} s for the previous checkpoint; a larger checkpoint.every avoids this")
 
-    def _write(
-        self,
-        checkpoint: Checkpoint,
-        draft: Path,
-        rests: Sequence[Rest],
-        publishing: ExitStack,
-        is_cancelled: IsCancelled,
-    ) -> None:
+    def _known(self, step: int) -> Checkpoint | None:
+        """The current checkpoint, if it is of this step and still complete."""
+        current = self._current
+        return current if current is not None and current.step == step and self._looks_whole(current) else None
+
+    def _write(self, checkpoint: Checkpoint, draft: _Draft, publishing: ExitStack, is_cancelled: IsCancelled) -> None:
         """Runs in the thread."""
         with _one_line(checkpoint):
             with publishing:
-                digests = {name: digest for rest in rests for name, digest in rest(is_cancelled).items()}
-                _write_manifest(draft, checkpoint.step, digests)
+                _write_manifest(draft.path, checkpoint.step, draft.finish(is_cancelled))
                 if is_cancelled():
                     raise CancelledError
             sync(self._directory.parent)
         self._damaged.discard(checkpoint.path)
+        self._current = checkpoint
         self._remove_old(checkpoint.step)
 
     def _remove_old(self, step: int) -> None:
@@ -254,6 +271,29 @@ class Checkpoints:
 
     def _looks_whole(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A directory that becomes a checkpoint."""
+
+    path: Path
+    rests: Sequence[Rest]
+    """They write the large files."""
+    same: Checkpoint | None
+    """A checkpoint that has the files that are not written."""
+
+    def finish(self, is_cancelled: IsCancelled) -> Digests:
+        """Writes or links the remaining files; returns the hashes that are known."""
+        digests = {name: digest for rest in self.rests for name, digest in rest(is_cancelled).items()}
+        if self.same is None:
+            return digests
+        # After everything else is written: to write to a link would change the other checkpoint.
+        for name, digest in self.same.digests().items():
+            if not (self.path / name).exists():
+                _link(self.same.path / name, self.path / name)
+                digests[name] = digest
+        return digests
 
 
 class _Writing(threading.Thread):
@@ -317,6 +357,15 @@ def _write_manifest(directory: Path, step: int, digests: Digests | None = None) 
     }
     manifest["sha256"] = _own_checksum(manifest)
     (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name for the same file, or a copy where the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _own_checksum(manifest: Mapping[str, Any]) -> str:

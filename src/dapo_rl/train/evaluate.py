@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import Answered, answer
 from dapo_rl.rollout.engine import Engine, SamplingParams
+from dapo_rl.rollout.verdicts import await_verdicts, check_nothing
 from dapo_rl.types import Prompt, Verifier
 
 
@@ -48,15 +49,19 @@ def evaluate(
     samples: int,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[], None] = check_nothing,
 ) -> Evaluation:
-    """Samples every prompt `samples` times. The same seed gives the same random numbers in every evaluation."""
+    """Samples every prompt `samples` times. The same seed gives the same random numbers in every evaluation.
+
+    `check` is called every fraction of a second; it raises to abandon the evaluation.
+    """
     answered: list[Answered] = []
     on_progress(0, len(prompts))
-    for problem in answer(engine, verifier, prompts, params, samples, seed):
+    for problem in answer(engine, verifier, prompts, params, samples, seed, check=check):
         answered.append(problem)
         on_progress(len(answered), len(prompts))
     answered.sort(key=lambda problem: problem.index)
-    verdicts = [problem.verdicts.result() for problem in answered]
+    verdicts = [await_verdicts(problem.verdicts, check) for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
     scores = [[v.score for v in group if not v.failed] for group in verdicts]
     everything = [sample for problem in answered for sample in problem.samples]

@@ -22,6 +22,12 @@ class Ledger:
         for dropped, fate in fill.dropped:
             self._counts[fate] += dropped.tokens
 
+    def with_interrupted(self, so_far: Fill) -> Ledger:
+        """A copy that includes a step that was interrupted: nothing was trained on."""
+        copy = Ledger(dict(self._counts))
+        copy.add(so_far, ())
+        return copy
+
     def columns(self, waiting: int = 0, in_flight: int = 0) -> dict[str, int]:
         """Tokens by fate. `carried` are those of finished samples that wait for the next step and those of unfinished
         samples, which no step's total includes yet."""

@@ -13,7 +13,7 @@ from dapo_rl.algo.registry import Advantages
 from dapo_rl.base.format import counted
 from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
-from dapo_rl.errors import DivergedError, NonFiniteError, UserError
+from dapo_rl.errors import DivergedError, NonFiniteError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Engine, rest_engine
 from dapo_rl.rollout.fill import Fill
@@ -27,6 +27,7 @@ from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.train.progress import Progress
+from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
 
@@ -58,7 +59,8 @@ class Training:
     sampler: Sampler
     policy: Policy
     advantages: Advantages
-    evaluate: Callable[[], Evaluation | None]
+    evaluate: Callable[[Callable[[], None]], Evaluation | None]
+    """Its argument is called every fraction of a second; it raises to abandon the evaluation."""
     save: Callable[[], None]
     """Starts to write a checkpoint; `checkpoints.wait()` returns when it is complete."""
     checkpoints: Checkpoints
@@ -72,13 +74,29 @@ class Training:
     turns: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
 
+    def check(self) -> None:
+        """Called during sampling, which a stop interrupts, and evaluation, which it abandons. An update is finished."""
+        if self.stop_requested():
+            raise StopRequested
+
 
 def train(run: Training) -> None:
     """Trains from the current progress to the last step, or until a stop is requested."""
+    run.callbacks.train_begin()
+    with suppress(StopRequested):
+        _train(run)
+    run.checkpoints.wait()
+    run.callbacks.train_end()
+
+
+def _train(run: Training) -> None:
     config, progress, callbacks = run.config, run.progress, run.callbacks
     origin = time.perf_counter() - progress.wall_seconds
-    callbacks.train_begin()
-    if progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
+    if progress.evaluation_due:
+        _finish_last_step(run, origin)
+        if callbacks.should_stop:
+            return
+    elif progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
         run.directory.append_metrics(0, metrics)
         run.track(0, metrics)
         run.display.note(evaluation_line(0, config.train.steps, metrics))
@@ -86,39 +104,77 @@ def train(run: Training) -> None:
         run.checkpoints.check()
         progress.current = step
         callbacks.step_begin()
-        with _or_diverged(run, step):
-            done = _step(run, step)
-        progress.step = step
+        try:
+            with _or_diverged(run, step):
+                done = _step(run, step)
+        except StopRequested:
+            progress.wall_seconds = time.perf_counter() - origin
+            _save(run, step)
+            run.display.note(f"step {step}: stopped while sampling; resuming continues with what was sampled")
+            raise
+        progress.step, progress.metrics = step, done.metrics
         progress.ledger.add(done.fill, done.batch)
-        metrics = done.metrics
-        callbacks.step_end(step, metrics)
+        callbacks.step_end(step, done.metrics)
         last = step == config.train.steps
-        if last or (config.eval.every and step % config.eval.every == 0) or callbacks.should_evaluate:
-            metrics |= _evaluate(run)
-        progress.metrics = metrics
-        progress.wall_seconds = time.perf_counter() - origin
-        run.directory.append_metrics(step, metrics)
-        run.track(step, metrics)
+        progress.evaluation_due = bool(
+            last or (config.eval.every and step % config.eval.every == 0) or callbacks.should_evaluate
+        )
+        with suppress(StopRequested):
+            _evaluate_and_log(run, origin)
         if config.log.rollouts:
             rows = _rows(done, run.sampler.carried if last else ())
             run.directory.write_rollouts(step, rows, config.log.keep_rollouts)
-        stopping = run.stop_requested() or callbacks.should_stop
-        if stopping or last or step % config.checkpoint_every == 0 or callbacks.should_save:
-            with _or_diverged(run, step):
-                run.save()
-            if callbacks.wait_for_saves:
-                run.checkpoints.wait()
-            callbacks.saved()
+        stopping = progress.evaluation_due or run.stop_requested() or callbacks.should_stop
+        if stopping or _save_due(run):
+            _save(run, step)
         for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes):
             if note:
                 run.display.note(f"step {step}: {note}")
-        run.display.step(step, metrics)
+        if progress.evaluation_due:
+            run.display.note(f"step {step}: stopped in the evaluation; resuming repeats it")
+        else:
+            run.display.step(step, progress.metrics)
         if stopping or callbacks.should_stop:
             if callbacks.stopped_by and not last:
                 run.display.note(f"step {step}: stopped by {callbacks.stopped_by}")
             break
-    run.checkpoints.wait()
-    callbacks.train_end()
+
+
+def _finish_last_step(run: Training, origin: float) -> None:
+    """Evaluates and logs the step of a checkpoint that was saved before that."""
+    progress = run.progress
+    run.callbacks.step_end(progress.step, progress.metrics)
+    _evaluate_and_log(run, origin)
+    if _save_due(run):
+        _save(run, progress.step)
+    run.display.step(progress.step, progress.metrics)
+
+
+def _evaluate_and_log(run: Training, origin: float) -> None:
+    """Evaluates the step that was made last, if that is due, and logs its metrics."""
+    progress = run.progress
+    progress.wall_seconds = time.perf_counter() - origin
+    if progress.evaluation_due:
+        with unless_stopped():
+            progress.metrics = progress.metrics | _evaluate(run)
+        progress.evaluation_due = False
+    progress.wall_seconds = time.perf_counter() - origin
+    run.directory.append_metrics(progress.step, progress.metrics)
+    run.track(progress.step, progress.metrics)
+
+
+def _save_due(run: Training) -> bool:
+    """Whether a checkpoint is due after the step that was made last."""
+    config, step = run.config, run.progress.step
+    return step == config.train.steps or step % config.checkpoint_every == 0 or run.callbacks.should_save
+
+
+def _save(run: Training, step: int) -> None:
+    with _or_diverged(run, step):
+        run.save()
+    if run.callbacks.wait_for_saves:
+        run.checkpoints.wait()
+    run.callbacks.saved()
 
 
 @contextmanager
@@ -146,7 +202,7 @@ def _step(run: Training, step: int) -> _Done:
     """One step of Algorithm 1."""
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
-    fill = run.sampler.fill(config.sampling.prompts_per_step)
+    fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
     batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards)
 
@@ -168,18 +224,19 @@ def _step(run: Training, step: int) -> _Done:
     run.engine.receive(step, weights)
 
     ended = time.perf_counter()
+    seconds = fill.earlier_seconds + ended - started
     metrics = step_metrics(fill, batch, [update.metrics for update in updates if update.metrics], rewards) | {
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,
-        "timing_s/step": ended - started,
-        "perf/throughput": fill.tokens_generated / (ended - started),
+        "timing_s/step": seconds,
+        "perf/throughput": fill.tokens_generated / seconds,
     }
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 
 
 def _evaluate(run: Training) -> dict[str, float]:
-    evaluation = run.evaluate()
+    evaluation = run.evaluate(run.check)
     if evaluation is None:
         return {}
     if evaluation.verifier_errors:

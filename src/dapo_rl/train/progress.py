@@ -21,6 +21,7 @@ class SavedProgress(Saved):
     evaluations: list[Annotated[list[float], Field(min_length=2, max_length=2)]]
     ledger: dict[str, Count]
     metrics: dict[str, int | float | None]
+    evaluation_due: bool = False
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
         for at, share in self.evaluations:
@@ -39,8 +40,19 @@ class Progress:
     ledger: Ledger = field(default_factory=Ledger)
     metrics: dict[str, float] = field(default_factory=dict)
     """The metrics of the last step."""
+    evaluation_due: bool = False
+    """Whether the last step is still to be evaluated, and its metrics to be logged: a stop came first."""
     current: int = 0
     """The step in progress, or the last one done. It is not saved."""
+
+    def is_done(self, steps: int) -> bool:
+        """Whether the last of all steps has been made and logged."""
+        return self.step == steps and not self.evaluation_due
+
+    @property
+    def logged(self) -> int:
+        """The last step in the log."""
+        return self.step - self.evaluation_due
 
     def save(self, directory: Path) -> None:
         state = {
@@ -49,6 +61,7 @@ class Progress:
             "evaluations": self.evaluations,
             "ledger": self.ledger.state(),
             "metrics": self.metrics,
+            "evaluation_due": self.evaluation_due,
         }
         write_state(directory / FILE, state)
 
@@ -60,4 +73,5 @@ class Progress:
         self.current = self.step
         self.evaluations = [(int(step), accuracy) for step, accuracy in state.evaluations]
         self.ledger = Ledger(state.ledger)
+        self.evaluation_due = state.evaluation_due
         self.metrics = {name: float("nan") if value is None else value for name, value in state.metrics.items()}

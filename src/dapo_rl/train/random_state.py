@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +13,7 @@ import torch
 from pydantic import AfterValidator, Field
 
 from dapo_rl.base.saved import AsTuple, Saved, parse_state, read_state, restoring, write_state
+from dapo_rl.errors import StopRequested
 
 FILE = "random.json"
 Word = Annotated[int, Field(ge=0, lt=2**32)]
@@ -39,6 +42,21 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def unless_stopped() -> Iterator[None]:
+    """A StopRequested in the block leaves the generators as they were before: the block is repeated later."""
+    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    except StopRequested:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+        torch.cuda.set_rng_state_all(on_gpus)
+        raise
 
 
 class RandomState:

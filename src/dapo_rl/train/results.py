@@ -11,6 +11,7 @@ from dapo_rl.base.files import directory_beside
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
 from dapo_rl.errors import UserError
+from dapo_rl.rollout.fill import Fill
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
 from dapo_rl.train.progress import Progress
 
@@ -37,12 +38,15 @@ def write_results(
     *,
     waiting: int,
     in_flight: int,
+    so_far: Fill | None = None,
 ) -> dict[str, Any]:
     """Writes summary.json and report.png; returns the summary.
 
-    `waiting` counts the tokens of finished samples that wait for the next step, `in_flight` those of unfinished ones.
+    `waiting` counts the tokens of finished samples that wait for the next step, `in_flight` those of unfinished ones;
+    `so_far` is the result of a step that was interrupted.
     """
-    finished = progress.step == config.train.steps
+    ledger = progress.ledger if so_far is None else progress.ledger.with_interrupted(so_far)
+    finished = progress.is_done(config.train.steps)
     paths = {"summary": directory.summary_path, "report": directory.report_path}
     if finished:
         paths["model"] = directory.model_path
@@ -55,7 +59,7 @@ def write_results(
         "accuracy_after": accuracies[-1][1] if accuracies and accuracies[-1][0] > 0 else None,
         "evaluations": [{"step": step, "accuracy": accuracy} for step, accuracy in accuracies],
         "wall_seconds": progress.wall_seconds,
-        "tokens": progress.ledger.columns(waiting, in_flight),
+        "tokens": ledger.columns(waiting, in_flight),
         "data": prompts.counts(),
         "metrics": progress.metrics,
         "paths": {name: str(path) for name, path in paths.items()},

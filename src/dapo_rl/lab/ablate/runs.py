@@ -107,7 +107,7 @@ class ArmRun:
         return before != (self.state, self.step, self.accuracy)
 
     def interrupt(self, times: int) -> None:
-        """1: it finishes its step and saves. 2: it stops immediately. 3: it is killed."""
+        """1: it saves and stops. 2: it stops immediately. 3: it is killed."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):

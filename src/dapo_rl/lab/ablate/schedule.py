@@ -49,7 +49,7 @@ def run_all(runs: Sequence[ArmRun], jobs: int, display: AblationDisplay) -> int 
 
 
 _STOPPING = (
-    "stopping: runs finish their step and save; press Ctrl-C again to stop immediately",
+    "stopping: runs save and stop; press Ctrl-C again to stop immediately",
     "stopping immediately",
     "killed",
 )

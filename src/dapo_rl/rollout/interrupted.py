@@ -1,0 +1,40 @@
+"""A step that was interrupted while it was sampling: what the next fill continues with, apart from groups in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dapo_rl.fates import Fate
+from dapo_rl.rollout.fill import Fill, Filling
+from dapo_rl.rollout.judging import Unread
+from dapo_rl.types import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    filling: Filling
+    rejected: tuple[tuple[Group, Fate], ...] = ()
+    """Groups that are not kept, and wait for the verdicts of earlier draws."""
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        groups = [*self.filling.kept, *(group for group, _ in (*self.filling.dropped, *self.rejected))]
+        return [*(group.prompt for group in groups), *(unread.flight.prompt for unread in self.unread)]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of its complete groups that no fate has been recorded for."""
+        groups = [*self.filling.kept, *(group for group, _ in self.rejected)]
+        return sum(group.tokens for group in groups) + sum(unread.flight.finished_tokens for unread in self.unread)
+
+    def so_far(self) -> Fill:
+        """Its result so far. Kept groups are not in it: nothing has been trained on them."""
+        filling = self.filling
+        return Fill(
+            kept=(),
+            dropped=tuple(filling.dropped),
+            sampled=tuple(filling.sampled),
+            tokens_generated=filling.tokens_generated,
+            tokens_cancelled=filling.cancelled_tokens,
+        )
