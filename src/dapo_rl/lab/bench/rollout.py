@@ -30,8 +30,10 @@ every batch size occurs."""
 
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
-    # vLLM gets the whole GPU, so the model that it reads from disk is created on the CPU.
-    model, tokenizer, prompts, facts = _open(work, "cpu" if work.engine == "vllm" else work.device)
+    model, tokenizer, prompts, facts = _open(work, work.device)
+    if work.engine == "vllm":  # it gets the whole GPU; random weights are made there, which is faster
+        model.cpu()
+        torch.cuda.empty_cache()
     engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
     if work.engine == "vllm":
         del model
