@@ -159,7 +159,8 @@ class Completion:
 class Engine(Protocol):
     """Generates samples. They depend on requests and weights alone, not on how requests are batched.
 
-    An engine may also have `close()`, and `rest()`, which gives up its GPU memory until the next `receive`.
+    An engine may also have `close()`, `rest()`, which gives up its GPU memory until the next `receive`, and
+    `preempted`, the number of samples that had to wait in mid-generation because memory ran out.
     """
 
     @property
@@ -192,3 +193,8 @@ def rest_engine(engine: Engine) -> None:
     Unfinished samples are kept with their tokens."""
     rest: Callable[[], None] = engine.rest  # type: ignore[attr-defined]
     rest()
+
+
+def preempted_samples(engine: Engine) -> int:
+    """How often a sample had to wait in mid-generation so far."""
+    return int(getattr(engine, "preempted", 0))

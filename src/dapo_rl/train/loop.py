@@ -15,7 +15,7 @@ from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Engine, rest_engine
+from dapo_rl.rollout.engine import Engine, preempted_samples, rest_engine
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -202,6 +202,7 @@ def _step(run: Training, step: int) -> _Done:
     """One step of Algorithm 1."""
     config, started = run.config, time.perf_counter()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
+    preempted = preempted_samples(run.engine)
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
     batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards)
@@ -226,6 +227,7 @@ def _step(run: Training, step: int) -> _Done:
     ended = time.perf_counter()
     seconds = fill.earlier_seconds + ended - started
     metrics = step_metrics(fill, batch, [update.metrics for update in updates if update.metrics], rewards) | {
+        "sampling/preempted": preempted_samples(run.engine) - preempted,
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,
