@@ -234,6 +234,8 @@ def test_a_run_on_an_engine_that_is_off_is_corrected_and_resumes_exactly(tmp_pat
     assert "algo.proximal=recomputed" not in notes
     # All ratios to the engine are far from 1; those to the trainer are 1 in the first update.
     assert plain[0]["actor/pg_clipfrac"] > 3 * corrected[0]["actor/pg_clipfrac"]
+    # Later updates are compared with the beginning of the step; without scores, each would be compared with itself.
+    assert abs(corrected[0]["actor/ppo_kl"]) > 1e-4
     assert math.exp(-0.3) < corrected[0]["rollout/is_weight_mean"] < math.exp(0.3)
     assert corrected[0]["rollout/is_above_cap_share"] == 0
     resumed_path = Path(shutil.copytree(tmp_path / "corrected", tmp_path / "resumed"))
