@@ -15,7 +15,7 @@ from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.measured import ERROR, MEASURED, errors, fit_shares
 from dapo_rl.lab.plan.picture import draw_plan
-from dapo_rl.lab.plan.planning import Question, limiting, plan_run, plan_json
+from dapo_rl.lab.plan.planning import Question, limiting, plan_json, plan_run
 from dapo_rl.lab.plan.rates import Rates, Shares
 from dapo_rl.lab.plan.replica import Replica
 from dapo_rl.lab.plan.show import print_plan

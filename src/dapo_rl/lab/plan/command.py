@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dapo_rl.config import Config
 from dapo_rl.lab.plan.gpus import find_gpu
-from dapo_rl.lab.plan.planning import Question, plan_run, plan_json
+from dapo_rl.lab.plan.planning import Question, plan_json, plan_run
 from dapo_rl.lab.plan.show import print_plan
 
 
