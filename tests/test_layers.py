@@ -15,6 +15,7 @@ LAYERS = [
     {"rollout"},
     {"evals"},
     {"train"},
+    {"cluster"},
     {"build"},
     {"trainer"},
     {"lab"},

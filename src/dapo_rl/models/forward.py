@@ -25,9 +25,12 @@ class TokenStats(NamedTuple):
     """`[B, R]`: True for response tokens."""
 
 
-def response_logps(model: Any, samples: Sequence[TrainSample], temperature: float, pad_id: int) -> TokenStats:
-    """Log-probabilities of the responses under the model at a temperature."""
-    device = next(model.parameters()).device
+def response_logps(
+    model: Any, samples: Sequence[TrainSample], temperature: float, pad_id: int, device: torch.device | None = None
+) -> TokenStats:
+    """Log-probabilities of the responses under the model at a temperature; it computes on the device of its weights
+    unless another is given."""
+    device = device or next(model.parameters()).device
     prompts_BP, prompt_mask_BP = pad([s.prompt_ids for s in samples], pad_id, side="left")
     tokens_BR, mask_BR = pad([s.response_ids for s in samples], pad_id, side="right")
     input_ids = torch.cat([prompts_BP, tokens_BR], dim=1).to(device)

@@ -6,7 +6,8 @@ import copy
 import os
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.get import PRETRAINED, find_pretrained
-from dapo_rl.models.saving import save_plain
+from dapo_rl.models.saving import converted, save_plain, write_plain
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 TINY = Path(__file__).parent / "tiny"
@@ -226,11 +227,30 @@ def check_vocabulary(model: Any, largest_id: int) -> None:
 
 def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
     """Saves the model and its tokenizer in Hugging Face format; `dtype` is that of the weights, by default as it is."""
+    with _saving(path):
+        save_plain(model, path, dtype)
+        tokenizer.save_pretrained(path)
+
+
+def save_weights(
+    model: Any,
+    weights: Mapping[str, torch.Tensor],
+    tokenizer: Any,
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """`save_model` with these weights instead of the model's own."""
+    with _saving(path):
+        write_plain(model, converted(weights.items(), dtype, weights), path, dtype)
+        tokenizer.save_pretrained(path)
+
+
+@contextmanager
+def _saving(path: str | os.PathLike[str]) -> Iterator[None]:
     if Path(path).is_file():  # transformers would log this and save nothing
         raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:
-        save_plain(model, path, dtype)
-        tokenizer.save_pretrained(path)
+        yield
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
 

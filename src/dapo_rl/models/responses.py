@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from importlib.util import find_spec
@@ -59,7 +59,7 @@ class ResponseLogps:
     @contextmanager
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
         """Log-probabilities of the samples. Run the backward pass inside, since it may recompute layers."""
-        device = next(self._model.parameters()).device
+        device = self._device
         # autocast's cache would hold copies of all weights until the end of the forward pass. Autograd keeps the same
         # copies for the backward pass anyway, unless there is none or it recomputes them.
         cached = torch.is_grad_enabled() and not self._recompute
@@ -70,15 +70,26 @@ class ResponseLogps:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
                 with attending(self._model, row, row.longest):
+                    how = (row, predictors, samples, self._temperature, self._fusion is not None)
                     with in_dtype:
-                        stats = packed_logps(
-                            self._model, row, predictors, samples, self._temperature, self._fusion is not None
-                        )
+                        stats = self._run(lambda: packed_logps(self._model, *how))
                     yield stats
             else:
                 with in_dtype:
-                    stats = response_logps(self._model, samples, self._temperature, self._pad_id)
+                    stats = self._run(
+                        lambda: response_logps(self._model, samples, self._temperature, self._pad_id, device)
+                    )
                 yield stats
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = next(self._model.parameters()).device
+        return device
+
+    def _run(self, forward: Callable[[], TokenStats]) -> TokenStats:
+        """Runs the forward pass."""
+        return forward()
 
     def _fused_modules(self) -> AbstractContextManager[None]:
         return nullcontext() if self._fusion is None else self._fusion.active()

@@ -87,8 +87,8 @@ class HFPolicy:
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         how["fused"] = train.fused
         self._recomputes = train.gradient_checkpointing is True
-        self._responses = ResponseLogps(model, packed=train.packed, recompute=self._recomputes, **how)
-        frozen = WithoutAdapter if reference is model else ResponseLogps
+        self._responses = self._logps_of(model, packed=train.packed, recompute=self._recomputes, **how)
+        frozen = WithoutAdapter if reference is model else self._logps_of
         self._reference = None if reference is None else frozen(reference, packed=self._responses.packed, **how)
         self._optimizer = build_optimizer(model, train)
         self._gradients = Gradients(model) if turns else None
@@ -129,12 +129,12 @@ class HFPolicy:
 
         result: dict[int, FloatArray] = {}
         for indices, rows in self._in_micro_batches(samples, compute):
-            result |= zip(indices, rows, strict=True)
+            result |= zip(indices, rows, strict=False)  # a rank computes a row for nobody if it has no sample left
         return [result[i] for i in range(len(samples))]
 
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
         """One optimizer step; the result does not depend on the split into micro-batches."""
-        counts = _Counts.of(samples)
+        counts = self._count(samples)
         seen: list[SeenTokens | None] = [None] * len(samples)
         if counts.tokens == 0:
             return Update({}, tuple(seen))
@@ -148,12 +148,12 @@ class HFPolicy:
         sums = [of_batch for _, (of_batch, _) in backward]
         # One transfer for all micro-batches: a synchronisation after each would leave the device idle.
         table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
-        totals = dict(zip(sums[0], table.tolist(), strict=True))
+        totals = dict(zip(sums[0], self._over_ranks(table).tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
             raise NonFiniteError(f"the loss is {totals['loss']}")
         if self._gradients is not None:
             self._gradients.drop_unused()
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
+        grad_norm = self._clip_gradients()
         if not math.isfinite(grad_norm):
             raise NonFiniteError(f"the gradient's norm is {grad_norm}")
         # The device has just finished, so that these copies do not wait, as they would after the step.
@@ -215,6 +215,21 @@ class HFPolicy:
             save_adapter(self.model, self._tokenizer, lora, self._settings.name, path)
         else:
             save_model(self.model, self._tokenizer, path, self._save_dtype)
+
+    def _logps_of(self, model: Any, **how: Any) -> ResponseLogps:
+        return ResponseLogps(model, **how)
+
+    def _count(self, samples: Sequence[TrainSample]) -> _Counts:
+        """The counts of the whole optimizer step."""
+        return _Counts.of(samples)
+
+    def _over_ranks(self, sums: Tensor) -> Tensor:
+        """The sums over all ranks; here there is one."""
+        return sums
+
+    def _clip_gradients(self) -> float:
+        """Returns the gradient's norm before clipping."""
+        return float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm))
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         self._optimizer.load_state_dict(state["optimizer"])
@@ -367,10 +382,7 @@ class HFPolicy:
         while len(self._micro_batches(samples)) <= count and self._token_budget > 1:
             self._token_budget //= 2
         self._lowered_budget = self._token_budget
-        self._notes.append(
-            f"out of GPU memory: micro-batches now have {self._token_budget} tokens instead of {before}; "
-            "train.token_budget sets this from the start"
-        )
+        self._notes.append(budget_note(before, self._token_budget))
 
     def _step(self) -> None:
         if self._gradients is not None and not self._optimizer.state:
@@ -405,6 +417,13 @@ class _Counts:
             "samples": self.samples,
             "micro-batches": micro_batches,
         }[AGGREGATIONS[aggregation].denominator]
+
+
+def budget_note(before: int, budget: int) -> str:
+    return (
+        f"out of GPU memory: micro-batches now have {budget} tokens instead of {before}; train.token_budget sets this "
+        "from the start"
+    )
 
 
 def _too_long(sample: TrainSample, recomputes: bool) -> str:

@@ -1,0 +1,117 @@
+"""A model whose parameters are sharded over ranks by FSDP2.
+
+A parameter is whole only while the module that it was sharded with runs. Log-probabilities need more of a model than
+its own `forward` gives: the hidden states and the weight of the output layer. So the whole computation runs inside the
+`forward` of one module around the model, which is the root of the sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from dapo_rl.models.forward import TokenStats
+from dapo_rl.models.responses import ResponseLogps
+
+
+class RanksOutOfMemoryError(Exception):
+    """A forward pass did not fit into the memory of a rank. Every rank raises it, and can compute again."""
+
+    def __init__(self, here: bool) -> None:
+        """`here` if it was this rank."""
+        super().__init__("a forward pass does not fit into memory")
+        self.here = here
+
+
+class ShardedLogps(ResponseLogps):
+    """Shards a model, and computes log-probabilities under it. Every rank has to compute at the same time."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        mesh: DeviceMesh,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        offload: bool = False,
+        anyone: Callable[[bool], bool],
+        **how: Any,
+    ) -> None:
+        """`anyone` tells every rank whether it is true on one of them."""
+        # Whether samples can be packed is tried out on the whole model.
+        super().__init__(model, dtype=dtype, **how)
+        self._computes_on = device
+        self._root = _shard(model, mesh, dtype, offload)
+        self._anyone = anyone
+        self._sharded: list[Any] = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
+        self._begun: set[Any] = set()
+        """The modules whose parameters have been gathered in this forward pass."""
+        for module in self._sharded:  # after FSDP's own hook, which gathers
+            module.register_forward_pre_hook(lambda module, arguments: self._begun.add(module))
+
+    @property
+    def _device(self) -> torch.device:
+        return self._computes_on  # offloaded parameters are on the host
+
+    def _run(self, forward: Callable[[], TokenStats]) -> TokenStats:
+        stats = self._try(forward)
+        if self._anyone(stats is None):
+            failed = stats is None
+            stats = None
+            if not hasattr(self._root, "reset_iter_state"):  # before torch 2.13 there is no way to go on
+                raise torch.OutOfMemoryError("a forward pass does not fit into memory")
+            self._root.reset_iter_state()
+            raise RanksOutOfMemoryError(failed)
+        assert stats is not None
+        if not torch.is_grad_enabled():
+            self._root.reshard()  # the root keeps its parameters for a backward pass, and there is none
+        return stats
+
+    def _try(self, forward: Callable[[], TokenStats]) -> TokenStats | None:
+        """None if this rank runs out of memory. It still takes part in the collectives of the others."""
+        self._begun.clear()
+        try:
+            stats: TokenStats = self._root(forward)
+            return stats
+        except torch.OutOfMemoryError:
+            pass
+        # Outside the except block, because the exception's traceback keeps the activations alive.
+        for module in self._sharded:
+            if module not in self._begun:
+                module.unshard()
+                module.reshard()
+        return None
+
+
+class _Root(nn.Module):
+    """Runs a function while the parameters of the model that belong to no layer are whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[], TokenStats]) -> TokenStats:
+        stats = compute()
+        return stats._replace(logps=stats.logps.clone())  # FSDP's hooks are on the output, which must not be a view
+
+
+def _shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, offload: bool) -> Any:
+    """Shards each decoder layer, and the rest as one. Gradients are summed over ranks in float32."""
+    how: dict[str, Any] = {"mesh": mesh, "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
+    if dtype != torch.float32:
+        how["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for layer in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
+        fully_shard(layer, **how)
+    root: Any = fully_shard(_Root(model), **how)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are divided by counts over all ranks, so that their gradients add up.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return root

@@ -1,0 +1,92 @@
+"""Checkpoints by torch.distributed.checkpoint: every rank writes its shards, and any number of ranks reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from dapo_rl.base.quote import one_line
+from dapo_rl.errors import UserError
+
+SHARDS = "shards"
+"""The directory of the shards within a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShards:
+    """What a checkpoint has for this rank, not yet in the model."""
+
+    tensors: Mapping[str, Tensor]
+    extra: Mapping[str, Any]
+    own: Mapping[str, Tensor]
+    """The tensors of the model and of the optimizer under the same names."""
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for name, tensor in self.tensors.items():
+            self.own[name].copy_(tensor)
+
+
+def write_shards(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any], group: dist.ProcessGroup
+) -> None:
+    """Writes the weights, the moments, and `extra`, which is the same on all ranks."""
+    save({**_tensors(model, optimizer), **extra}, checkpoint_id=directory / SHARDS, process_group=group)
+
+
+def read_shards(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> LoadedShards:
+    """Reads what `write_shards` wrote, into new memory."""
+    own = _tensors(model, optimizer)
+    reader = FileSystemReader(directory / SHARDS)
+    try:
+        entries = reader.read_metadata().state_dict_metadata
+    except Exception as error:
+        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
+    stored = {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
+    if other := _difference(own, stored):
+        raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
+    state: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in own.items()}
+    extra = [name for name in entries if name not in stored]
+    state |= dict.fromkeys(extra)
+    try:
+        load(state, storage_reader=reader, process_group=group)
+    except Exception as error:
+        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
+    return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
+
+
+def _tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The weights and their moments, which the first step would create."""
+    tensors: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        tensors[f"weights.{name}"] = weight.detach()
+        if not weight.requires_grad:
+            continue
+        moments = optimizer.state[weight]
+        if not moments:
+            moments["step"] = torch.zeros((), device=weight.device)
+            moments["exp_avg"] = torch.zeros_like(weight.detach())
+            moments["exp_avg_sq"] = torch.zeros_like(weight.detach())
+        tensors |= {f"moments.{name}.{key}": moment for key, moment in moments.items()}
+    return tensors
+
+
+def _difference(own: Mapping[str, Tensor], stored: Mapping[str, list[int]]) -> str | None:
+    """How stored tensors differ from those of the model, or None."""
+    for name, shape in stored.items():
+        if name not in own:
+            return f"it has {name}"
+        if shape != list(own[name].shape):
+            return f"{name} has the shape {shape} instead of {list(own[name].shape)}"
+    return next((f"it has no {name}" for name in own if name not in stored), None)

@@ -1,0 +1,159 @@
+"""Policies of the embedded model for tests, in one process and on ranks."""
+
+import os
+import time
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+from support import small_model, tokenizer
+
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.rank import Place, RankPolicy
+from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
+from dapo_rl.models.load import load_model, pad_id
+from dapo_rl.train.policy import HFPolicy
+from dapo_rl.types import TrainSample
+
+
+def settings(token_budget=60, aggregation="token-mean", **changes):
+    return {
+        "temperature": 1.0,
+        "algo": AlgoSettings(aggregation=aggregation),
+        "train": TrainSettings(lr=1e-3, max_grad_norm=0.5),
+        "norm_length": 20,
+        "token_budget": token_budget,
+    } | changes
+
+
+def loaded(tied=True):
+    """The embedded model, whose embeddings are tied, or a small one whose are not."""
+    if tied:
+        return load_model(ModelSettings(device="cpu"))
+    return small_model(tie_word_embeddings=False), tokenizer()
+
+
+def one_process(tied=True, reference=False, **changes):
+    model, words = loaded(tied)
+    frozen = loaded(tied)[0].requires_grad_(False) if reference else None
+    return HFPolicy(model, pad_id=pad_id(words), tokenizer=words, reference=frozen, **settings(**changes))
+
+
+class Rank:
+    """A rank whose policy tests can replace, so that they share processes."""
+
+    def __init__(self, place: Place):
+        torch.set_num_threads(1)
+        self._place = place
+
+    def build(self, tied=True, reference=False, changes=None):
+        model, words = loaded(tied)
+        frozen = loaded(tied)[0].requires_grad_(False) if reference else None
+        how = {"pad_id": pad_id(words), "tokenizer": words, "reference": frozen}
+        self.policy = RankPolicy(model, place=self._place, **how, **settings(**(changes or {})))
+
+    def gradients(self):
+        full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}
+        return full if self._place.rank == 0 else None
+
+    def moments(self):
+        names = {p: n for n, p in self.policy.model.named_parameters()}
+        state = self.policy.optimizer.state
+        full = {names[p]: (s["exp_avg"].full_tensor(), s["exp_avg_sq"].full_tensor()) for p, s in state.items()}
+        return full if self._place.rank == 0 else None
+
+    def sizes(self):
+        return [p.to_local().numel() for p in self.policy.model.parameters()]
+
+    def spoil(self, number):
+        """One weight of the last rank becomes this number."""
+        if self._place.rank == self._place.world_size - 1:
+            with torch.no_grad():
+                next(p for p in self.policy.model.parameters() if p.to_local().numel()).to_local().view(-1)[0] = number
+
+    def limit(self, rank, layer, tokens):
+        """This rank runs out of memory in a layer that gets more tokens than these."""
+
+        def check(module, arguments, more):
+            if more["hidden_states"].shape[1] > tokens:
+                raise torch.OutOfMemoryError("no memory")
+
+        if self._place.rank == rank:
+            self.policy.model.model.layers[layer].self_attn.register_forward_pre_hook(check, with_kwargs=True)
+
+    def budget(self):
+        return self.policy._token_budget
+
+    def end_one(self, rank):
+        """This rank ends while the others wait for it."""
+        if self._place.rank == rank:
+            os._exit(7)
+        self.policy._gather(None)
+
+    def hang(self, rank):
+        """This rank hangs while the others wait for it."""
+        self._place.alive()
+        if self._place.rank == rank:
+            time.sleep(3600)
+        self._place.alive()
+        self.policy._gather(None)
+
+    def fail(self, rank):
+        """This rank meets an error while the others wait for it."""
+        if self._place.rank == rank:
+            raise ZeroDivisionError("a bug")
+        self.policy._gather(None)
+
+    def work_slowly(self, seconds):
+        for _ in range(10):
+            time.sleep(seconds / 10)
+            self._place.alive()
+        return self._place.rank
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+
+class RanksOfTests(RankedPolicy):
+    """A policy on ranks that can be built again in the same processes."""
+
+    def build(self, tied=True, reference=False, **changes):
+        self.ranks.call("build", [(tied, reference, changes)] * self.ranks.world_size)
+        return self
+
+    @property
+    def ranks(self):
+        return self._ranks
+
+
+@cache
+def _scoring():
+    return one_process()
+
+
+def make_samples(seed=0, count=12, masked=(), group_size=3):
+    """Samples of random tokens in groups that share a prompt, of very different lengths, a bit off the policy."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, 60, rng.integers(2, 9)).tolist() for _ in range(-(-count // group_size))]
+    raw = [
+        TrainSample(
+            prompt_ids=prompts[i // group_size],
+            response_ids=rng.integers(3, 60, rng.integers(1, 24)).tolist(),
+            old_logps=0.0,
+            advantages=float(rng.normal()),
+            group=i // group_size,
+            in_loss=i not in masked,
+        )
+        for i in range(count)
+    ]
+    logps = _scoring().score(raw)
+    return [replace(s, old_logps=lp + rng.normal(0, 0.3, len(lp))) for s, lp in zip(raw, logps, strict=True)]
+
+
+def weights_of_policy(policy):
+    return {name: t.detach().clone() for bucket in policy.weights().buckets(1 << 20) for name, t in bucket}
+
+
+def assert_close(mine, other, **tolerance):
+    torch.testing.assert_close(mine, other, **({"atol": 1e-5, "rtol": 1e-4} | tolerance))

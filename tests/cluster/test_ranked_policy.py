@@ -1,0 +1,253 @@
+"""The update on 1, 2 and 4 ranks is that of one process."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from rank_parts import assert_close, make_samples, one_process, weights_of_policy
+
+from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.train.checkpoint import Checkpoints
+
+AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+WORLDS = [1, 2, 4]
+
+pytestmark = pytest.mark.slow
+
+
+def gradients(policy):
+    return {name: p.grad for name, p in policy.model.named_parameters()}
+
+
+def assert_same_update(mine, other):
+    assert mine.metrics.keys() == other.metrics.keys()
+    for name, value in other.metrics.items():
+        assert mine.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True), name
+    assert len(mine.seen) == len(other.seen)
+    for a, b in zip(mine.seen, other.seen, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
+            np.testing.assert_allclose(a.entropies, b.entropies, atol=2e-5)
+            np.testing.assert_array_equal(a.clipped, b.clipped)
+
+
+def assert_same_gradients(policy, other):
+    mine = policy.ranks.call("gradients")[0]
+    expected = gradients(other)
+    assert mine.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
+        assert_close(mine[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_scores_are_in_the_order_of_the_samples(policy_on, world_size):
+    samples = make_samples(masked=(4,))
+    expected = one_process().score(samples)
+    for mine, theirs in zip(policy_on(world_size).score(samples), expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "aggregation"), [(1, "token-mean"), (4, "token-mean"), *((2, name) for name in AGGREGATIONS)]
+)
+def test_loss_gradients_norm_metrics_and_tokens_are_those_of_one_process(policy_on, world_size, aggregation):
+    samples = make_samples(masked=(4,))
+    one, ranked = one_process(aggregation=aggregation), policy_on(world_size, aggregation=aggregation)
+    update = one.update(samples, 1e-4)
+    assert update.metrics["actor/pg_clipfrac"] > 0
+    assert_same_update(ranked.update(samples, 1e-4), update)
+    assert_same_gradients(ranked, one)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"train": TrainSettings(max_grad_norm=0.1, packed=False)},
+        {"train": TrainSettings(max_grad_norm=0.1, gradient_checkpointing=True)},
+        {"algo": AlgoSettings(kl_coef=0.1), "reference": True},
+        {"tied": False},
+        {"token_budget": 10**6},
+    ],
+    ids=["padded", "recomputed", "reference", "untied", "one micro-batch"],
+)
+def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
+    samples = make_samples(masked=(4,))
+    one, ranked = one_process(**how), policy_on(2, **how)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
+@pytest.mark.parametrize("world_size", WORLDS)
+def test_three_updates_give_the_same_weights(policy_on, world_size):
+    one, ranked = one_process(), policy_on(world_size)
+    before = weights_of_policy(one)
+    for seed in range(3):
+        samples = make_samples(seed)
+        one.update(samples, 1e-4)
+        ranked.update(samples, 1e-4)
+        ranked.score(samples)
+    expected, mine = weights_of_policy(one), weights_of_policy(ranked)
+    assert list(mine) == list(expected)
+    for name, weight in expected.items():
+        assert_close(mine[name], weight, atol=1e-5, rtol=0)
+        assert (weight - before[name]).abs().max() > 1e-4, name
+
+
+@pytest.mark.parametrize(("world_size", "layer", "recompute"), [(2, 1, False), (2, 0, True), (4, 2, False)])
+def test_out_of_memory_on_one_rank_lowers_the_budget_of_all(policy_on, world_size, layer, recompute):
+    samples = make_samples(masked=(4,))
+    how = {"train": TrainSettings(max_grad_norm=0.5, gradient_checkpointing=recompute), "token_budget": 1000}
+    one, ranked = one_process(**how), policy_on(world_size, **how)
+    ranked.ranks.call("limit", [(world_size - 1, layer, 30)] * world_size)
+    update = ranked.update(samples, 1e-4)
+    assert_same_update(update, one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+    assert len(set(ranked.ranks.call("budget"))) == 1
+    budget = ranked.ranks.call("budget")[0]
+    assert budget < 1000
+    assert "\n".join(update.notes).count(f"micro-batches now have {budget} tokens") == 1
+    again = ranked.update(make_samples(1), 1e-4)
+    assert_same_update(again, one.update(make_samples(1), 1e-4))
+
+
+def test_a_single_sample_that_does_not_fit_is_an_error_of_all_ranks(policy_on):
+    ranked = policy_on(2)
+    ranked.ranks.call("limit", [(1, 1, 1)] * 2)
+    with pytest.raises(UserError, match=r"^out of memory on rank 1 with micro-batches of"):
+        ranked.score(make_samples())
+    assert math.isfinite(policy_on(2).update(make_samples(), 1e-4).metrics["actor/grad_norm"])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_ranks_without_samples_take_part(policy_on, count):
+    samples = make_samples(count=count, group_size=1)
+    one, ranked = one_process(), policy_on(4)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+    np.testing.assert_allclose(ranked.score(samples)[0], one.score(samples)[0], atol=2e-5)
+
+
+def test_a_mini_batch_with_everything_masked_leaves_the_weights_alone(policy_on):
+    ranked = policy_on(2)
+    before = weights_of_policy(ranked)
+    update = ranked.update(make_samples(masked=range(12)), 1e-2)
+    assert update.metrics == {}
+    assert update.seen == (None,) * 12
+    for name, weight in weights_of_policy(ranked).items():
+        assert torch.equal(weight, before[name])
+
+
+def test_every_rank_has_its_share_of_the_weights(policy_on):
+    ranked, total = policy_on(4), sum(p.numel() for p in one_process().model.parameters())
+    held = [sum(sizes) for sizes in ranked.ranks.call("sizes")]
+    assert sum(held) == total
+    assert max(held) <= 1.05 * total / 4
+
+
+def test_weights_come_in_buckets(policy_on):
+    largest = max(p.nbytes for p in one_process().model.parameters())
+    buckets = list(policy_on(2).weights().buckets(largest // 2))
+    assert len(buckets) > 3
+    assert all(len(bucket) == 1 or sum(t.nbytes for _, t in bucket) <= largest // 2 for bucket in buckets)
+    expected = dict(one_process().model.named_parameters())
+    assert [name for bucket in buckets for name, _ in bucket] == list(expected)
+    for name, tensor in (entry for bucket in buckets for entry in bucket):
+        assert torch.equal(tensor, expected[name])
+
+
+def test_bfloat16_is_as_close_to_float32_as_in_one_process(policy_on):
+    samples = make_samples()
+    exact = np.concatenate(one_process().score(samples))
+    mine = np.concatenate(policy_on(2, dtype=torch.bfloat16).score(samples))
+    theirs = np.concatenate(one_process(dtype=torch.bfloat16).score(samples))
+    assert 0 < abs(mine - exact).mean() < 3 * abs(theirs - exact).mean()
+    norm = one_process().update(samples, 1e-4).metrics["actor/grad_norm"]
+    metrics = policy_on(2, dtype=torch.bfloat16).update(samples, 1e-4).metrics
+    assert metrics["actor/grad_norm"] == pytest.approx(norm, rel=0.25)
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_a_checkpoint_of_two_ranks_continues_on_another_number(policy_on, tmp_path, world_size):
+    first, second = make_samples(0), make_samples(1)
+    two = policy_on(2)
+    two.update(first, 1e-4)
+    two.save(tmp_path)
+    weights, moments = weights_of_policy(two), two.ranks.call("moments")[0]
+    expected = two.update(second, 1e-4)
+
+    other = policy_on(world_size)
+    other.update(second, 1e-3)  # what it has learned is replaced
+    other.load(tmp_path)
+    for name, weight in weights_of_policy(other).items():
+        assert torch.equal(weight, weights[name])
+    theirs = other.ranks.call("moments")[0]
+    assert theirs.keys() == moments.keys()
+    for name in moments:
+        assert moments[name][0].abs().max() > 0
+        assert all(torch.equal(a, b) for a, b in zip(theirs[name], moments[name], strict=True))
+    assert_same_update(other.update(second, 1e-4), expected)
+    for name, weight in weights_of_policy(two).items():
+        assert_close(weights_of_policy(other)[name], weight, atol=1e-5, rtol=0)
+
+
+def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
+    """A checkpoint that is damaged is skipped, as those of one process are."""
+    ranked, checkpoints = policy_on(2), Checkpoints(tmp_path, keep=2)
+    ranked.update(make_samples(0), 1e-4)
+    checkpoints.save(1, [ranked])
+    weights = weights_of_policy(ranked)
+    ranked.update(make_samples(1), 1e-4)
+    second = checkpoints.save(2, [ranked])
+    shards = sorted(path.name for path in (second.path / "shards").iterdir())
+    assert shards == [".metadata", "__0_0.distcp", "__1_0.distcp"]
+    assert not list(tmp_path.glob(".*"))
+    damaged = second.path / "shards" / "__1_0.distcp"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    other = policy_on(1)
+    assert checkpoints.restore([other]).step == 1
+    for name, weight in weights_of_policy(other).items():
+        assert torch.equal(weight, weights[name])
+
+
+def test_a_checkpoint_before_the_first_update(policy_on, tmp_path):
+    samples = make_samples()
+    policy_on(2).save(tmp_path)
+    ranked = policy_on(2)
+    ranked.load(tmp_path)
+    assert_same_update(ranked.update(samples, 1e-4), one_process().update(samples, 1e-4))
+
+
+def test_a_checkpoint_of_another_model_is_rejected(policy_on, tmp_path):
+    policy_on(2, tied=False).save(tmp_path)
+    ranked = policy_on(2)
+    with pytest.raises(UserError, match="belongs to a different model: "):
+        ranked.load(tmp_path)
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
+        ranked.load(tmp_path / "nothing")
+    assert math.isfinite(ranked.update(make_samples(), 1e-4).metrics["actor/grad_norm"])
+
+
+def test_weights_that_are_not_finite_on_one_rank_stop_all(policy_on, tmp_path):
+    ranked = policy_on(2)
+    ranked.ranks.call("spoil", [(math.nan,)] * 2)
+    with pytest.raises(NonFiniteError, match="not finite, in "):
+        ranked.save(tmp_path)
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        ranked.update(make_samples(), 1e-4)
+
+
+def test_the_export_is_that_of_one_process(policy_on, tmp_path):
+    for world_size, dtype in ((1, None), (2, torch.bfloat16)):
+        mine, theirs = tmp_path / f"ranks-{world_size}", tmp_path / f"one-{world_size}"
+        policy_on(world_size, save_dtype=dtype).export(mine)
+        one_process(save_dtype=dtype).export(theirs)
+        names = sorted(path.name for path in theirs.iterdir())
+        assert sorted(path.name for path in mine.iterdir()) == names
+        for name in names:
+            assert (mine / name).read_bytes() == (theirs / name).read_bytes(), name
+        assert json.loads((mine / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
