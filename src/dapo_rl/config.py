@@ -382,6 +382,27 @@ class LogSettings(Section):
         return (value,) if isinstance(value, str) else () if value is None else value
 
 
+class ClusterSettings(Section):
+    backend: Literal["ray"] | None = None
+    """`ray`: engines and training ranks are Ray actors, here or on many hosts; none: all in this process."""
+    address: str | None = None
+    """A running Ray cluster, for example `auto` or `HOST:6379`; none: a cluster on this host, for this run alone."""
+    engines: int = Field(1, ge=1)
+    """Number of engines that sample."""
+    engine_gpus: int = Field(1, ge=1)
+    """GPUs per engine, where there are GPUs; with more than one, vLLM is tensor-parallel."""
+    ranks: int = Field(1, ge=1)
+    """Number of ranks that train, each with a shard of the weights (FSDP2) and a GPU where there are GPUs."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """`colocated`: engines and ranks take turns on the same GPUs; `separate`: sampling goes on during updates."""
+    offload: bool = False
+    """Keep the ranks' weights and moments in host memory."""
+    restarts: int = Field(3, ge=0)
+    """How often the run continues by itself from its last checkpoint after a rank was lost."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds without progress after which a rank counts as lost."""
+
+
 class Config(Section):
     preset: Preset = "dapo"
     """dapo: the authors' published settings; grpo: none of their techniques; dr_grpo: no std, a constant divisor."""
@@ -400,6 +421,7 @@ class Config(Section):
     eval: EvalSettings = EvalSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     log: LogSettings = LogSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
     # Derived values.
 

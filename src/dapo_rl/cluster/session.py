@@ -1,0 +1,48 @@
+"""The Ray cluster of a run: one on this host that ends with the run, or one that is already running."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dapo_rl.base.quote import one_line
+from dapo_rl.config import ClusterSettings
+from dapo_rl.errors import UserError
+
+CPUS = 1024
+"""Logical CPUs of a cluster on this host. Actors are placed by GPUs; they share the CPUs there are."""
+
+
+@contextmanager
+def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
+    """Connects this process to Ray, and disconnects it at the end, which ends all actors of the run."""
+    ray = import_ray()
+    if ray.is_initialized():  # the caller's own connection, which stays
+        yield
+        return
+    # Set before the first process of Ray starts; what the user has set stays.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    how: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    if settings.address is None:
+        how |= {"num_cpus": CPUS, "include_dashboard": False}
+    try:
+        ray.init(address=settings.address or "local", **how)
+    except Exception as error:
+        where = "on this host" if settings.address is None else f"at {settings.address}"
+        raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("cluster.backend: ray is not installed; run `pip install dapo-rl[cluster]`") from error
+    return ray
