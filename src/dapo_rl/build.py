@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 
 from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.load import load_function, spec_of
+from dapo_rl.cluster.build_engines import build_engine_pool
+from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
 from dapo_rl.data.sources import IN_MEMORY, check_there
@@ -116,13 +118,16 @@ class Run:
     description: str
     notes: tuple[str, ...]
     """Notes for the user, shown before the first step."""
+    cluster: ExitStack = field(default_factory=ExitStack)
+    """Ends the connection to Ray."""
 
     def close(self) -> None:
         """Stops the processes that the parts have started."""
-        try:
-            close_engine(self.engine)
-        finally:
-            self.verifier.close()
+        with self.cluster:
+            try:
+                close_engine(self.engine)
+            finally:
+                self.verifier.close()
 
 
 def build_run(config: Config, given: Given, display: Display) -> Run:
@@ -132,6 +137,9 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = built.enter_context(_verifier(config, given))
+        cluster = built.enter_context(ExitStack())
+        if config.cluster.backend is not None:
+            cluster.enter_context(ray_cluster(config.cluster))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         for key, source in _sources(config, given).items():
@@ -145,7 +153,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         device = next(model.parameters()).device
         dtype = compute_dtype(config.model, device)
         plan = memory_plan(config, model, longest, can_rest(config.engine, device))
-        engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
+        engine = _engine(config, given, model, tokenizer, dtype, longest, plan, display.note)
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
@@ -175,6 +183,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             ),
             description=describe_model(model, dtype),
             notes=tuple(note for note in notes if note),
+            cluster=cluster,
         )
         built.pop_all()
         return run
@@ -358,6 +367,7 @@ def _engine(
     dtype: torch.dtype,
     longest: int,
     plan: MemoryPlan,
+    note: Callable[[str], None],
 ) -> Engine:
     """Builds the engine. With LoRA this also adds the adapters to the model."""
     sampled = model
@@ -369,14 +379,22 @@ def _engine(
         narrow = config.engine == "native" and next(model.parameters()).is_cuda
         sampled = copy_in(model, dtype if narrow else torch.float32)
         add_lora(model, config.model.lora, config.seed)
+    in_cluster = config.cluster.backend is not None
     if given.engine is not None and is_engine(given.engine):
+        if in_cluster:
+            raise UserError("engine: an engine object cannot be sent to a cluster; give its class")
         engine = CustomEngine(given.engine, config.engine, vocabulary_of(model))
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
     named = config.engine if given.engine is None else given.engine
     copies = sampled is model
     memory = (plan.kv_bytes, plan.turns)
-    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory)
+    if in_cluster:
+        device = next(model.parameters()).device
+        weights = ModelWeights(model)
+        return build_engine_pool(config, named, sampled, weights, tokenizer, device, dtype, longest, *memory, note)
+    options = config.engine_options
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory, options)
 
 
 def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:

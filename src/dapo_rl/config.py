@@ -19,8 +19,10 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import (
     ADVANTAGES,
     ENGINES,
+    FIXED_OPTIONS,
     LOSSES,
     VERIFIERS,
+    WITHOUT_OPTIONS,
     Aggregation,
     ImportanceMode,
     KLKind,
@@ -398,9 +400,10 @@ class ClusterSettings(Section):
     offload: bool = False
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)
-    """How often the run continues by itself from its last checkpoint after a rank was lost."""
+    """How often the run continues by itself from its last checkpoint after a rank was lost, and how often each engine
+    is started again."""
     timeout_s: float = Field(60.0, gt=0)
-    """Seconds without progress after which a rank counts as lost."""
+    """Seconds without progress after which a rank or an engine counts as lost."""
 
 
 class Config(Section):
@@ -411,6 +414,9 @@ class Config(Section):
     engine: str = "native"
     """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM; or
     your own engine, `module:Class` or `file.py:Class`."""
+    engine_options: dict[str, Any] = {}
+    """Arguments of vLLM's `LLM`, for example `engine_options.max_num_batched_tokens=8192`, or of your own engine's
+    constructor."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()
@@ -495,6 +501,14 @@ class Config(Section):
         if self.engine not in ENGINES and not is_function(self.engine):
             hint = did_you_mean(nearest(self.engine, ENGINES), "one of your own is named module:Class or file.py:Class")
             yield "engine", f"{shown(self.engine)} is not one of {', '.join(ENGINES)}", hint.removeprefix("; ")
+        if self.engine_options and self.engine in WITHOUT_OPTIONS:
+            wrong = f"{', '.join(self.engine_options)}: engine={self.engine} has no options of its own"
+            yield "engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib"
+        if self.cluster.engine_gpus > 1 and self.engine in WITHOUT_OPTIONS:
+            wrong = f"{self.cluster.engine_gpus} with engine={self.engine}, which uses one GPU"
+            yield "cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines"
+        if fixed := [name for name in self.engine_options if name in FIXED_OPTIONS]:
+            yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
             if not 0 <= bound < 1:
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
