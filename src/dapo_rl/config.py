@@ -230,7 +230,8 @@ class SamplingSettings(Section):
     surplus: Literal["carry", "requeue", "drop"] = "carry"
     """Groups beyond a full batch: carry them over to the next step, sample their prompts again next, or drop them."""
     max_staleness: int = Field(1, ge=0)
-    """Maximum age of a group in weight versions when it is trained on; older groups are dropped."""
+    """`carry`: maximum age of a group in weight versions when it is trained on. Groups are started no earlier than this
+    allows; none is dropped for its age. With 0, nothing is carried."""
     dynamic_batch: bool = False
     """Draw exactly prompts_per_step groups and train on those that pass the filter (AReaL's dynamic_bs)."""
     wait_for_verdicts: bool = True
@@ -518,12 +519,6 @@ class Config(Section):
             yield "train.betas", f"{list(self.train.betas)} is outside [0, 1)", "AdamW's usual values are [0.9, 0.999]"
         if "" in sampling.stop:
             yield "sampling.stop", "an empty string is in every response", "leave it out"
-        if sampling.dynamic and sampling.surplus == "carry" and sampling.max_staleness == 0:
-            yield (
-                "sampling.max_staleness",
-                "0 with sampling.surplus=carry: a carried group is one version old when it is trained on",
-                "use 1 or more, or sampling.surplus=drop",
-            )
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 

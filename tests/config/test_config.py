@@ -148,7 +148,6 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
         (["train.token_budget=100"], "train.token_budget", "use 2048 or more"),
         (["train.betas=[0.9, 1.0]"], "train.betas", "outside [0, 1)"),
         (["sampling.stop=['']"], "sampling.stop", "leave it out"),
-        (["sampling.max_staleness=0"], "sampling.max_staleness", "sampling.surplus=drop"),
         (["sampling.group_size=1", "sampling.dynamic=off", "algo.normalize=none"], "sampling.group_size", "2 or more"),
         (["sampling.dynamic=false", "sampling.dynamic_batch=true"], "sampling.dynamic_batch", "sampling.dynamic=true"),
     ],

@@ -25,6 +25,7 @@ POLICIES = [
             {"sampling.dynamic_batch": True},
             {"sampling.dynamic": False},
             {"sampling.metric": "score"},
+            {"sampling.max_staleness": 0},
             {"sampling.max_staleness": 2},
             {"overlong.mask_truncated": True},
         ),

@@ -409,6 +409,8 @@ def _surplus(config: Config) -> Finding | None:
     if config.sampling.surplus == "requeue":
         meaning = "prompts of surplus groups are sampled again next, so they come up slightly more often than others"
         return "requeue", False, meaning
+    if config.sampling.max_staleness == 0:
+        return "none: no more groups are started than a step can train on", True, ""
     age = counted(config.sampling.max_staleness, "version")
     meaning = f"surplus groups are trained on later instead of dropped, with weights up to {age} newer; their ratio "
     return f"carry, up to {age} old", False, meaning + "is still relative to the policy that sampled them"

@@ -56,12 +56,6 @@ class Admission:
             else:
                 filling.dropped.append((group, fate))
 
-    def drop_stale(self, filling: Filling, oldest: int) -> None:
-        """Drops groups of earlier steps that started with weights older than `oldest`."""
-        for draw in sorted(self._judged):
-            if self._judged[draw][0].first_version < oldest:
-                filling.dropped.append((self._judged.pop(draw)[0], "stale"))
-
     def settle(self, filling: Filling, surplus: str) -> list[Prompt]:
         """Ends a step: only carried groups stay. Returns the prompts to sample again."""
         again: list[Prompt] = []

@@ -1,6 +1,7 @@
 """Dynamic sampling: keeps groups in flight until the batch of a step is full, and records the fate of each group.
 
-With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights.
+With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights;
+`pacing.py` limits how many are started.
 A step can be interrupted while it samples: what it has sampled so far is part of the sampler's state, and the next
 `fill` continues with it.
 """
@@ -25,6 +26,7 @@ from dapo_rl.rollout.flights import Flight, Flights
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
+from dapo_rl.rollout.pacing import groups_to_start
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
@@ -97,7 +99,6 @@ class Sampler:
         if interrupted is None:
             filling = Filling(n)
             self._on_step(self._engine.version)
-            self._drop_stale(filling)
         else:
             filling = interrupted.filling
             filling.n = n
@@ -188,7 +189,7 @@ class Sampler:
         return [*self._flights, *self._judging]
 
     def _top_up(self, filling: Filling) -> None:
-        """Starts as many groups as the recent acceptance rate says are needed."""
+        """Starts as many groups as the recent acceptance rate says are needed, and pacing allows."""
         if self._settings.dynamic_batch:
             # The batch is drawn once, and again only if none of it can be trained on.
             wanted = filling.n if not self._out() and not filling.kept else 0
@@ -197,8 +198,11 @@ class Sampler:
             return
         missing = float(filling.missing - self._admission.good)
         missing -= sum(self._chance(flight.prompt) for flight in self._out())
-        while missing > 1e-9 and filling.drawn < self._cap:
+        ahead = len(filling.kept) + self._admission.good + len(self._out())
+        allowed = min(groups_to_start(self._settings, filling.n, ahead), self._cap - filling.drawn)
+        while missing > 1e-9 and allowed > 0:
             missing -= self._chance(self._start(filling))
+            allowed -= 1
 
     def _chance(self, prompt: Prompt) -> float:
         """The probability that a group of this prompt is kept."""
@@ -241,12 +245,6 @@ class Sampler:
             self._admission.add(group, fate)
             filling.sampled.append(group)
         filling.verify_seconds += time.perf_counter() - started
-
-    def _drop_stale(self, filling: Filling) -> None:
-        """Drops groups of earlier steps that started with weights that are too old."""
-        oldest = self._engine.version - self._settings.max_staleness
-        self._admission.drop_stale(filling, oldest)
-        self._put_back(filling, lambda flight: flight.version < oldest)
 
     def _settle(self, filling: Filling) -> None:
         """Ends a step: takes unfinished work from the engine, and carries, requeues or drops what is left."""
