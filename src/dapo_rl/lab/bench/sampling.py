@@ -214,7 +214,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
         fill = strategy.fill(prompts)
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
-        stale += sum(step - int(g.samples[0].versions[0]) for g in useful)
+        stale += sum(step - g.first_version for g in useful)
         engine.receive(step + 1, _NoWeights())
     return {
         "acceptance": acceptance,
