@@ -13,6 +13,8 @@ Aggregation = Literal[
 ]
 Normalize = Literal["group", "batch", "none", "leave-one-out"]
 KLKind = Literal["k1", "k2", "k3"]
+Proximal = Literal["behaviour", "recomputed"]
+ImportanceMode = Literal["truncate", "mask"]
 Unit = Literal["tokens", "groups", "samples", "micro-batches"]
 
 
@@ -84,6 +86,16 @@ KL_KINDS: dict[KLKind, str] = {
     "k1": "log-ratio: unbiased, can be negative",
     "k2": "half the squared log-ratio: biased, low variance",
     "k3": "ratio − 1 − log-ratio: unbiased, never negative",
+}
+
+PROXIMALS: dict[Proximal, str] = {
+    "behaviour": "the policy that sampled the token, with the log-probability that the engine recorded",
+    "recomputed": "the policy at the beginning of the step, with the trainer's log-probability",
+}
+
+IMPORTANCE_MODES: dict[ImportanceMode, str] = {
+    "truncate": "has the weight `algo.importance_cap`",
+    "mask": "has the weight 0, and still counts in the denominator",
 }
 
 LOSSES: dict[str, str] = {"dapo": "the clipped policy loss of Eq. 8"}

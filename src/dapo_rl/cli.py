@@ -169,6 +169,45 @@ def check(
 
 
 @app.command()
+def plan(
+    arguments: Arguments = None,
+    gpus: Annotated[int, typer.Option(min=1, max=65536, help="Number of GPUs.")] = 8,
+    gpu: Annotated[str, typer.Option(help="Their kind: a100, a800, l40s, rtx4090, h100, h800, h200 or b200.")] = "h100",
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, max=8, help="GPUs per engine; by default the smallest number that fits.")
+    ] = None,
+    rollout_gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that only sample, if asynchronous; by default the best split found.")
+    ] = None,
+    acceptance: Annotated[float, typer.Option(help="The share of groups that pass the filter.")] = 0.5,
+    median: Annotated[
+        float | None, typer.Option(min=1, help="Median length of a sample; by default 1/8 of max_new_tokens.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 128,
+    picture: Annotated[Path | None, typer.Option(help="Draw the timeline into this PNG.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths and of which groups pass.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+) -> None:
+    """Estimate the memory and time of a recipe on a cluster.
+
+    \b
+      dapo plan recipe.yaml --gpus 128 --gpu h800
+      dapo plan recipe.yaml --gpus 128 --gpu h800 --picture plan.png
+
+    It simulates the run's sampler on engines whose speed follows from the GPU's
+    data sheet and from measurements, in rounds, streaming and asynchronous.
+    """
+    recipe, overrides = _split(arguments)
+    config = start_from(recipe, overrides).load()
+    _quiet_transformers()
+    from dapo_rl.lab.plan.command import run_plan
+
+    shape = {"gpus": gpus, "tensor_parallel": tensor_parallel, "rollout_gpus": rollout_gpus}
+    work = {"acceptance": acceptance, "median": median, "prompt_tokens": prompt_tokens, "seed": seed}
+    run_plan(config, gpu, shape | work, picture, as_json)
+
+
+@app.command()
 def verify(
     arguments: Arguments = None,
     rows: Annotated[int, typer.Option(min=1, help="Prompts to sample, the first that the run would draw.")] = 8,

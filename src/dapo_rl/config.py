@@ -16,7 +16,18 @@ from pydantic_core import PydanticCustomError
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ADVANTAGES, ENGINES, LOSSES, VERIFIERS, Aggregation, KLKind, Normalize, is_function
+from dapo_rl.choices import (
+    ADVANTAGES,
+    ENGINES,
+    LOSSES,
+    VERIFIERS,
+    Aggregation,
+    ImportanceMode,
+    KLKind,
+    Normalize,
+    Proximal,
+    is_function,
+)
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
@@ -255,6 +266,14 @@ class AlgoSettings(Section):
     """Clip-Higher: the ratio is clipped above at 1 + clip_high."""
     clip_ratio_c: float | None = None
     """Dual-clip PPO: bound of the ratio for negative advantages; none is off."""
+    proximal: Proximal = "behaviour"
+    """Policy that the clipped ratio is relative to: the one that sampled the token, by the engine's log-probability, or
+    the one at the beginning of the step, by the trainer's (decoupled PPO)."""
+    importance_cap: float | None = Field(None, gt=0)
+    """Truncated importance sampling: with a recomputed proximal policy, token losses are multiplied by the ratio
+    proximal / behaviour, at most this; none is off."""
+    importance_mode: ImportanceMode = "truncate"
+    """A token whose ratio is above the cap has the cap as its weight, or 0."""
     aggregation: Aggregation = "token-mean"
     """Token-level loss: how token losses are averaged."""
     norm_length: int | None = Field(None, ge=1)
@@ -418,6 +437,12 @@ class Config(Section):
     def updates_per_step(self) -> int:
         return self.train.mini_batches * self.train.epochs_per_step
 
+    @property
+    def scores_first(self) -> bool:
+        """Whether a step scores its batch before the first update. With a single update per step, the update itself
+        starts from the proximal policy."""
+        return self.algo.proximal == "recomputed" and self.updates_per_step > 1
+
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")
@@ -454,6 +479,12 @@ class Config(Section):
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
         if algo.clip_ratio_c is not None and algo.clip_ratio_c <= 1:
             yield "algo.clip_ratio_c", f"{algo.clip_ratio_c:g} is not above 1", "verl uses 3.0; null turns it off"
+        if algo.importance_cap is not None and algo.proximal == "behaviour":
+            yield (
+                "algo.importance_cap",
+                f"{algo.importance_cap:g} with algo.proximal=behaviour: the ratio proximal / behaviour is always 1",
+                "set algo.proximal=recomputed",
+            )
         if sampling.group_size == 1 and (sampling.dynamic or not is_function(algo.advantage)):
             what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
             yield "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"

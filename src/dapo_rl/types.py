@@ -167,6 +167,7 @@ class TrainSample(Record):
     prompt_ids: IntArray
     response_ids: IntArray
     old_logps: FloatArray
+    """Under the policy that sampled the tokens."""
     advantages: FloatArray
     """Per token; a single number applies to all tokens."""
     group: int
@@ -179,10 +180,13 @@ class TrainSample(Record):
     """True for tokens that the policy generated; the others are context only."""
     returns: FloatArray | None = None
     """The targets of a critic, per token."""
+    proximal_logps: FloatArray | None = None
+    """Under the policy at the beginning of the step, if that was scored."""
 
     def __post_init__(self) -> None:
         self._set_arrays(prompt_ids=np.int32)
-        others = {} if self.returns is None else {"returns": np.float32}
+        optional = {"returns": self.returns, "proximal_logps": self.proximal_logps}
+        others = {name: np.float32 for name, values in optional.items() if values is not None}
         self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, mask=np.bool_, **others)
 
     @property

@@ -22,6 +22,8 @@ DOCUMENT = (REPOSITORY / "docs" / "losses.md").read_text()
         (choices.Aggregation, choices.AGGREGATIONS),
         (choices.Normalize, choices.NORMALIZATIONS),
         (choices.KLKind, choices.KL_KINDS),
+        (choices.Proximal, choices.PROXIMALS),
+        (choices.ImportanceMode, choices.IMPORTANCE_MODES),
     ],
 )
 def test_the_table_has_every_name_in_order(kind, table):
@@ -63,6 +65,10 @@ def test_the_document_has_the_tables():
         for name, choice in choices.NORMALIZATIONS.items()
     ]
     rows += [f"| {default(name, settings.kl_kind)} | {words} |" for name, words in choices.KL_KINDS.items()]
+    rows += [f"| {default(name, settings.proximal)} | {words} |" for name, words in choices.PROXIMALS.items()]
+    rows += [
+        f"| {default(name, settings.importance_mode)} | {words} |" for name, words in choices.IMPORTANCE_MODES.items()
+    ]
     assert [line for line in DOCUMENT.splitlines() if line.startswith("| `") and "algo." not in line[:8]] == rows
 
 

@@ -66,6 +66,8 @@ def test_the_papers_recipe_is_conformant_in_every_row():
 FLIPS = [
     ("algo.clip_ratio_c", 3.0, {"Objective"}),
     ("algo.clip_ratio_c", 10.0, set()),
+    ("algo.proximal", "recomputed", set()),
+    ("algo.importance_mode", "mask", set()),  # without a cap it has no effect
     ("algo.loss", "mine.py:loss", {"Objective"}),
     ("algo.advantage", "mine.py:advantage", {"Advantage"}),
     ("algo.normalize", "none", {"Advantage"}),
@@ -140,6 +142,21 @@ def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, compon
             assert row.recipe != row.paper
             # The responses of an update follow from the prompts and the group size too.
             assert key in row.keys or row.component == "Updates per step"
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe", "meaning"),
+    [
+        ({"sampling.surplus": "carry"}, "", "clipped around newer ones, without a correction"),
+        ({"algo.importance_cap": 2.0}, ", importance weights truncated at 2", "that sampled, truncated at 2"),
+        ({"algo.importance_cap": 5.0, "algo.importance_mode": "mask"}, ", importance weights 0 above 5", "0 above 5"),
+    ],
+)
+def test_the_ratio_to_the_beginning_of_the_step(changes, recipe, meaning):
+    report = conformance(Config.build(PAPER | {"algo.proximal": "recomputed"} | changes))
+    (row,) = [row for row in report.rows if row.component == "Ratio"]
+    assert (row.recipe, row.same) == (f"to the policy at the beginning of the step{recipe}", False)
+    assert row.meaning.endswith(meaning)
 
 
 def test_every_key_that_the_rows_name_exists():

@@ -9,6 +9,7 @@ from support import small_model, tokenizer
 from dapo_rl import Config, UserError
 from dapo_rl.build import Given, _engine, _reference, _with_lora
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
+from dapo_rl.train.memory import MemoryPlan
 
 peft = pytest.importorskip("peft")
 
@@ -72,7 +73,7 @@ def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
     assert (lora.rank, lora.alpha, lora.targets, lora.save) == (4, 8.0, ("q_proj", "v_proj"), "adapter")
     before = logits(wrapped)
     assert (before - logits(base)).abs().max() > 0.1
-    engine = _engine(config, Given(model=wrapped), model, tokenizer(), torch.float32, 64)
+    engine = _engine(config, Given(model=wrapped), model, tokenizer(), torch.float32, 64, MemoryPlan())
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
     assert torch.equal(logits(wrapped), before), "building a run does not change it"

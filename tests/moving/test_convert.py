@@ -174,6 +174,81 @@ def test_trl_has_no_dynamic_sampling_and_decays_to_zero(converted):
     assert (config.train.warmup_steps, config.train.weight_decay, config.algo.clip_high) == (0, 0, 0.2)
 
 
+CORRECTIONS = [
+    ("", ("behaviour", None, "truncate")),
+    ("actor_rollout_ref.actor.tis_imp_ratio_cap=-1", ("behaviour", None, "truncate")),
+    ("actor_rollout_ref.actor.tis_imp_ratio_cap=2.5", ("recomputed", 2.5, "truncate")),
+    ("algorithm.rollout_correction.rollout_is=token", ("recomputed", 2.0, "truncate")),
+    (
+        "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=4",
+        ("recomputed", 4.0, "truncate"),
+    ),
+    ("algorithm.rollout_correction.rollout_is=null", ("behaviour", None, "truncate")),
+    (
+        "algorithm.rollout_is=True algorithm.rollout_is_threshold=3 algorithm.rollout_is_mode=mask "
+        "algorithm.rollout_is_level=token",
+        ("recomputed", 3.0, "mask"),
+    ),
+]
+
+
+def corrections(config):
+    return config.algo.proximal, config.algo.importance_cap, config.algo.importance_mode
+
+
+@pytest.mark.parametrize(("words", "expected"), CORRECTIONS)
+def test_importance_weights_of_verl(converted, words, expected):
+    result, config, _ = converted(verl(words))
+    assert corrections(config) == expected
+    assert not any("rollout_is" in row.key or "tis_" in row.key for row in result.changes)
+
+
+def test_one_weight_for_a_sequence_has_no_counterpart(converted):
+    for words in (
+        "algorithm.rollout_correction.rollout_is=sequence",
+        "algorithm.rollout_is=True algorithm.rollout_is_level=sequence",
+    ):
+        _, config, rows = converted(verl(words))
+        assert corrections(config) == ("behaviour", None, "truncate")
+        row = rows[words.split("=")[0]]
+        assert (row.status, row.learns) == ("no counterpart", True)
+        assert row.note == "importance weights are per token (algo.importance_cap), not per sequence"
+
+
+def test_importance_weights_of_trl(converted):
+    words = "--max_steps 10 --use_vllm true --vllm_importance_sampling_mode token_"
+    _, config, _ = converted(trl(f"{words}truncate"))
+    assert corrections(config) == ("recomputed", 3.0, "truncate")
+    result, config, _ = converted(trl(f"{words}mask --vllm_importance_sampling_clip_max 5"))
+    assert corrections(config) == ("recomputed", 5.0, "mask")
+    assert "vllm_importance_sampling_correction" not in {row.key for row in result.changes}
+    _, config, _ = converted(trl(f"{words}mask --vllm_importance_sampling_cap 4"))
+    assert corrections(config) == ("recomputed", 4.0, "mask")
+    _, config, _ = converted(trl(f"{words}mask --vllm_importance_sampling_correction false"))
+    assert corrections(config) == ("behaviour", None, "truncate")
+    _, config, _ = converted(trl("--max_steps 10 --vllm_importance_sampling_mode token_mask"))
+    assert corrections(config) == ("behaviour", None, "truncate")
+
+
+def test_importance_weights_of_swift(converted):
+    words = published.SWIFT.replace("--rlhf_type grpo", "--rlhf_type grpo --rollout_importance_sampling_mode {}")
+    _, config, _ = converted(words.format("token_mask --rollout_importance_sampling_threshold 3"))
+    assert corrections(config) == ("recomputed", 3.0, "mask")
+    _, config, rows = converted(words.format("sequence_truncate"))
+    assert corrections(config) == ("behaviour", None, "truncate")
+    assert rows["rollout_importance_sampling_mode"].learns
+
+
+def test_areal_masks_tokens_above_the_cap(converted):
+    _, config, _ = converted(published.AREAL, "areal.yaml", rows=7473)
+    assert corrections(config) == ("recomputed", 5.0, "mask")
+    plain = published.AREAL.replace("use_decoupled_loss: true", "use_decoupled_loss: false")
+    _, config, _ = converted(plain, "areal.yaml", rows=7473)
+    assert corrections(config) == ("recomputed", None, "truncate")
+    _, config, _ = converted(plain.replace("recompute_logprob: true", ""), "areal.yaml", rows=7473)
+    assert corrections(config) == ("behaviour", None, "truncate")
+
+
 def test_a_grpo_config_as_json(converted):
     settings = json.dumps({"num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 6, "fsdp": "",
                            "learning_rate": 2e-6,

@@ -41,16 +41,19 @@ def dapo_policy_loss(
     denominator: float | Tensor | None = None,
     group_tokens: Tensor | None = None,
     norm_length: int | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The loss of DAPO (Eq. 8) for `[T]` or `[B, T]` inputs: a scalar to minimise.
 
-    `denominator` overrides the count that the aggregation divides by (see `aggregate`), so that the losses of
-    micro-batches and ranks add up to the loss of the optimizer step.
+    `weights` multiply the token losses (see `importance_weights`). `denominator` overrides the count that the
+    aggregation divides by (see `aggregate`), so that the losses of micro-batches and ranks add up to the loss of the
+    optimizer step.
     """
-    keep = _mask_like(new_logps, mask)
+    keep = mask_like(new_logps, mask)
     losses = policy_token_losses(
         new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
     )
+    losses = losses if weights is None else losses * weights
     return aggregate(losses, keep, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
 
 
@@ -68,7 +71,7 @@ def policy_token_losses(
 
     The ratio r = `exp(new − old)` is clamped to [`exp(−20)`, `exp(20)`]; outside it, a token has no gradient.
     """
-    ratio = _ratio(new_logps, old_logps, mask)
+    ratio = probability_ratio(new_logps, old_logps, mask)
     advantage = advantages_like(ratio, advantages, mask)
     objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
     if clip_ratio_c is not None:
@@ -137,7 +140,7 @@ def clip_fractions(
     clip_ratio_c: float | None = None,
 ) -> ClipFractions:
     """The fractions of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
-    keep = _mask_like(new_logps, mask)
+    keep = mask_like(new_logps, mask)
     tokens = keep.sum().clamp(min=1)
     high, low, dual = clipped_tokens(
         new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
@@ -156,7 +159,7 @@ def clipped_tokens(
     clip_ratio_c: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of the tokens clipped at the upper bound, at the lower bound, and by dual clip."""
-    ratio = _ratio(new_logps, old_logps, mask)
+    ratio = probability_ratio(new_logps, old_logps, mask)
     advantage = advantages_like(ratio, advantages, mask)
     high = (advantage > 0) & (ratio > 1 + clip_high)
     low = (advantage < 0) & (ratio < 1 - clip_low)
@@ -164,11 +167,13 @@ def clipped_tokens(
     return high & mask, low & mask, dual & mask
 
 
-def _mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
+def mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
+    """The mask in the shape of `logps`; None masks nothing."""
     return torch.ones_like(logps, dtype=torch.bool) if mask is None else mask.bool().expand_as(logps)
 
 
-def _ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+def probability_ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
+    """`exp(new − old)`, clamped to [`exp(−20)`, `exp(20)`]; 1 where masked."""
     # Zero masked positions before the exponential: 0 × NaN is NaN, in the gradient too.
     log_ratio = torch.where(mask, new_logps.float() - old_logps.float(), 0.0)
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -35,17 +35,39 @@ def dapo_policy_loss(
     denominator: float | None = None,
     group_tokens: ArrayLike | None = None,
     norm_length: int | None = None,
+    weights: ArrayLike | None = None,
 ) -> float:
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros_like(new)
+    weight = np.ones_like(new) if weights is None else np.atleast_2d(np.asarray(weights, float))
     for i, t in zip(*np.nonzero(counted), strict=True):
         r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
         # Each sign of the advantage has one bound: the upper one limits reinforcement, the lower one suppression.
         objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
         if clip_ratio_c is not None and a < 0:
             objective = max(objective, clip_ratio_c * a)
-        losses[i, t] = -objective
+        losses[i, t] = -objective * weight[i, t]
     return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
+
+
+def importance_weights(
+    proximal_logps: ArrayLike,
+    behaviour_logps: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    cap: float,
+    mode: str = "truncate",
+) -> Array:
+    if mode not in ("truncate", "mask"):
+        raise ValueError(f"unknown importance mode {mode!r}")
+    difference: Array = np.asarray(proximal_logps, float) - np.asarray(behaviour_logps, float)
+    counted = np.broadcast_to(True if mask is None else np.asarray(mask, bool), difference.shape)
+    weights = np.ones_like(difference)
+    for place in zip(*np.nonzero(counted), strict=True):
+        ratio = np.exp(np.clip(difference[place], -BOUND, BOUND))
+        too_large = 0.0 if mode == "mask" else cap
+        weights[place] = ratio if ratio <= cap else too_large
+    return weights
 
 
 def aggregate(

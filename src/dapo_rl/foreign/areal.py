@@ -31,7 +31,7 @@ OPTIMIZER = "actor.optimizer"
 SHIFT = "rewards are (score + reward_bias) × reward_scaling, for scores 1 and 0"
 ADV_NORM = "advantages are normalised once, by their group; AReaL normalises them again over the tokens of the batch"
 STALENESS = "samples come from the current weights, or with sampling.surplus=carry from those one step older"
-DECOUPLED = "the ratio is relative to the policy that sampled; with samples of the current weights, both losses agree"
+DECOUPLED = "with use_decoupled_loss, the ratio is relative to the policy at the beginning of the step"
 
 AREAL: dict[str, Foreign] = {
     "experiment_name": none(NAMES),
@@ -101,13 +101,15 @@ AREAL: dict[str, Foreign] = {
     "actor.kl_ctl": changes(KL_IN_LOSS, 0, 0.0),
     "actor.kl_estimator": none("without kl_ctl it does nothing"),
     "actor.ppo_n_minibatches": to("train.mini_batches"),
-    "actor.recompute_logprob": none(DECOUPLED),
-    "actor.use_decoupled_loss": none(DECOUPLED),
-    "actor.behav_imp_weight_cap": none(DECOUPLED),
-    "actor.behave_imp_weight_*": none(DECOUPLED),
+    "actor.recompute_logprob": joint("algo.proximal"),
+    "actor.use_decoupled_loss": joint("algo.proximal", DECOUPLED),
+    "actor.behav_imp_weight_cap": joint("algo.importance_cap", DECOUPLED, alone=as_is),
+    "actor.behave_imp_weight_cap": joint("algo.importance_cap", DECOUPLED, alone=as_is),
+    "actor.behave_imp_weight_mode": joint("algo.importance_mode", DECOUPLED),
+    "actor.behave_imp_weight_*": none("an option of behave_imp_weight_cap"),
     "actor.rejection_sampling.*": changes("samples are not rejected by their ratio"),
     "actor.rejection_sampling": changes("samples are not rejected by their ratio"),
-    "actor.prox_logp_method": none(DECOUPLED),
+    "actor.prox_logp_method": changes("the trainer scores the batch before the first update", "recompute"),
     "actor.importance_sampling_level": changes("ratios are per token", "token"),
     "actor.use_sapo_loss": changes("another policy loss; write it as algo.loss=file.py:name", False),
     "actor.use_m2po_loss": changes("another policy loss; write it as algo.loss=file.py:name", False),

@@ -139,7 +139,5 @@ LOADING = "affects how data are loaded, not which"
 SEVERAL_TURNS = "a response is one turn"
 NO_CRITIC = "there is no critic; advantages come from the group"
 NO_VISION = "models are text only"
-IS_CORRECTION = (
-    "no correction between the engine and the trainer; engine=native samples with the trainer's own weights and "
-    "log-probabilities"
-)
+PER_TOKEN = "importance weights are per token (algo.importance_cap), not per sequence"
+CORRECTIONS = "the corrections of off-policy tokens are algo.proximal and algo.importance_cap"

@@ -6,7 +6,6 @@ from typing import Any
 
 from dapo_rl.foreign.record import (
     EPOCHS,
-    IS_CORRECTION,
     LOADING,
     LOGS,
     NAMES,
@@ -216,8 +215,11 @@ GRPO: dict[str, Foreign] = {
     "generation_kwargs*": changes("not an option of the engines here", {}),
     "chat_template_kwargs*": changes("the tokenizer's template is applied without extra arguments", {}),
     "use_vllm": to("engine", lambda value: "vllm" if value else "native"),
-    "vllm_importance_sampling_correction": changes(IS_CORRECTION, False),
-    "vllm_importance_sampling_*": none(IS_CORRECTION),
+    "vllm_importance_sampling_correction": joint("algo.importance_cap", "with the modes token_truncate and token_mask"),
+    "vllm_importance_sampling_mode": joint("algo.importance_mode", "one weight for a sequence has no counterpart"),
+    "vllm_importance_sampling_clip_max": joint("algo.importance_cap", alone=as_is),
+    "vllm_importance_sampling_cap": joint("algo.importance_cap", alone=as_is),
+    "vllm_importance_sampling_clip_min": changes("importance weights have no lower bound"),
     "off_policy_mask_threshold": changes("samples are not masked by their divergence"),
     "use_bias_correction_kl": changes("the KL penalty is not weighted by the ratio", False),
     "vllm_structured_outputs_regex": changes("responses are not constrained"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.foreign.record import (
+    CORRECTIONS,
     EPOCHS,
-    IS_CORRECTION,
     KL_IN_LOSS,
     LOADING,
     LOGS,
@@ -184,9 +184,18 @@ VERL: dict[str, Foreign] = {
     "algorithm.lam": none(NO_CRITIC),
     "algorithm.use_pf_ppo": changes("samples are not reweighted", False),
     "algorithm.pf_ppo.*": none("without use_pf_ppo it does nothing"),
-    "algorithm.rollout_is": changes(IS_CORRECTION, False),
-    "algorithm.rollout_correction.*": changes(IS_CORRECTION, False, "null"),
-    "algorithm.rollout_is*": changes(IS_CORRECTION, False),
+    **{
+        f"{prefix}.{name}": entry
+        for prefix in ("algorithm", "algorithm.rollout_correction")
+        for name, entry in {
+            "rollout_is": joint("algo.importance_cap", "with rollout_is_threshold, per token"),
+            "rollout_is_threshold": joint("algo.importance_cap", alone=as_is),
+            "rollout_is_mode": joint("algo.importance_mode"),
+        }.items()
+    },
+    "algorithm.rollout_is_level": joint("algo.importance_cap", "token"),
+    "algorithm.rollout_correction.*": changes(CORRECTIONS, False, "null"),
+    "algorithm.rollout_is*": changes(CORRECTIONS, False),
     # The loss.
     f"{ACTOR}.clip_ratio": joint("algo.clip_low", "used if clip_ratio_low or clip_ratio_high is missing"),
     f"{ACTOR}.clip_ratio_low": to("algo.clip_low"),
@@ -207,7 +216,7 @@ VERL: dict[str, Foreign] = {
     f"{ACTOR}.kl_loss_coef": joint("algo.kl_coef", alone=as_is),
     f"{ACTOR}.kl_loss_type": joint("algo.kl_kind"),
     f"{ACTOR}.entropy_coeff": changes("there is no entropy bonus in the loss", 0, 0.0),
-    f"{ACTOR}.tis_imp_ratio_cap": changes(IS_CORRECTION, -1),
+    f"{ACTOR}.tis_imp_ratio_cap": joint("algo.importance_cap", "-1: off", alone=off_at_most(0, None)),
     # Updates.
     f"{ACTOR}.ppo_mini_batch_size": joint("train.mini_batches", MINI_BATCH),
     f"{ACTOR}.ppo_epochs": to("train.epochs_per_step"),

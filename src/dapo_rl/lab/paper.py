@@ -68,9 +68,29 @@ def _objective(config: Config) -> Finding:
     return f"min(r A, clip(r) A), dual clip at {c:g}", c >= 10, meaning
 
 
-@_component("Ratio", "Eq. 9", "algorithm", "to the policy that sampled the token")
+@_component(
+    "Ratio",
+    "Eq. 9",
+    "algorithm",
+    "to the policy that sampled the token",
+    "algo.proximal",
+    "algo.importance_cap",
+    "algo.importance_mode",
+)
 def _ratio(config: Config) -> Finding:
-    return "to the policy that sampled the token", True, ""
+    algo = config.algo
+    if algo.proximal == "behaviour":
+        return "to the policy that sampled the token", True, ""
+    recipe = "to the policy at the beginning of the step"
+    old = config.sampling.dynamic and config.sampling.surplus == "carry"
+    meaning = "the same policy, by the trainer's log-probabilities instead of the engine's, as in the authors' script"
+    if old:
+        meaning += "; carried tokens, which older weights sampled, are clipped around newer ones"
+    if algo.importance_cap is None:
+        return recipe, not old, f"{meaning}, without a correction" if old else meaning
+    what = {"truncate": "truncated at", "mask": "0 above"}[algo.importance_mode]
+    meaning += f"; token losses are multiplied by the ratio to the policy that sampled, {what} {algo.importance_cap:g}"
+    return f"{recipe}, importance weights {what} {algo.importance_cap:g}", False, meaning
 
 
 @_component(

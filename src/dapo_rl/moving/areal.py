@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo_rl.foreign.areal import OPTIMIZER
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share
 from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.importance import areal_importance
 
 
 def derive_areal(draft: Draft) -> None:
@@ -16,6 +17,7 @@ def derive_areal(draft: Draft) -> None:
     _dynamic_sampling(draft)
     _rewards(draft)
     _advantages(draft)
+    areal_importance(draft)
     if "train.steps" in draft.settings:
         draft.explain("total_train_epochs", "default here", note="total_train_steps is given, and is what counts")
     else:

@@ -18,6 +18,7 @@ from dapo_rl.foreign import LIBRARIES, leaves
 from dapo_rl.foreign.record import ONE_PROCESS
 from dapo_rl.foreign.trl import TRL_DEFAULTS
 from dapo_rl.moving.draft import Draft, Explained
+from dapo_rl.moving.importance import trl_importance
 from dapo_rl.moving.trl import derive_evaluation, derive_updates, explain_switched_off
 
 NAME = "GRPOConfig"
@@ -167,6 +168,7 @@ def _is_own(args: Any, key: str) -> bool:
 def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> None:
     settings = draft.settings
     explain_switched_off(draft)
+    trl_importance(draft)
     by_epoch = "epoch" in (_name(args.eval_strategy), _name(args.save_strategy))
     if by_epoch or (draft.count("max_steps") or 0) <= 0:
         draft.rows = count_rows()
@@ -272,5 +274,10 @@ _SPECIAL = {
     "fp16": ("refused", "float16 is not supported; `model.dtype` is bfloat16 or float32"),
     "run_name": ("ignored", "trackers take the name of the run directory"),
     "project": ("ignored", "trackers take the name of the run directory"),
+    "vllm_importance_sampling_correction": (
+        "differs",
+        "importance weights are per token, not per sequence: `algo.importance_cap`, with "
+        "`vllm_importance_sampling_mode` token_truncate or token_mask",
+    ),
     "epsilon_high": ("`algo.clip_high`", "not set: 0.28 (Clip-Higher) with the default epsilon, otherwise epsilon"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora
 from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.importance import swift_importance, trl_importance
 from dapo_rl.moving.trl import derive_evaluation, derive_rewards, derive_updates
 
 
@@ -17,6 +18,8 @@ def derive_swift(draft: Draft) -> None:
     _sources(draft)
     if not draft.value("dynamic_sample"):
         _no_dynamic_sampling(draft)
+    trl_importance(draft)
+    swift_importance(draft)
     derive_updates(draft)
     derive_evaluation(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))

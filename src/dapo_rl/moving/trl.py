@@ -9,6 +9,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.errors import UserError
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs
 from dapo_rl.moving.draft import Draft, written
+from dapo_rl.moving.importance import trl_importance
 
 _BATCH_KEYS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"),
@@ -29,6 +30,7 @@ _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
     explain_switched_off(draft)
+    trl_importance(draft)
     derive_updates(draft)
     derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
@@ -42,8 +44,8 @@ def derive_trl(draft: Draft) -> None:
 def explain_switched_off(draft: Draft) -> None:
     """Options of what the run does not use."""
     if not draft.value("use_vllm"):
-        for name in [name for name in draft.explained if name.startswith("vllm_importance_sampling_")]:
-            draft.explain_again(name, "default here", note="without use_vllm it does nothing")
+        name = "vllm_importance_sampling_clip_min"
+        draft.explain_again(name, "default here", note="without use_vllm it does nothing")
     if not draft.value("beta"):
         draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share
 from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.importance import verl_importance
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
@@ -19,6 +20,7 @@ def derive_verl(draft: Draft) -> None:
     _advantages(draft)
     _kl(draft)
     _clipping(draft)
+    verl_importance(draft)
     _reward(draft)
     _overlong(draft)
     _schedule(draft)

@@ -92,6 +92,8 @@ class Sampler:
             filling.earlier_seconds += time.perf_counter() - started
             self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
             raise
+        finally:
+            self._check = check_nothing  # it refers to the run, which refers to this sampler
 
     def _begin(self, n: int) -> Filling:
         """A new batch, or the one that was interrupted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -14,7 +14,7 @@ from dapo_rl.algo import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.train.own import build_advantages
-from dapo_rl.types import Group, SeenTokens, TrainedGroup, TrainSample
+from dapo_rl.types import FloatArray, Group, SeenTokens, TrainedGroup, TrainSample
 
 
 def make_batch(
@@ -60,6 +60,18 @@ def make_batch(
         )
         for p, group in enumerate(groups)
     )
+
+
+def with_proximal(
+    batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]
+) -> tuple[TrainedGroup, ...]:
+    """The batch with the log-probabilities of its trained samples under the policy that `score` computes with."""
+    logps = iter(score([sample for group in batch for sample in group.samples if sample.trained_tokens]))
+
+    def scored(sample: TrainSample) -> TrainSample:
+        return replace(sample, proximal_logps=next(logps)) if sample.trained_tokens else sample
+
+    return tuple(replace(group, samples=tuple(scored(sample) for sample in group.samples)) for group in batch)
 
 
 def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) -> tuple[TrainedGroup, ...]:

@@ -20,12 +20,13 @@ from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
-from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
+from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches, with_proximal
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import step_metrics
+from dapo_rl.train.mismatch import MismatchNote
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import learning_rate
@@ -91,7 +92,7 @@ def train(run: Training) -> None:
 
 def _train(run: Training) -> None:
     config, progress, callbacks = run.config, run.progress, run.callbacks
-    origin = time.perf_counter() - progress.wall_seconds
+    origin, mismatch = time.perf_counter() - progress.wall_seconds, MismatchNote(config)
     if progress.evaluation_due:
         _finish_last_step(run, origin)
         if callbacks.should_stop:
@@ -127,7 +128,7 @@ def _train(run: Training) -> None:
         stopping = progress.evaluation_due or run.stop_requested() or callbacks.should_stop
         if stopping or _save_due(run):
             _save(run, step)
-        for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes):
+        for note in (*done.fill.notes, _verifier_failures(done.fill), *done.notes, mismatch.take(done.metrics)):
             if note:
                 run.display.note(f"step {step}: {note}")
         if progress.evaluation_due:
@@ -211,6 +212,8 @@ def _step(run: Training, step: int) -> _Done:
     sampled = time.perf_counter()
     if run.turns:
         rest_engine(run.engine)
+    if config.scores_first:
+        batch = with_proximal(batch, run.policy.score)
     lr = learning_rate(step, config.train)
     updates: list[Update] = []
     for _ in range(config.train.epochs_per_step):

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import aggregate, kl_penalty
+from dapo_rl.algo import aggregate, importance_weights, kl_penalty
+from dapo_rl.algo.importance import above_cap
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.algo.registry import TokenLosses
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
@@ -233,7 +234,7 @@ class HFPolicy:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo = self._algo
         device = next(self.model.parameters()).device
-        old_logps = to_device(_padded([s.old_logps for s in samples]), device)
+        behaviour_logps = to_device(_padded([s.old_logps for s in samples]), device)
         advantages = to_device(_padded([s.advantages for s in samples]), device)
         written = to_device(_padded([s.mask for s in samples]), device)
         bounds: dict[str, Any] = {
@@ -253,7 +254,12 @@ class HFPolicy:
                 ref_logps = reference.logps
         with self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask & written
+            old_logps = behaviour_logps if algo.proximal == "behaviour" else _proximal_logps(samples, logps)
             losses = self._losses(logps, old_logps, advantages, mask, **bounds)
+            if algo.importance_cap is not None:
+                cap, mode = algo.importance_cap, algo.importance_mode
+                weights = importance_weights(old_logps, behaviour_logps, mask, cap=cap, mode=mode)
+                losses = losses * weights
             loss = sums["pg_loss"] = aggregate(losses, mask, **how)
             if algo.kl_coef > 0:
                 sums["kl_loss"] = aggregate(kl_penalty(logps, ref_logps, algo.kl_kind), mask, **how)
@@ -272,13 +278,16 @@ class HFPolicy:
                 "entropy": _total(stats.entropy, mask),
                 "prob": _total(probabilities, mask),
                 "ppo_kl": _total(old_logps - logps, mask),
-                "mismatch_kl": _total(kl_penalty(old_logps, logps), fresh),
+                "mismatch_kl": _total(kl_penalty(behaviour_logps, logps), fresh),
                 "fresh": fresh.sum(),
                 "high": high.sum(),
                 "high_prob": _total(probabilities, high),
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
+            if algo.importance_cap is not None:
+                totals["is_weight"] = _total(weights, mask)
+                totals["above_cap"] = above_cap(old_logps, behaviour_logps, mask, cap).sum()
             return totals, _Tokens(logps.detach(), stats.entropy, _which_bound(high, low, dual))
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
@@ -299,6 +308,9 @@ class HFPolicy:
         }
         if self._algo.kl_coef > 0:
             metrics["actor/kl_loss"] = totals["kl_loss"]
+        if self._algo.importance_cap is not None:
+            metrics["rollout/is_weight_mean"] = mean("is_weight")
+            metrics["rollout/is_above_cap_share"] = mean("above_cap")
         return metrics
 
     def _why_no_copy(self) -> str | None:
@@ -419,6 +431,17 @@ class _Tokens(NamedTuple):
 def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
     """The codes of `SeenTokens.clipped`."""
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
+
+
+def _proximal_logps(samples: Sequence[TrainSample], logps: Tensor) -> Tensor:
+    """What the step scored before its first update. If it scored nothing, this is the first update, and the current
+    policy is the proximal one."""
+    scored = [s.proximal_logps for s in samples if s.proximal_logps is not None]
+    if not scored:
+        return logps.detach()
+    if len(scored) < len(samples):
+        raise ValueError("some samples have log-probabilities under the proximal policy, and some do not")
+    return to_device(_padded(scored), logps.device)
 
 
 def _padded(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -159,8 +159,8 @@ def test_a_finished_samples_slot_is_taken_in_the_same_step(model):
     while engine.pending > 4:
         engine.poll()
         with torch.inference_mode():
-            engine._admit()
-        assert len(engine._rows) == 4
+            engine._queue.admit()
+        assert len(engine._batch.rows) == 4
 
 
 def test_memory_bounds_the_batch_and_the_rest_waits(model):
@@ -171,8 +171,8 @@ def test_memory_bounds_the_batch_and_the_rest_waits(model):
     seen = set()
     while engine.pending:
         engine.poll()
-        seen.add(len(engine._rows))
-        held = sum(t.numel() * 4 for t in [*engine._cache.keys.values(), *engine._cache.values.values()])
+        seen.add(len(engine._batch.rows))
+        held = sum(t.numel() * 4 for t in [*engine._batch.cache.keys.values(), *engine._batch.cache.values.values()])
         assert held <= 5 * 16 * 1024
     assert max(seen) <= 5
 

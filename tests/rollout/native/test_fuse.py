@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dapo_rl.models.own_globals import with_global
 from dapo_rl.models.packed import pack
 from dapo_rl.rollout.native.decode import next_logits
 from dapo_rl.rollout.native.engine import NativeEngine
@@ -21,7 +22,6 @@ from dapo_rl.rollout.native.fuse import fuse
 from dapo_rl.rollout.native.fuse.change import FusedModule
 from dapo_rl.rollout.native.fuse.handed import Handed
 from dapo_rl.rollout.native.fuse.linears import Join
-from dapo_rl.rollout.native.fuse.rotary import with_global
 from dapo_rl.rollout.native.prepack import can_prepack
 
 SMALL = {

@@ -188,8 +188,8 @@ def test_requests_that_never_began_and_lost_tokens_are_told_apart():
 def test_memory_is_taken_once_for_the_longest_context():
     engine = engine_for(small_model(), longest=100)
     made = []
-    plain = engine._make_room
-    engine._make_room = lambda longest: made.append(longest) or plain(longest)
+    plain = engine._batch.make_room
+    engine._batch.make_room = lambda longest: made.append(longest) or plain(longest)
     finish(engine, start(engine, [request("short", prompt=range(5, 8)), request("long", prompt=range(5, 70))], 0))
     assert made == [100]
 

@@ -89,7 +89,7 @@ def test_pages_preemption_and_portions_change_nothing(seed, page, pages, prefill
     )
     assert_same(run(engine, work), expected)
     assert engine.memory["most_used"] <= engine.memory["pages"]
-    assert engine._pages.used == 0, "every page is free again"
+    assert engine._batch.pages.used == 0, "every page is free again"
 
 
 def test_pages_that_run_out_are_taken_from_the_youngest(model):
@@ -137,7 +137,7 @@ def test_samples_that_return_share_their_prompt_again(model):
         engine.submit(r)
     samples = {(c.request_id, c.index): c.sample for c in engine.poll()}
     engine.receive(1, weights_of(model))
-    assert engine._pages.used == 0
+    assert engine._batch.pages.used == 0
     samples |= run(engine, [])
     assert engine.memory["most_used"] == 6 + 5 * 4
     assert_same(samples, run(NativeEngine(model, tokenizer(), longest=90), work))
@@ -149,16 +149,16 @@ def test_a_long_prompt_is_computed_between_decode_steps(model):
     engine.submit(request("running", count=2, max_new_tokens=40, ignore_eos=True))
     engine.poll(timeout_s=0)
     with torch.inference_mode():
-        engine._admit()
+        engine._queue.admit()
         engine.submit(request("long", prompt=range(5, 55), count=2, max_new_tokens=5))
         done = []
         for _ in range(5):
-            engine._admit()
-            done.append(engine._filling.done if engine._filling is not None else None)
+            engine._queue.admit()
+            done.append(engine._queue.filling.done if engine._queue.filling is not None else None)
             engine._step()
-            engine._collect()
+            engine._batch.collect()
     assert done == [10, 20, 30, 40, None]
-    assert [row.written for row in engine._rows[:2]] == [6, 6]
+    assert [row.written for row in engine._batch.rows[:2]] == [6, 6]
 
 
 def test_cancelling_and_new_weights_in_the_middle_of_a_prompt(model):
@@ -167,28 +167,28 @@ def test_cancelling_and_new_weights_in_the_middle_of_a_prompt(model):
     engine = NativeEngine(model, tokenizer(), longest=90, page_tokens=8, prefill_tokens=10)
     engine.submit(request("running", count=2, max_new_tokens=40, ignore_eos=True))
     with torch.inference_mode():
-        engine._admit()
+        engine._queue.admit()
         engine.submit(long)
-        engine._admit()
-    assert engine._filling is not None
+        engine._queue.admit()
+    assert engine._queue.filling is not None
     assert engine.pending == 5
     engine.receive(1, weights_of(model))
     assert engine.pending == 5
-    assert engine._pages.used == 0
+    assert engine._batch.pages.used == 0
     with torch.inference_mode():
-        engine._admit()
+        engine._queue.admit()
     assert engine.cancel(["running"]) == 2
     assert_same(run(engine, []), expected)
     engine.submit(request("running", count=1, max_new_tokens=40, ignore_eos=True))
     with torch.inference_mode():
-        engine._admit()
+        engine._queue.admit()
         engine.submit(long)
-        engine._admit()
-    assert engine._filling is not None
+        engine._queue.admit()
+    assert engine._queue.filling is not None
     assert engine.cancel(["long"]) == 0
     assert engine.pending == 1
     assert engine.cancel(["running"]) == 1
-    assert (engine.pending, engine._pages.used) == (0, 0)
+    assert (engine.pending, engine._batch.pages.used) == (0, 0)
 
 
 @settings(max_examples=60, deadline=None)

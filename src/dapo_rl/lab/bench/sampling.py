@@ -42,6 +42,7 @@ class World:
     median: float = 250.0
     spread: float = 1.0
     """The standard deviation of the log length: at 1 the mean is 1.65 medians, and 1% of lengths exceed 10 medians."""
+    longest: int = LONGEST
 
     def lengths(self, prompt: str) -> tuple[int, ...]:
         return _lengths(self, prompt)
@@ -64,7 +65,7 @@ class World:
 def _lengths(world: World, prompt: str) -> tuple[int, ...]:
     rng = random.Random(f"{world.seed}:length:{prompt}")
     draws = (rng.lognormvariate(math.log(world.median), world.spread) for _ in range(world.group))
-    return tuple(min(max(1, round(length)), LONGEST) for length in draws)
+    return tuple(min(max(1, round(length)), world.longest) for length in draws)
 
 
 @lru_cache(maxsize=2**14)
@@ -166,7 +167,7 @@ class SimulatedEngine:
         return Sample(written.token_ids, written.logps, text, "stop", written.versions)
 
 
-class _NoWeights:
+class NoWeights:
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         return iter(())
 
@@ -215,7 +216,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
         stale += sum(step - g.first_version for g in useful)
-        engine.receive(step + 1, _NoWeights())
+        engine.receive(step + 1, NoWeights())
     return {
         "acceptance": acceptance,
         "strategy": name,

@@ -74,12 +74,6 @@ class TrainingFusion:
             self._joints.append(joint)
             self._forwards |= zip(linears, forwards, strict=True)
 
-    def report(self) -> str:
-        def listed(counts: Counter[str]) -> str:
-            return ", ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items()) or "nothing"
-
-        return f"fused {listed(self.counts)}" + (f"; not fused: {listed(self.left)}" if self.left else "")
-
     def _norms(self, modules: Sequence[Any], check: GradientCheck) -> dict[nn.Module, TrainedNorm]:
         stacks = [m for m in modules if isinstance(getattr(m, "layers", None), nn.ModuleList)]
         last = {stack._modules.get("norm") for stack in stacks}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dapo_rl.models.fused.check import ROUNDING, Forward, GradientCheck
 from dapo_rl.models.fused.rotary import rotated
+from dapo_rl.models.own_globals import with_global
 
 ROTARY = "apply_rotary_pos_emb"
 
@@ -18,22 +19,18 @@ class RotaryReplacements:
 
     def __init__(self, check: GradientCheck) -> None:
         self._check = check
-        self._globals: dict[Any, dict[str, Any] | None] = {}
+        self._known: dict[Any, Forward | None] = {}
 
     def inside(self, attention: Any, code: FunctionType) -> Forward | None:
-        """The attention's own code with globals of its own, because other models share those of the modeling file."""
+        """The attention's own code with a fused rotary embedding."""
         plain, width = code.__globals__.get(ROTARY), getattr(attention, "head_dim", None)
         if plain is None or not isinstance(width, int):
             return None
-        if (plain, width) not in self._globals:
-            fused = self._rotary(plain, width)
-            self._globals[plain, width] = None if fused is None else {**code.__globals__, ROTARY: fused}
-        names = self._globals[plain, width]
-        if names is None:
-            return None
-        own = FunctionType(code.__code__, names, code.__name__, code.__defaults__, code.__closure__)
-        own.__kwdefaults__ = code.__kwdefaults__
-        return MethodType(own, attention)
+        if (plain, width) not in self._known:
+            self._known[plain, width] = self._rotary(plain, width)
+        fused = self._known[plain, width]
+        own = None if fused is None else with_global(code, ROTARY, fused)
+        return None if own is None else MethodType(own, attention)
 
     def _rotary(self, plain: Forward, width: int) -> Forward | None:
         check = self._check

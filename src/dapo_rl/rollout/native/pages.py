@@ -7,7 +7,7 @@ their prompt; a page returns to the pool when its last user leaves. Nothing here
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ class Pages:
         self._users = [0] * (self.usable + 1)
         self._of_slot: dict[int, list[int]] = {}
         self._free_slots = list(range(layout.slots))
-        heapify(self._free_slots)
+        """A heap, which may also contain slots that were taken by `swap`."""
         self._cleared: set[int] = set()
         self._changed: dict[tuple[int, int], int] = {}
         self.most_used = 0
@@ -150,4 +150,4 @@ class Pages:
 
     def shared(self, slot: int, tokens: int) -> list[int]:
         """The pages of a sequence that its first tokens fill."""
-        return [] if self.whole else self._of_slot[slot][: tokens // self.page_tokens]
+        return self._of_slot[slot][: self.full(tokens)]

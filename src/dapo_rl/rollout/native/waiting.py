@@ -1,4 +1,4 @@
-"""The queue: requests in the order of their arrival, each with the samples that still wait.
+"""Requests in the order of their arrival, each with the samples that still wait.
 
 A sample that gives up its slot returns to the place of its request.
 """

@@ -1,0 +1,216 @@
+"""How a run is spread over GPUs, and the memory that each of them needs.
+
+The trainer's weights, gradients and moments are divided over its GPUs (FSDP), one layer of them is whole at a time, and
+every rank has the activations of its own micro-batch. An engine's weights and pages are divided over its
+`tensor_parallel` GPUs. The sums are those of `dapo check`, so that both agree on one GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dapo_rl.base.format import gib
+from dapo_rl.config import Config
+from dapo_rl.lab.check_memory import Need
+from dapo_rl.lab.memory_report import MemoryPart
+from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
+from dapo_rl.models.size import ModelSize
+from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.train.run_sizes import RUNTIME, RunSizes
+
+MOST_GPUS = 8192
+ROOMY = 8
+"""Samples of the longest length that an engine should hold: with fewer, it decodes few samples at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    gpus: int
+    tensor_parallel: int = 1
+    """GPUs per engine."""
+    rollout_gpus: int | None = None
+    """GPUs that only sample; None: all GPUs sample and update in turns."""
+
+    @property
+    def trainers(self) -> int:
+        return self.gpus - (self.rollout_gpus or 0)
+
+    @property
+    def engines(self) -> int:
+        return (self.rollout_gpus or self.gpus) // self.tensor_parallel
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The memory of a recipe on each GPU of a layout."""
+
+    config: Config
+    size: ModelSize
+    gpu: Gpu
+    layout: Layout
+
+    @property
+    def sizes(self) -> RunSizes:
+        """What each GPU holds of the parts of a run."""
+        layout = self.layout
+        whole, n, tp = self.need.sizes, layout.trainers, layout.tensor_parallel
+        cut = replace(
+            whole,
+            weights=whole.weights // n,
+            gradients=whole.gradients // n,
+            moments=whole.moments // n,
+            reference=whole.reference // n,
+            engine=whole.engine // tp,
+            prefill=whole.prefill // tp,
+            kv_token=whole.kv_token // tp,
+        )
+        if n == 1:
+            return cut
+        return replace(cut, casts=2 * cut.layer_casts, layer_casts=2 * cut.layer_casts)  # the next layer is fetched
+
+    @property
+    def need(self) -> Need:
+        """The same on one GPU. The engine's weights and pages are counted one by one, whatever the engine."""
+        native = self.config.model_copy(update={"engine": "native"})
+        return Need(native, self.size, self.gpu.memory)
+
+    @property
+    def plan(self) -> MemoryPlan | None:
+        """The memory plan of the trainer's GPUs; None if it does not fit."""
+        return find_plan(self._trainer_sizes, self._settings)
+
+    @property
+    def fits(self) -> bool:
+        return self.plan is not None and self.pages >= self.sizes.longest
+
+    @property
+    def recompute(self) -> bool:
+        wanted = self.config.train.gradient_checkpointing
+        return (self.plan is None or self.plan.recompute) if wanted == "auto" else wanted
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch of one rank."""
+        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
+        return min(planned or self.config.token_budget, self.sizes.update_tokens)
+
+    @property
+    def pages(self) -> int:
+        """Tokens that the pages of one engine hold."""
+        return self._kv_bytes // self.sizes.kv_token
+
+    @property
+    def sequences(self) -> int:
+        """Samples that an engine generates at once, at most."""
+        return self.sizes.sequences
+
+    def updating(self) -> tuple[MemoryPart, ...]:
+        """What is on a trainer's GPU during an update."""
+        sizes, tokens, recompute = self.sizes, self.token_budget, self.recompute
+        activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
+        how = "with recomputed layers" if recompute else ""
+        return _present(
+            *self._trainer_parts(),
+            MemoryPart("gradients", sizes.gradients, "float32"),
+            MemoryPart("activations", activations, f"{tokens:,} tokens {how}".strip()),
+            MemoryPart("update", sizes.working(tokens, recompute) - activations, "copies of weights, logits"),
+            *(self._engine_parts() if self._keeps else ()),
+            *(() if self.layout.rollout_gpus else (MemoryPart("graphs", sizes.graphs, "of decoding steps"),)),
+            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
+        )
+
+    def sampling(self) -> tuple[MemoryPart, ...]:
+        """What is on an engine's GPU while it samples."""
+        sizes = self.sizes
+        trainer = () if self.layout.rollout_gpus else self._trainer_parts()
+        gradients = (MemoryPart("gradients", sizes.gradients, "float32"),) if self._keeps else ()
+        return _present(
+            *trainer,
+            *gradients,
+            *self._engine_parts(),
+            MemoryPart("prefill", sizes.prefill, "activations of prompts"),
+            MemoryPart("graphs", sizes.graphs, "of decoding steps"),
+            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
+        )
+
+    def remedy(self) -> str:
+        """What does not fit, and which setting mends it."""
+        usable, sizes = self.sizes.usable, self._trainer_sizes
+        if self.plan is None:
+            lacking = f"a GPU needs at least {gib(least_bytes(sizes, self._settings))}, and can use {gib(usable)}"
+        else:
+            held, wanted = max(self.pages, 0), self.sizes.longest
+            lacking = f"an engine's pages hold {held:,} tokens, and the longest sample may have {wanted:,}"
+        tp = self.layout.tensor_parallel
+        for wider in (2 * tp, 4 * tp, 8 * tp):
+            if wider <= min(GPUS_PER_NODE, self.layout.gpus) and self._with(tensor_parallel=wider).fits:
+                return f"{lacking}; with --tensor-parallel {wider} it fits"
+        own = remedy(sizes, self._settings)
+        if self.plan is None and own.startswith("with "):
+            return f"{lacking}; {own}"
+        gpus = 2 * self.layout.gpus
+        while gpus <= MOST_GPUS and not self._with(gpus=gpus, tensor_parallel=min(GPUS_PER_NODE, gpus)).fits:
+            gpus *= 2
+        if gpus <= MOST_GPUS:
+            return f"{lacking}; with --gpus {gpus} --tensor-parallel {min(GPUS_PER_NODE, gpus)} it fits"
+        return f"{lacking}; {own if self.plan is None else 'use a larger GPU, or fewer sampling.max_new_tokens'}"
+
+    def _with(self, **changes: int) -> GpuMemory:
+        return replace(self, layout=replace(self.layout, **changes))
+
+    @property
+    def _settings(self) -> PlanSettings:
+        settings = self.need.plan_settings
+        return replace(settings, memory="keep") if self.layout.rollout_gpus else settings
+
+    @property
+    def _trainer_sizes(self) -> RunSizes:
+        return self.sizes.without_engine() if self.layout.rollout_gpus else self.sizes
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether engine and trainer are on a GPU at the same time."""
+        return self.layout.rollout_gpus is None and self.plan is not None and not self.plan.turns
+
+    @property
+    def _kv_bytes(self) -> int:
+        sizes = self.sizes
+        if self.layout.rollout_gpus:
+            alone = replace(sizes, weights=0, gradients=0, moments=0, reference=0)
+            return min(alone.kv_most, alone.usable - alone.sampling(0))
+        if self.plan is None:
+            return sizes.usable - sizes.sampling(0)
+        return sizes.kv_default if self.plan.kv_bytes is None else self.plan.kv_bytes
+
+    def _trainer_parts(self) -> tuple[MemoryPart, ...]:
+        sizes, n = self.sizes, self.layout.trainers
+        divided = f", 1/{n}" if n > 1 else ""
+        return (
+            MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{divided}"),
+            MemoryPart("optimizer", sizes.moments, f"{self.config.train.optimizer}{divided}"),
+            MemoryPart("reference model", sizes.reference, f"float32{divided}, for algo.kl_coef"),
+        )
+
+    def _engine_parts(self) -> tuple[MemoryPart, ...]:
+        tp = self.layout.tensor_parallel
+        return (
+            MemoryPart("engine's weights", self.sizes.engine, "bfloat16" + (f", 1/{tp}" if tp > 1 else "")),
+            MemoryPart("KV cache", max(self._kv_bytes, 0), f"pages for {max(self.pages, 0):,} tokens"),
+        )
+
+
+def choose_layout(config: Config, size: ModelSize, gpu: Gpu, layout: Layout, tensor_parallel: int | None) -> Layout:
+    """The layout with this number of GPUs per engine. By default the smallest with room for several of the longest
+    samples, or else for one; the largest if none fits."""
+    if tensor_parallel is not None:
+        return replace(layout, tensor_parallel=tensor_parallel)
+    sampling = layout.rollout_gpus or layout.gpus
+    tried = [n for n in (1, 2, 4, 8) if sampling % n == 0]
+    memory = {n: GpuMemory(config, size, gpu, replace(layout, tensor_parallel=n)) for n in tried}
+    fitting = [n for n in tried if memory[n].fits]
+    roomy = [n for n in fitting if memory[n].pages >= ROOMY * config.longest_sample]
+    return replace(layout, tensor_parallel=(roomy or fitting or tried[-1:])[0])
+
+
+def _present(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
+    return tuple(part for part in parts if part.bytes > 0)

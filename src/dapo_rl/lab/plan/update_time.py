@@ -1,0 +1,73 @@
+"""The time of the updates of a step: samples are spread over the ranks by their tokens."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from dapo_rl.lab.plan.rates import Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    rates: Rates
+    gpus: int
+    token_budget: int
+    """Tokens of a micro-batch."""
+    recompute: bool
+    mini_batches: int
+    epochs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """Seconds of the updates of a step."""
+
+    even: float
+    """If every rank had the same number of tokens."""
+    uneven: float
+    """More, because a rank has the longest sample of a mini-batch, and the others wait for it."""
+    traffic: float
+    """More, because gathering weights and adding up gradients takes longer than computing."""
+    optimizer: float
+    transfer: float
+    """Of the new weights to the engines."""
+
+    @property
+    def updating(self) -> float:
+        return self.even + self.uneven + self.traffic + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return self.updating + self.transfer
+
+
+def update_time(trainer: Trainer, lengths: Sequence[int], prompt_tokens: int, transfer: float) -> UpdateTime:
+    """Of the samples of a step in the order in which they are trained on."""
+    rates, ranks = trainer.rates, trainer.gpus
+    size = max(1, ceil(len(lengths) / trainer.mini_batches))
+    even = uneven = traffic = 0.0
+    updates = 0
+    for start in range(0, len(lengths), size):
+        batch = lengths[start : start + size]
+        tokens, most = sum(batch), largest_load(batch, ranks)
+        position = prompt_tokens + sum(length * length for length in batch) / (2 * tokens)
+        shared = rates.update(tokens / ranks, position, trainer.recompute)
+        longest = rates.update(most, position, trainer.recompute)
+        sent = rates.gradients(ceil(most / trainer.token_budget), ranks)
+        even += shared
+        uneven += longest - shared
+        traffic += max(0.0, sent - longest)
+        updates += 1
+    often = trainer.epochs
+    return UpdateTime(even * often, uneven * often, traffic * often, updates * often * rates.optimizer(ranks), transfer)
+
+
+def largest_load(lengths: Sequence[int], ranks: int) -> int:
+    """The tokens of the rank with the most, if each sample, the longest first, goes to the rank with the fewest."""
+    loads = [0] * min(ranks, len(lengths))
+    for length in sorted(lengths, reverse=True):
+        heapq.heapreplace(loads, loads[0] + length)
+    return max(loads)

@@ -1,0 +1,218 @@
+"""Steps of a run on simulated engines: sampling in rounds, streaming, and asynchronous."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.lab.bench.rounds import Rounds
+from dapo_rl.lab.bench.sampling import EndlessPrompts, NoWeights, SaysSo, Strategy, World
+from dapo_rl.lab.plan.layout import GpuMemory, Layout
+from dapo_rl.lab.plan.rates import Rates
+from dapo_rl.lab.plan.replica import Replica
+from dapo_rl.lab.plan.timed_engine import Load, TimedEngine
+from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
+from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.sampler import Sampler
+
+Way = Literal["rounds", "streaming", "asynchronous"]
+VERL_ROUND = 3
+"""verl's recipe samples rounds of three batches."""
+POLLS = 150
+"""Virtual time is divided so finely: the longest sample alone takes so many polls."""
+ENOUGH = 128
+"""Prompts per step of a simulation that stands for a larger one."""
+FEW = 32
+"""The same, to compare splits of the GPUs."""
+TAIL = 0.25
+"""Sampling is in its tail while fewer than this share of its most samples run."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    start: float
+    """When its sampling began."""
+    sampled: float
+    """When its batch was full."""
+    update_start: float
+    end: float
+    update: UpdateTime
+    trained_tokens: int
+    generated_tokens: int
+    stale: float
+    """Mean age of its groups in weight versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class WayResult:
+    way: Way
+    layout: Layout
+    steps: tuple[PlannedStep, ...]
+    warmup: int
+    """Steps before the ones that count."""
+    loads: tuple[Load, ...]
+    preempted: int
+
+    @property
+    def counted(self) -> tuple[PlannedStep, ...]:
+        return self.steps[self.warmup :]
+
+    @property
+    def begin(self) -> float:
+        return self.steps[self.warmup - 1].end if self.warmup else 0.0
+
+    @property
+    def step_seconds(self) -> float:
+        return (self.steps[-1].end - self.begin) / len(self.counted)
+
+    @property
+    def sampling_seconds(self) -> float:
+        return sum(step.sampled - step.start for step in self.counted) / len(self.counted)
+
+    @property
+    def update_seconds(self) -> float:
+        return sum(step.update.total for step in self.counted) / len(self.counted)
+
+    @property
+    def tokens(self) -> tuple[float, float]:
+        """Tokens per step: generated, trained on."""
+        steps = self.counted
+        generated = sum(step.generated_tokens for step in steps) / len(steps)
+        return generated, sum(step.trained_tokens for step in steps) / len(steps)
+
+    @property
+    def staleness(self) -> float:
+        return sum(step.stale for step in self.counted) / len(self.counted)
+
+    def sampling_parts(self) -> dict[str, float]:
+        """Seconds per step with samples waiting for pages, in the tail, and in between."""
+        parts = {"decode": 0.0, "tail": 0.0, "pages": 0.0}
+        most = max((load.running for load in self.loads), default=0)
+        for load, following in zip(self.loads, self.loads[1:], strict=False):
+            seconds = following.time - max(load.time, self.begin)
+            if seconds > 0 and load.running:
+                part = "pages" if load.waiting else "tail" if load.running < TAIL * most else "decode"
+                parts[part] += seconds / len(self.counted)
+        return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What all ways have in common."""
+
+    memory: GpuMemory
+    rates: Rates
+    world: World
+    prompt_tokens: int
+    steps: int = 4
+    warmup: int = 1
+    share: int = 1
+    """Simulates one engine of so many, and as many prompts: each engine has the same load."""
+    round_size: int = VERL_ROUND
+    """Batches per round."""
+
+    def run(self, way: Way) -> WayResult:
+        engine, k = self._engine(), self.share
+        strategy = self._strategy(way, engine)
+        run = self._overlapped if way == "asynchronous" else self._in_turns
+        steps = run(engine, strategy)
+        loads = tuple(Load(time, k * running, k * waiting) for time, running, waiting in engine.loads)
+        return WayResult(way, self.memory.layout, tuple(steps), self.warmup, loads, k * engine.preempted)
+
+    def _in_turns(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+        steps = []
+        for number in range(self.steps):
+            start = engine.now
+            fill = strategy.fill(self.prompts)
+            sampled = engine.now
+            update = self._update(fill)
+            engine.rest_until(sampled + update.total)
+            engine.receive(number + 1, NoWeights())
+            steps.append(self._step(fill, start, sampled, sampled, sampled + update.total, update))
+        return steps
+
+    def _overlapped(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+        """The engines sample on while the trainer works. They stop when they are `max_staleness` steps ahead."""
+        steps: list[PlannedStep] = []
+        ahead = max(1, self.settings.max_staleness)
+        for number in range(self.steps):
+            if number > ahead:
+                engine.rest_until(steps[number - 1 - ahead].end)
+            start = engine.now
+            fill = strategy.fill(self.prompts)
+            update = self._update(fill)
+            begin = max(engine.now, steps[-1].end if steps else 0.0)
+            end = begin + update.updating
+            engine.receive_at(end, number + 1, update.transfer)
+            steps.append(self._step(fill, start, engine.now, begin, end, update))
+        return steps
+
+    def _step(
+        self, fill: Fill, start: float, sampled: float, begin: float, end: float, update: UpdateTime
+    ) -> PlannedStep:
+        ages = [fill.version - int(group.samples[0].versions[0]) for group in fill.kept]
+        return PlannedStep(
+            start,
+            sampled,
+            begin,
+            end,
+            update,
+            trained_tokens=self.share * sum(group.tokens for group in fill.kept),
+            generated_tokens=self.share * fill.tokens_generated,
+            stale=sum(ages) / max(1, len(ages)),
+        )
+
+    def _update(self, fill: Fill) -> UpdateTime:
+        memory, train = self.memory, self.memory.config.train
+        layout = memory.layout
+        how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
+        trainer = Trainer(self.rates, layout.trainers, *how)
+        lengths = self.share * trained_lengths(fill)
+        return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
+
+    @property
+    def prompts(self) -> int:
+        """Groups of a step that are simulated."""
+        return self.settings.prompts_per_step // self.share
+
+    @property
+    def settings(self) -> SamplingSettings:
+        return self.memory.config.sampling
+
+    def _engine(self) -> TimedEngine:
+        memory = self.memory
+        count, limits = memory.layout.engines // self.share, (memory.pages, memory.sequences)
+        replicas = [Replica(self.rates, *limits, self.prompt_tokens) for _ in range(count)]
+        alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
+        return TimedEngine(self.world, replicas, alone / POLLS)
+
+    def _strategy(self, way: Way, engine: TimedEngine) -> Strategy:
+        settings, prompts = self.settings, EndlessPrompts()
+        params = SamplingParams(max_new_tokens=settings.max_new_tokens)
+        if way == "rounds":
+            size = self.round_size if settings.dynamic else 1
+            return Rounds(prompts, engine, SaysSo(), params, settings.group_size, round_size=size)
+        carry = SamplingSettings(
+            group_size=settings.group_size,
+            prompts_per_step=self.prompts,
+            max_new_tokens=settings.max_new_tokens,
+            dynamic=settings.dynamic,
+            surplus="carry",
+            max_staleness=max(1, settings.max_staleness),
+        )
+        return Sampler(prompts, engine, SaysSo(), params, carry, cap=10**9, seed=self.world.seed)
+
+
+def simulated_share(prompts: int, engines: int, enough: int = ENOUGH) -> int:
+    """The largest power of two by which both can be divided with enough prompts left."""
+    share = 1
+    while prompts % (2 * share) == 0 and engines % (2 * share) == 0 and prompts // (2 * share) >= enough:
+        share *= 2
+    return share
+
+
+def trained_lengths(fill: Fill) -> list[int]:
+    """Of the samples of a batch."""
+    return [len(sample.token_ids) for group in fill.kept for sample in group.samples]

@@ -1,0 +1,97 @@
+"""The correction of off-policy tokens by importance weights, under the names of other libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo_rl.foreign.record import PER_TOKEN
+from dapo_rl.foreign.verl import ACTOR
+from dapo_rl.moving.draft import Draft
+
+_TOKEN_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
+"""Their modes with a weight for each token."""
+UNCAPPED = 1e9
+"""The cap for weights without one: ratios are at most exp(20)."""
+
+
+def verl_importance(draft: Draft) -> None:
+    """`tis_imp_ratio_cap`, later `algorithm.rollout_is…`, now `algorithm.rollout_correction.…`."""
+    cap = draft.number(key := f"{ACTOR}.tis_imp_ratio_cap")
+    if cap is not None and cap > 0:
+        _put(draft, cap, "truncate", key)
+    else:
+        draft.explain(key, "default here", note="no importance weights")
+    for prefix, level in (("algorithm.rollout_correction", "rollout_is"), ("algorithm", "rollout_is_level")):
+        used, bound, mode = f"{prefix}.rollout_is", f"{prefix}.rollout_is_threshold", f"{prefix}.rollout_is_mode"
+        keys = (used, bound, f"{prefix}.{level}", mode)
+        if draft.value(used) in (None, False, "null"):
+            for name in keys:
+                draft.explain(name, "default here", note="no importance weights")
+        elif draft.value(f"{prefix}.{level}") in ("token", None):
+            threshold = draft.number(bound)
+            how = "mask" if draft.value(mode) == "mask" else "truncate"
+            _put(draft, 2.0 if threshold is None else threshold, how, *keys)
+        else:
+            for name in keys:
+                draft.explain(name, "no counterpart", note=PER_TOKEN, learns=True)
+
+
+def trl_importance(draft: Draft) -> None:
+    """`vllm_importance_sampling_…`, whose default has one weight for a sequence."""
+    switch, mode, cap, high = (f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "cap", "clip_max"))
+    keys = (switch, mode, cap, high)
+    if not draft.value("use_vllm") or not draft.value(switch):
+        for name in keys:
+            draft.explain(name, "default here", note="without use_vllm and the correction it does nothing")
+    elif (how := _TOKEN_MODES.get(_word(draft.value(mode)))) is None:
+        draft.explain(switch, "no counterpart", note=PER_TOKEN, learns=True)
+        for name in keys[1:]:
+            draft.explain(name, "no counterpart", note=PER_TOKEN)
+    else:
+        bound = draft.number(cap if draft.value(cap) is not None else high)
+        unset = UNCAPPED if draft.has(high) else 3.0
+        _put(draft, unset if bound is None else bound, how, *keys)
+
+
+def swift_importance(draft: Draft) -> None:
+    mode, bound = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
+    if draft.value(mode) is None:
+        for name in (mode, bound):
+            draft.explain(name, "default here", note="without rollout_importance_sampling_mode it does nothing")
+    elif (how := _TOKEN_MODES.get(_word(draft.value(mode)))) is None:
+        draft.explain(mode, "no counterpart", note=PER_TOKEN, learns=True)
+        draft.explain(bound, "no counterpart", note=PER_TOKEN)
+    else:
+        cap = draft.number(bound)
+        _put(draft, 2.0 if cap is None else cap, how, mode, bound)
+
+
+def areal_importance(draft: Draft) -> None:
+    """`use_decoupled_loss`; AReaL masks tokens above the cap."""
+    keys = ("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
+    cap = next((value for key in keys if (value := draft.number(key)) is not None), None)
+    mode = draft.value("actor.behave_imp_weight_mode")
+    if draft.value("actor.use_decoupled_loss"):
+        explained = ("actor.use_decoupled_loss", *keys, "actor.behave_imp_weight_mode")
+        if mode is None or _word(mode) in _TOKEN_MODES:
+            how = _TOKEN_MODES.get(_word(mode), "mask")
+            _put(draft, UNCAPPED if cap is None else cap, how, *explained)
+        else:
+            for name in explained:
+                draft.explain(name, "no counterpart", note=PER_TOKEN, learns=True)
+        draft.explain("actor.recompute_logprob", "same", "algo.proximal: recomputed")
+        return
+    for name in (*keys, "actor.use_decoupled_loss", "actor.behave_imp_weight_mode"):
+        draft.explain(name, "default here", note="without use_decoupled_loss it does nothing")
+    if draft.value("actor.recompute_logprob"):
+        draft.put("algo.proximal", "recomputed", "actor.recompute_logprob")
+
+
+def _put(draft: Draft, cap: float, mode: str, *keys: str) -> None:
+    draft.put("algo.proximal", "recomputed")
+    draft.put("algo.importance_mode", mode)
+    draft.put("algo.importance_cap", cap, *keys, note="with algo.proximal: recomputed")
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else ""

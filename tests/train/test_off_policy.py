@@ -1,0 +1,253 @@
+"""Updates on tokens of another policy: the proximal policy, importance weights, and the note on a large mismatch."""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import SMALL, make_prompt, make_sample, small_model, tokenizer
+
+from dapo_rl import Config, DAPOTrainer, UserError
+from dapo_rl.algo import reference
+from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.train.batch import make_batch, with_proximal
+from dapo_rl.train.mismatch import LARGE_KL, MismatchNote
+from dapo_rl.train.policy import HFPolicy
+from dapo_rl.types import Group, TrainSample, Verdict
+
+CORRECTED = {"proximal": "recomputed", "importance_cap": 1.2}
+
+
+def make_policy(model, token_budget=10**6, **algo):
+    return HFPolicy(
+        model,
+        pad_id=tokenizer().pad_token_id,
+        temperature=1.0,
+        algo=AlgoSettings(**algo),
+        train=TrainSettings(lr=1e-3, max_grad_norm=1e9),
+        norm_length=20,
+        token_budget=token_budget,
+    )
+
+
+def samples_for(model, count=6, masked=()):
+    """Random samples in groups of two; the behaviour policy is a random bit away from the model, the proximal one
+    another bit."""
+    rng = np.random.default_rng(0)
+    samples = [
+        TrainSample(
+            prompt_ids=rng.integers(3, 250, rng.integers(2, 7)),
+            response_ids=rng.integers(3, 250, rng.integers(2, 9)),
+            old_logps=0.0,
+            advantages=float(rng.normal()),
+            group=i // 2,
+            in_loss=i not in masked,
+        )
+        for i in range(count)
+    ]
+    logps = make_policy(model).score(samples)
+    return [
+        replace(s, old_logps=lp + rng.normal(0, 0.4, len(lp)), proximal_logps=lp + rng.normal(0, 0.2, len(lp)))
+        for s, lp in zip(samples, logps, strict=True)
+    ]
+
+
+def gradient(policy, samples):
+    policy.update(samples, lr=0.0)
+    return torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+@pytest.mark.parametrize("token_budget", [10**6, 24])
+def test_loss_and_metrics_equal_the_reference(mode, token_budget):
+    model = small_model()
+    samples = samples_for(model, masked=(2,))
+    width = max(len(s.response_ids) for s in samples)
+
+    def matrix(rows):
+        return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+    new = matrix([make_policy(model).score([s])[0] for s in samples])
+    proximal, behaviour = matrix([s.proximal_logps for s in samples]), matrix([s.old_logps for s in samples])
+    mask = np.array([[s.in_loss and t < len(s.response_ids) for t in range(width)] for s in samples])
+    advantages = [float(s.advantages[0]) for s in samples]
+    weights = reference.importance_weights(proximal, behaviour, mask, cap=1.2, mode=mode)
+    policy = make_policy(model, token_budget, **CORRECTED, importance_mode=mode)
+    metrics = policy.update(samples, lr=0.0).metrics
+    expected = reference.dapo_policy_loss(new, proximal, advantages, mask, weights=weights)
+    assert metrics["actor/pg_loss"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["rollout/is_weight_mean"] == pytest.approx(weights[mask].mean(), rel=1e-5)
+    share = (np.exp(proximal - behaviour)[mask] > 1.2).mean()
+    assert 0 < share < 1
+    assert metrics["rollout/is_above_cap_share"] == pytest.approx(share)
+    fractions = reference.clip_fractions(new, proximal, advantages, mask)
+    assert metrics["actor/pg_clipfrac_high"] == pytest.approx(fractions.high)
+    assert fractions.high > 0
+    assert metrics["actor/ppo_kl"] == pytest.approx((proximal - new)[mask].mean(), rel=1e-3)
+    # The mismatch is between the engine and the trainer, whatever the ratio is relative to.
+    d = (new - behaviour)[mask]
+    assert metrics["actor/mismatch_kl"] == pytest.approx((np.exp(d) - d - 1).mean(), rel=1e-3)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "token-mean-per-group", "seq-mean-token-mean"])
+def test_the_gradient_is_the_same_for_any_split_and_order(aggregation):
+    model = small_model()
+    samples = samples_for(model, masked=(1,))
+    whole = gradient(make_policy(model, **CORRECTED, aggregation=aggregation), samples)
+    split = make_policy(model, 20, **CORRECTED, aggregation=aggregation)
+    assert len(split._micro_batches(samples)) > 1
+    torch.testing.assert_close(gradient(split, samples[::-1]), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_by_default_scores_of_the_proximal_policy_have_no_effect():
+    model = small_model()
+    samples = samples_for(model)
+    plain = [replace(s, proximal_logps=None) for s in samples]
+    ours, theirs = (make_policy(model).update(given, 0.0).metrics for given in (samples, plain))
+    assert ours == pytest.approx(theirs, rel=0, abs=0, nan_ok=True)
+    assert "rollout/is_weight_mean" not in ours
+
+
+def test_a_single_update_needs_no_scores():
+    """It starts from the proximal policy, so that the ratio is 1, and the weights are those of scores."""
+    model = small_model()
+    policy = make_policy(model, **CORRECTED)
+    bare = [replace(s, proximal_logps=None) for s in samples_for(model)]
+    scored = [replace(s, proximal_logps=lp) for s, lp in zip(bare, policy.score(bare), strict=True)]
+    torch.testing.assert_close(gradient(policy, bare), gradient(policy, scored), atol=1e-6, rtol=1e-5)
+    metrics = policy.update(bare, 0.0).metrics
+    assert (metrics["actor/ppo_kl"], metrics["actor/pg_clipfrac"]) == (0.0, 0.0)
+    assert metrics["rollout/is_weight_mean"] != pytest.approx(1.0, abs=1e-3)
+
+
+def test_scores_for_only_some_samples_are_an_error():
+    model = small_model()
+    first, *others = samples_for(model)
+    with pytest.raises(ValueError, match="some samples have log-probabilities under the proximal policy"):
+        make_policy(model, **CORRECTED).update([replace(first, proximal_logps=None), *others], 0.0)
+
+
+def test_a_custom_loss_gets_the_proximal_policy_and_is_weighted(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text("def f(new, old, advantages, mask):\n    return old * 1.0 + 0.0 * new\n")
+    model = small_model()
+    samples = samples_for(model)
+    metrics = make_policy(model, **CORRECTED, loss=f"{path}:f").update(samples, 0.0).metrics
+    proximal = np.concatenate([s.proximal_logps for s in samples])
+    weights = reference.importance_weights(proximal, np.concatenate([s.old_logps for s in samples]), cap=1.2)
+    assert metrics["actor/pg_loss"] == pytest.approx((proximal * weights).mean(), rel=1e-5)
+
+
+def test_only_trained_samples_are_scored_each_with_its_own():
+    verdicts = (Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong"))
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 2, "overlong.mask_truncated": True})
+    groups = [
+        Group(0, make_prompt("p"), (make_sample(3), replace(make_sample(4), finish_reason="length")), verdicts),
+        Group(1, make_prompt("q"), (make_sample(5), make_sample(2)), verdicts),
+    ]
+    batch = make_batch(groups, config)
+    scored = with_proximal(batch, lambda samples: [np.full(len(s.response_ids), -len(s.response_ids)) for s in samples])
+    found = [None if s.proximal_logps is None else s.proximal_logps.tolist() for g in scored for s in g.samples]
+    assert found == [[-3] * 3, None, [-5] * 5, [-2] * 2]
+    assert [replace(s, proximal_logps=None) for g in scored for s in g.samples] == [s for g in batch for s in g.samples]
+
+
+def test_a_cap_needs_a_recomputed_proximal_policy():
+    with pytest.raises(
+        UserError, match=r"algo.importance_cap: 2 with algo.proximal=behaviour: .*; set algo.proximal=r"
+    ):
+        Config.build({"algo.importance_cap": 2.0})
+    with pytest.raises(UserError, match=r"algo\.importance_cap"):
+        Config.build({"algo.importance_cap": 0.0, "algo.proximal": "recomputed"})
+
+
+def test_the_note_on_a_large_mismatch_comes_once_and_names_remedies():
+    note = MismatchNote(Config())
+    assert note.take({}) is None
+    assert note.take({"rollout/mismatch_kl": math.nan}) is None
+    assert note.take({"rollout/mismatch_kl": 0.01}) is None
+    assert note.take({"rollout/mismatch_kl": 0.02}) == (
+        "rollout/mismatch_kl is 0.02: the engine's log-probabilities differ from the trainer's by about 0.2 per token; "
+        "remedies: model.dtype=float32, or engine=hf, or algo.proximal=recomputed with algo.importance_cap=2"
+    )
+    assert note.take({"rollout/mismatch_kl": 0.5}) is None
+    exact = MismatchNote(Config.build({"model.dtype": "float32", "engine": "hf"})).take({"rollout/mismatch_kl": 0.02})
+    assert exact.endswith("remedies: algo.proximal=recomputed with algo.importance_cap=2")
+    corrected = Config.build({f"algo.{name}": value for name, value in CORRECTED.items()})
+    assert MismatchNote(corrected).take({"rollout/mismatch_kl": 0.5}) is None
+
+
+NOISY = """
+import dataclasses
+import numpy as np
+from dapo_rl.rollout.native.engine import NativeEngine
+
+class Noisy(NativeEngine):
+    def __init__(self, model, tokenizer, settings, *, dtype, longest):
+        super().__init__(model, tokenizer, dtype=dtype, longest=longest, max_batch=settings.max_batch)
+
+    def poll(self, timeout_s=None):
+        return [self.off(completion) for completion in super().poll(timeout_s)]
+
+    def off(self, completion):
+        sample = completion.sample
+        logps = np.minimum(sample.logps + np.where(sample.token_ids % 2, 0.3, -0.3), 0)
+        return dataclasses.replace(completion, sample=dataclasses.replace(sample, logps=logps))
+"""
+
+
+def run_of(path, *overrides, resume=False):
+    quick = [
+        *SMALL[:4],
+        "data.eval=null",
+        "eval.every=null",
+        "train.warmup_steps=0",
+        "train.lr=1e-3",
+        "train.lr_schedule=constant",
+    ]
+    config = Config.load(DEFAULT_RECIPE, [*quick, "sampling.max_batch=64", "checkpoint.every=1", *overrides])
+    with DAPOTrainer(config=config, run_dir=path) as trainer:
+        trainer.train(resume=resume)
+    lines = [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
+    notes = (Path(path) / "notes.jsonl").read_text() if (Path(path) / "notes.jsonl").exists() else ""
+    return load_file(path / "model" / "model.safetensors"), lines, notes
+
+
+RECOMPUTED = ["algo.proximal=recomputed", "algo.importance_cap=2"]
+
+
+@pytest.mark.slow
+def test_a_run_on_an_engine_that_is_off_is_corrected_and_resumes_exactly(tmp_path, monkeypatch):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    noisy = "engine=noisy.py:Noisy"
+    _, plain, notes = run_of(tmp_path / "plain", noisy, "train.steps=2")
+    assert plain[0]["rollout/mismatch_kl"] > LARGE_KL
+    assert notes.count("algo.proximal=recomputed") == 1
+    weights, corrected, notes = run_of(tmp_path / "corrected", noisy, *RECOMPUTED, "train.steps=2")
+    assert "algo.proximal=recomputed" not in notes
+    # All ratios to the engine are far from 1; those to the trainer are 1 in the first update.
+    assert plain[0]["actor/pg_clipfrac"] > 3 * corrected[0]["actor/pg_clipfrac"]
+    # Later updates are compared with the beginning of the step; without scores, each would be compared with itself.
+    assert abs(corrected[0]["actor/ppo_kl"]) > 1e-4
+    assert math.exp(-0.3) < corrected[0]["rollout/is_weight_mean"] < math.exp(0.3)
+    assert corrected[0]["rollout/is_above_cap_share"] == 0
+    resumed_path = Path(shutil.copytree(tmp_path / "corrected", tmp_path / "resumed"))
+    shutil.rmtree(resumed_path / "checkpoints" / "step-2")
+    resumed, _, _ = run_of(resumed_path, noisy, *RECOMPUTED, "train.steps=2", resume=True)
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in weights.items())
+
+
+@pytest.mark.slow
+def test_with_an_exact_engine_the_correction_changes_almost_nothing(tmp_path):
+    plain, _, _ = run_of(tmp_path / "plain", "train.steps=1")
+    corrected, lines, _ = run_of(tmp_path / "corrected", *RECOMPUTED, "train.steps=1")
+    assert lines[0]["rollout/is_weight_mean"] == pytest.approx(1, abs=1e-5)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(corrected[name], tensor, atol=2e-4, rtol=0)
