@@ -290,7 +290,7 @@ def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, wid
     seen = []
     for version in range(5):
         fill = sampler.fill(n)
-        assert len(fill.kept) == n
+        assert len(fill.kept) == n or (len(fill.kept) > n and policy == "carry" and staleness)
         seen += draws(fill.kept)
         generated += fill.tokens_generated
         cancelled += fill.tokens_cancelled

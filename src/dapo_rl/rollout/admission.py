@@ -46,9 +46,10 @@ class Admission:
         self._judged[group.draw] = (group, fate)
 
     def admit(self, filling: Filling, first_out: float) -> None:
-        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict."""
+        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict. A full batch admits
+        only groups that are due."""
         for draw in sorted(self._judged):
-            if not filling.missing or draw > first_out:
+            if draw > first_out or (not filling.missing and draw > filling.due):
                 break
             group, fate = self._judged.pop(draw)
             if fate == "kept":
