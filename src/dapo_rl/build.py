@@ -450,6 +450,7 @@ def _sampler(
         on_progress=partial(display.phase, "sampling"),
         on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary,
+        during_updates=config.during_updates,
     )
 
 

@@ -474,6 +474,14 @@ class Config(Section):
         starts from the proximal policy."""
         return self.algo.proximal == "recomputed" and self.updates_per_step > 1
 
+    @property
+    def during_updates(self) -> bool:
+        """Whether sampling goes on during updates. With `max_staleness: 0`, or if no group outlives its step, there is
+        nothing to sample then."""
+        apart = self.cluster.backend is not None and self.cluster.placement == "separate"
+        outlives = self.sampling.surplus == "carry" and not self.sampling.dynamic_batch
+        return apart and outlives and self.sampling.max_staleness > 0
+
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")

@@ -441,6 +441,7 @@ def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_noth
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
+    run.sampler.land()
     tell_progress(run.verifier, run.config, run.progress.step)
     return evaluate(
         run.engine,

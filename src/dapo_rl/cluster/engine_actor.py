@@ -61,7 +61,7 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EngineReport:
     """What an engine tells the driver."""
 
     done: PackedSamples = field(default_factory=lambda: PackedSamples.of([]))
@@ -138,7 +138,7 @@ class EngineActor:
     def take_unfinished(self) -> Answer:
         """The unfinished requests, and the finished samples that no report has; wakes up `collect`."""
 
-        def take() -> tuple[list[Request], Report]:
+        def take() -> tuple[list[Request], EngineReport]:
             requests = self._own().take_unfinished()
             self._keep(self._own().poll())  # what had finished already
             self._orders.clear()
@@ -168,7 +168,7 @@ class EngineActor:
     def poll(self, timeout_s: float) -> Answer:
         """Generates until samples finish, or for so long."""
 
-        def generate() -> Report:
+        def generate() -> EngineReport:
             self._generate(timeout_s)
             with self._news:
                 return self._report()
@@ -183,7 +183,7 @@ class EngineActor:
 
         return self._answer(end)
 
-    def collect(self, wait_s: float) -> Report:
+    def collect(self, wait_s: float) -> EngineReport:
         """Waits until samples have finished, and returns them."""
         with self._news:
             self._news.wait_for(lambda: self._done or self._failure or self._hurry, wait_s)
@@ -193,9 +193,9 @@ class EngineActor:
         with self._news:
             return self._report()
 
-    def _report(self) -> Report:
+    def _report(self) -> EngineReport:
         done, self._done = self._done, []
-        return Report(
+        return EngineReport(
             PackedSamples.of(done),
             stuck_s=time.monotonic() - self._beat,
             tokens=self._tokens,

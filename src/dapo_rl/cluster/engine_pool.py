@@ -15,20 +15,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dapo_rl.base.format import counted
-from dapo_rl.cluster.engine_actor import MakeEngine, Report
+from dapo_rl.cluster.engine_actor import MakeEngine, EngineReport
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Completion, Request
+from dapo_rl.rollout.engine import Completion, EngineFigures, Request
 
 LOOK_S = 0.25
 """Seconds between looks at engines that are lost or starting."""
@@ -37,21 +36,6 @@ START_S = 600.0
 LOAD_PATIENCE = 10
 """New weights may take this many times longer than `cluster.timeout_s`."""
 CLOSE_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFigures:
-    """What one engine did since the last look."""
-
-    queue: int
-    """Samples that it has not finished."""
-    version: int
-    tokens_per_s: float
-    """Tokens of finished samples."""
-    busy: float
-    """Share of the time in which it generated."""
-    lost: int
-    """How often it was lost since the start of the run."""
 
 
 class EnginePool:
@@ -245,7 +229,7 @@ class EnginePool:
             with self._or_lost(replica):
                 self._take(replica, replica.result(ref, timeout_s + self._settings.timeout_s))
 
-    def _take(self, replica: EngineReplica, report: Report) -> None:
+    def _take(self, replica: EngineReplica, report: EngineReport) -> None:
         replica.note(report)
         for number, completion in report.done.unpack():
             order = replica.orders.get(number)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo_rl.cluster.engine_actor import Answer, EngineActor, Report
+from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.rollout.engine import Request
@@ -114,10 +114,10 @@ class EngineReplica:
             self._collecting, self._asked = collect.remote(REPORT_S), time.monotonic()
         return self._collecting
 
-    def report(self) -> Report:
+    def report(self) -> EngineReport:
         """What the engine reports; waits for it."""
         ref, self._collecting = self.asks(), None
-        report: Report = self.result(ref, REPORT_S + self._timeout_s)
+        report: EngineReport = self.result(ref, REPORT_S + self._timeout_s)
         self.note(report)
         if report.stuck_s > self._timeout_s and self.orders:
             raise EngineLostError(f"no progress for {report.stuck_s:.0f} s")
@@ -129,7 +129,7 @@ class EngineReplica:
         if late and not self._ray.wait([self._collecting], timeout=0)[0]:
             raise EngineLostError(f"no answer for {self._timeout_s:g} s")
 
-    def note(self, report: Report) -> None:
+    def note(self, report: EngineReport) -> None:
         self._now = Totals(report.tokens, report.busy_s, report.preempted)
 
     def end(self) -> list[Order]:
@@ -152,7 +152,7 @@ class EngineReplica:
         except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
             raise EngineLostError(_why(error)) from None
         report = value.value if isinstance(value, Answer) else value
-        failure = value.failure or (report.failure if isinstance(report, Report) else None)
+        failure = value.failure or (report.failure if isinstance(report, EngineReport) else None)
         if failure is not None:
             if failure.kind != "other":
                 raise failure.error(self.index)

@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
+from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams, undelivered_samples
 from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
 from dapo_rl.types import Prompt, Sample
 
@@ -37,12 +37,14 @@ class Flight:
 
 
 class Flights:
-    """All flights by request id. Between steps the engine holds none of them."""
+    """All flights by request id. Between steps the engine holds none of them, unless it samples during updates."""
 
     def __init__(self, engine: Engine, params: SamplingParams, group_size: int, seed: int) -> None:
         self._engine, self._params, self._group_size, self._seed = engine, params, group_size, seed
         self._flights: dict[str, Flight] = {}
         self.next_draw = 0
+        self.aboard = False
+        """Whether the engine holds them."""
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -75,17 +77,17 @@ class Flights:
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, or of an interrupted one, in the order in which the engine
-        returned them."""
-        for flight in self:
-            self._engine.submit(flight.request)
+        returned them, unless it still has them."""
+        if not self.aboard:
+            for flight in self:
+                self._engine.submit(flight.request)
+        self.aboard = True
 
     def poll(
         self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing
     ) -> tuple[list[Flight], int]:
         """Runs the engine until samples finish; returns the groups that are now complete, and the number of tokens of
         the finished samples. `check` is called meanwhile; it raises to end the waiting."""
-        whole: list[Flight] = []
-        tokens = 0
         if timeout_s is None and self._flights:
             completions = poll_engine(self._engine, check)
         else:
@@ -93,16 +95,16 @@ class Flights:
             completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._flights:
             raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
-        for completion in completions:
-            flight = self._arrive(completion)
-            tokens += len(completion.sample.token_ids)
-            if flight.is_whole:
-                whole.append(self._flights.pop(completion.request_id))
-        return whole, tokens
+        return self._arrivals(completions)
 
-    def land(self) -> None:
-        """Takes all unfinished requests out of the engine, with their tokens."""
+    def land(self) -> tuple[list[Flight], int]:
+        """Takes all unfinished requests out of the engine, with their tokens. Returns, as `poll` does, what has
+        finished since the last poll."""
+        if not self.aboard:
+            return [], 0
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
+        whole, tokens = self._arrivals(self._engine.poll() if undelivered_samples(self._engine) else [])
+        self.aboard = False
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
@@ -110,6 +112,7 @@ class Flights:
         for name, request in unfinished.items():
             flights[name].request = request
             self._flights[name] = flights[name]
+        return whole, tokens
 
     def remove(self, unwanted: Callable[[Flight], bool]) -> list[Flight]:
         """Removes flights that the engine does not hold; returns them in the order drawn."""
@@ -117,6 +120,15 @@ class Flights:
         for flight in removed:
             del self._flights[flight.request.id]
         return sorted(removed, key=lambda flight: flight.draw)
+
+    def _arrivals(self, completions: list[Completion]) -> tuple[list[Flight], int]:
+        """The groups that these samples complete, and the number of tokens of the samples."""
+        whole: list[Flight] = []
+        for completion in completions:
+            flight = self._arrive(completion)
+            if flight.is_whole:
+                whole.append(self._flights.pop(completion.request_id))
+        return whole, sum(len(completion.sample.token_ids) for completion in completions)
 
     def _arrive(self, completion: Completion) -> Flight:
         flight = self._flights.get(completion.request_id)

@@ -15,7 +15,7 @@ from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Engine, preempted_samples, rest_engine
+from dapo_rl.rollout.engine import Engine, engine_metrics, preempted_samples, rest_engine
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -236,6 +236,7 @@ def _step(run: Training, step: int) -> _Done:
         "timing_s/update": ended - sampled,
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
+        **engine_metrics(run.engine),
     }
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 
