@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dapo_rl.base.format import counted
-from dapo_rl.cluster.engine_actor import MakeEngine, EngineReport
+from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
