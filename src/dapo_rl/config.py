@@ -577,6 +577,8 @@ class Config(Section):
                 "0 with sampling.surplus=carry: a carried group is one version old when it is trained on",
                 "use 1 or more, or sampling.surplus=drop",
             )
+        if self.cluster.ranks > 1 and self.cluster.backend is None:
+            yield "cluster.ranks", f"{self.cluster.ranks} ranks need Ray", "set cluster.backend=ray"
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 
