@@ -606,6 +606,13 @@ class Config(Section):
         if sampling.ahead and sampling.dynamic_batch:
             wrong = f"{sampling.ahead:g} with sampling.dynamic_batch: it draws one batch and nothing ahead"
             yield "sampling.ahead", wrong, "set sampling.ahead=0"
+        if self.cluster.ranks > 1 and self.cluster.backend is None:
+            yield "cluster.ranks", f"{self.cluster.ranks} ranks need Ray", "set cluster.backend=ray"
+        if self.cluster.engines > 1 and self.cluster.backend is None:
+            yield "cluster.engines", f"{self.cluster.engines} engines need Ray", "set cluster.backend=ray"
+        if self.cluster.engine_gpus > 1 and self.cluster.placement == "colocated":
+            wrong = f"{self.cluster.engine_gpus} with cluster.placement=colocated, where an engine shares one GPU"
+            yield "cluster.engine_gpus", wrong, "set cluster.placement=separate"
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 

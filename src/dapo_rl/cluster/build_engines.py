@@ -12,13 +12,16 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings, Config, SamplingSettings
+from dapo_rl.errors import UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.build import build_engine
+from dapo_rl.rollout.build import build_engine, is_engine
 from dapo_rl.rollout.engine import Engine
 from dapo_rl.rollout.native.budget import memory_share
 
 SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""
+COLOCATED_GPUS = 0.4
+"""The share of a GPU that Ray sets aside for an engine that shares it with a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +75,21 @@ def stored_type(named: str | Callable[..., Any], dtype: torch.dtype) -> torch.dt
 
 def build_engine_pool(
     config: Config,
-    named: str | Callable[..., Any],
+    named: Any,
     model: Any,
     weights: WeightSource,
     tokenizer: Any,
     device: torch.device,
     dtype: torch.dtype,
     longest: int,
-    kv_bytes: int | None,
-    rests: bool,
     note: Callable[[str], None],
 ) -> EnginePool:
-    """The engines of a run, on `device` each. `model` is a plain model, with or without weights, and `weights` those to
-    begin with. Ray is connected."""
+    """The engines of a run, on `device` each. `named` is the setting `engine`, or what the caller passes instead.
+    `model` is a plain model, which needs no weights, and `weights` those to begin with. Ray is connected."""
+    if not isinstance(named, str) and is_engine(named):
+        raise UserError("engine: an engine object cannot be sent to a cluster; give its class")
     cluster = config.cluster
-    separate = cluster.placement == "separate"
-    if device.type == "cpu" and cluster.engines > 1:  # they share the memory of their host
-        kv_bytes = kv_bytes or memory_share(device) // cluster.engines
+    separate, on_gpu = cluster.placement == "separate", device.type == "cuda"
     parts = EngineParts(
         named=named,
         skeleton=skeleton_of(model),
@@ -98,9 +99,9 @@ def build_engine_pool(
         longest=longest,
         device=device.type,
         threads=max(1, torch.get_num_threads() // cluster.engines),
-        kv_bytes=kv_bytes,
+        kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
         kv_share=SEPARATE_SHARE if separate else None,
-        rests=rests,
+        rests=takes_turns(config, device),
         options={**(_for_vllm(cluster) if named == "vllm" else {}), **config.engine_options},
     )
     return EnginePool(
@@ -109,9 +110,14 @@ def build_engine_pool(
         cluster,
         background=separate or cluster.engines > 1,
         dtype=stored_type(named, dtype),
-        options={"num_gpus": cluster.engine_gpus} if separate and device.type == "cuda" else {},
+        options={"num_gpus": cluster.engine_gpus if separate else COLOCATED_GPUS} if on_gpu else {},
         note=note,
     )
+
+
+def takes_turns(config: Config, device: torch.device) -> bool:
+    """Whether engines give up their memory during updates."""
+    return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine == "native"
 
 
 def _for_vllm(cluster: ClusterSettings) -> dict[str, Any]:

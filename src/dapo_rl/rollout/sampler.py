@@ -205,6 +205,8 @@ class Sampler:
         self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
         self._interrupted = state.interrupted
         self._admission = Admission(state.carried, state.interrupted.rejected if state.interrupted else ())
+        self._flights.land()
+        self._judging.interrupt()
         self._flights.remove(lambda flight: True)
         for flight in state.flights:
             self._flights.add(flight)
