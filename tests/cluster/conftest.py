@@ -22,17 +22,23 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def ray_instance():
-    """Ray on this host, which `ray_cluster` leaves running. Its workers find the modules of tests."""
+    """Ray on this host, which `ray_cluster` leaves running, as a cluster to which nodes can be added. Its workers find
+    the modules of tests."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = import_ray()
+    from ray.cluster_utils import Cluster
+
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    ray.init(address="local", num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20, **quiet)
+    nodes = Cluster()
+    nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+    ray.init(address=nodes.address, **quiet)
     os.environ["PYTHONPATH"] = before
-    yield ray
+    yield nodes
     WarmRanks.actors.clear()
     ray.shutdown()
+    nodes.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ between two polls of the engine, in the order in which they came."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
@@ -182,6 +183,10 @@ class EngineActor:
                 close()
 
         return self._answer(end)
+
+    def about(self) -> tuple[int, int]:
+        """The id of the process, and the number of samples that it has not finished."""
+        return os.getpid(), sum(len(order.missing) for order in list(self._orders.values()))
 
     def collect(self, wait_s: float) -> EngineReport:
         """Waits until samples have finished, and returns them."""
