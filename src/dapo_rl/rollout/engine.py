@@ -184,7 +184,7 @@ class Engine(Protocol):
 
     def take_unfinished(self) -> list[Request]:
         """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
-        where they stopped."""
+        where they stopped. What has finished is returned by the next `poll`."""
         ...
 
 

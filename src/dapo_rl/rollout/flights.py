@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -84,8 +84,6 @@ class Flights:
     ) -> tuple[list[Flight], int]:
         """Runs the engine until samples finish; returns the groups that are now complete, and the number of tokens of
         the finished samples. `check` is called meanwhile; it raises to end the waiting."""
-        whole: list[Flight] = []
-        tokens = 0
         if timeout_s is None and self._flights:
             completions = poll_engine(self._engine, check)
         else:
@@ -93,16 +91,13 @@ class Flights:
             completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._flights:
             raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
-        for completion in completions:
-            flight = self._arrive(completion)
-            tokens += len(completion.sample.token_ids)
-            if flight.is_whole:
-                whole.append(self._flights.pop(completion.request_id))
-        return whole, tokens
+        return self._arrived(completions)
 
-    def land(self) -> None:
-        """Takes all unfinished requests out of the engine, with their tokens."""
+    def land(self) -> tuple[list[Flight], int]:
+        """Takes all unfinished requests out of the engine, with their tokens. Returns the same as `poll`, for samples
+        that had finished and were not polled yet."""
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
+        whole, tokens = self._arrived(self._engine.poll(0.0))
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
@@ -110,6 +105,7 @@ class Flights:
         for name, request in unfinished.items():
             flights[name].request = request
             self._flights[name] = flights[name]
+        return whole, tokens
 
     def remove(self, unwanted: Callable[[Flight], bool]) -> list[Flight]:
         """Removes flights that the engine does not hold; returns them in the order drawn."""
@@ -117,6 +113,16 @@ class Flights:
         for flight in removed:
             del self._flights[flight.request.id]
         return sorted(removed, key=lambda flight: flight.draw)
+
+    def _arrived(self, completions: Sequence[Completion]) -> tuple[list[Flight], int]:
+        whole: list[Flight] = []
+        tokens = 0
+        for completion in completions:
+            flight = self._arrive(completion)
+            tokens += len(completion.sample.token_ids)
+            if flight.is_whole:
+                whole.append(self._flights.pop(completion.request_id))
+        return whole, tokens
 
     def _arrive(self, completion: Completion) -> Flight:
         flight = self._flights.get(completion.request_id)

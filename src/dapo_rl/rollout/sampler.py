@@ -86,7 +86,7 @@ class Sampler:
         try:
             return self._fill(filling)
         except StopRequested:
-            self._flights.land()
+            self._land(filling)
             filling.earlier_seconds += time.perf_counter() - started
             self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
             raise
@@ -119,6 +119,7 @@ class Sampler:
             if not self._out():
                 break
             self._advance(filling)
+        self._land(filling)
         self._judge(filling, everything=True)
         filled_up, at_the_cap = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
         self._settle(filling)
@@ -250,9 +251,15 @@ class Sampler:
         self._admission.drop_stale(filling, oldest)
         self._put_back(filling, lambda flight: flight.version < oldest)
 
+    def _land(self, filling: Filling) -> None:
+        """Takes all work out of the engine. Samples may have finished since the last poll."""
+        whole, tokens = self._flights.land()
+        filling.finished_tokens += tokens
+        if whole:
+            self._judging.start(whole)
+
     def _settle(self, filling: Filling) -> None:
-        """Ends a step: takes unfinished work from the engine, and carries, requeues or drops what is left."""
-        self._flights.land()
+        """Ends a step: carries, requeues or drops what is left."""
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
         if self._settings.surplus != "carry":
             self._put_back(filling, lambda flight: True)
