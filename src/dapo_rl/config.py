@@ -241,7 +241,11 @@ class SamplingSettings(Section):
     surplus: Literal["carry", "requeue", "drop"] = "carry"
     """Groups beyond a full batch: carry them over to the next step, sample their prompts again next, or drop them."""
     max_staleness: int = Field(1, ge=0)
-    """Maximum age of a group in weight versions when it is trained on; older groups are dropped."""
+    """`carry`: maximum age of a group in weight versions when it is trained on. Groups are started accordingly, and a
+    step trains on more than prompts_per_step of them rather than let any become too old. With 0, nothing is carried."""
+    ahead: float = Field(0.0, ge=0)
+    """`carry`: share of a batch in flight beyond what it is expected to need, as far as max_staleness allows: 0.5 is
+    half a batch. Steps are shorter, and groups older."""
     dynamic_batch: bool = False
     """Draw exactly prompts_per_step groups and train on those that pass the filter (AReaL's dynamic_bs)."""
     wait_for_verdicts: bool = True
@@ -571,12 +575,15 @@ class Config(Section):
             yield "train.betas", f"{list(self.train.betas)} is outside [0, 1)", "AdamW's usual values are [0.9, 0.999]"
         if "" in sampling.stop:
             yield "sampling.stop", "an empty string is in every response", "leave it out"
-        if sampling.dynamic and sampling.surplus == "carry" and sampling.max_staleness == 0:
-            yield (
-                "sampling.max_staleness",
-                "0 with sampling.surplus=carry: a carried group is one version old when it is trained on",
-                "use 1 or more, or sampling.surplus=drop",
-            )
+        if sampling.ahead and sampling.surplus != "carry":
+            wrong = f"{sampling.ahead:g} with sampling.surplus={sampling.surplus}: what is drawn ahead is not kept"
+            yield "sampling.ahead", wrong, "set sampling.surplus=carry"
+        if sampling.ahead and sampling.max_staleness == 0:
+            wrong = f"{sampling.ahead:g} with sampling.max_staleness=0: what is drawn ahead is one version old"
+            yield "sampling.ahead", wrong, "set sampling.max_staleness=1"
+        if sampling.ahead and sampling.dynamic_batch:
+            wrong = f"{sampling.ahead:g} with sampling.dynamic_batch: it draws one batch and nothing ahead"
+            yield "sampling.ahead", wrong, "set sampling.ahead=0"
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 

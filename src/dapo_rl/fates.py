@@ -6,12 +6,14 @@ The sampler, the ledger, the run log, the report and the board read this table; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
-Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus", "stale"]
+Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus"]
 """What happened to a group: it was trained on, or the one reason why not."""
+Former = Literal["stale"]
+"""A fate that no group has now; logs of older versions contain it."""
 Waiting = Literal["carried"]
 """A group that is still undecided when the run ends."""
 Role = Literal["good", "dropped", "bad", "calm"]
@@ -91,7 +93,11 @@ FATES: dict[str, FateChoice] = {
     ),
     "surplus": FateChoice("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
     "stale": FateChoice(
-        "stale", "group", "#a8763e", ink=ORANGE, why="Dropped: the weights that sampled it are too old."
+        "stale",
+        "group",
+        "#a8763e",
+        ink=ORANGE,
+        why="Dropped by an older version of dapo-rl: the weights that sampled it were too old.",
     ),
     "carried": FateChoice(
         "carried over",
@@ -106,6 +112,9 @@ FATES: dict[str, FateChoice] = {
     "dropped": FateChoice("dropped", "tokens", "#d9a06c"),
     "waiting": FateChoice("waiting or cancelled", "tokens", "#8d99a8", "calm"),
 }
+
+LOGGED: tuple[str, ...] = (*get_args(Fate), *get_args(Former))
+"""The fates that the metrics of a run can count."""
 
 
 def tokens_label(fate: str) -> str:

@@ -206,6 +206,9 @@ def test_the_defaults_are_dapo_at_another_scale():
         ({"algo__ddof": 0}, "Advantage", r"3\.3% larger"),
         ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12, read literally"),
         ({}, "Token-level loss", "as the authors' script"),
+        ({"sampling__surplus": "carry"}, "Surplus groups", "trained on later .* up to 1 version newer"),
+        ({"sampling__surplus": "carry", "sampling__max_staleness": 0}, "Surplus groups", "^$"),
+        ({"sampling__surplus": "carry", "sampling__ahead": 0.5}, "Surplus groups", r"; 0\.5 of a batch is drawn ahead"),
     ],
 )
 def test_meanings_are_about_the_value(changes, component, words):

@@ -220,6 +220,18 @@ def test_streaming_is_faster_than_rounds_of_three_where_engines_are_full(seed):
     assert streaming.tokens[0] < 0.8 * rounds.tokens[0]
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_drawing_ahead_is_the_fastest_where_engines_are_spare(seed):
+    def run(*overrides):
+        return simulation(small("sampling.prompts_per_step=32", *overrides), Layout(8), seed)
+
+    ahead = run("sampling.surplus=carry", "sampling.ahead=0.5").run("streaming")
+    plain, rounds = run().run("streaming"), run().run("rounds")
+    assert ahead.step_seconds < rounds.step_seconds < plain.step_seconds
+    assert ahead.tokens[0] < 0.8 * rounds.tokens[0]
+    assert plain.staleness < ahead.staleness <= 1
+
+
 def test_without_a_filter_streaming_takes_as_long_as_rounds():
     run = simulation(small("sampling.dynamic=false"), Layout(1), acceptance=1.0)
     rounds, streaming = run.run("rounds"), run.run("streaming")

@@ -1,5 +1,6 @@
 """What a sampler saves is what it loads: every array of every sample, whatever it holds."""
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,7 @@ from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed
 from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import Unread
-from dapo_rl.rollout.sampler_state import SamplerState
+from dapo_rl.rollout.sampler_state import FILE, SamplerState
 from dapo_rl.types import Group, RewardPart, Sample, Verdict
 
 LONGEST, VOCABULARY = 12, 100
@@ -76,7 +77,7 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     by_draw = {group.draw: group for group in (*groups, kept, dropped, rejected)}
     whole = Flight(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
     sampled = [by_draw[draw] for draw in order if draw in by_draw]
-    filling = Filling(0, [kept], [(dropped, "stale")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
+    filling = Filling(0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
     unread = Unread(whole, 2, verdicts if judged else None)
     interrupted = Interrupted(filling, ((rejected, "all_wrong"),), (unread,))
     grading = Grading(1.0, -1.0, graded, rewards)
@@ -87,3 +88,15 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     assert again == state
     for group in again.carried:
         assert [type(value) for value in group.verdicts[1].extra.values()] == [str, float, int, bool, type(None)]
+
+
+def test_a_group_that_an_older_version_dropped_for_its_age_is_surplus(tmp_path):
+    sample = Sample(np.array([1]), np.array([-0.5]), "a", "stop", np.array([0]))
+    dropped = Group(0, make_prompt("p0"), (sample,) * 3, (Verdict(1.0, True, "correct"),) * 3)
+    filling = Filling(0, dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
+    SamplerState(1, Acceptance(), Grading(), (), (), Interrupted(filling)).write(tmp_path)
+    saved = json.loads((tmp_path / FILE).read_text())
+    saved["interrupted"]["dropped"][0]["fate"] = "stale"
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    again = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
+    assert again.interrupted.filling.dropped == [(dropped, "surplus")]

@@ -110,6 +110,8 @@ def columns_of(sampler, ledger):
     policy=st.sampled_from(["carry", "requeue", "drop"]),
     width=st.sampled_from([4, 12, 10**6]),
     late=st.booleans(),
+    staleness=st.sampled_from([0, 1, 99]),
+    ahead=st.sampled_from([0.0, 2.0]),
     stops=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1, exclude_max=True), st.booleans()), max_size=4),
 )
 @example(  # stopped while all verdicts are read, after one of a group that is dropped
@@ -118,9 +120,21 @@ def columns_of(sampler, ledger):
     policy="carry",
     width=10**6,
     late=True,
+    staleness=1,
+    ahead=0.0,
     stops=[(0, 0.25, False)],
 )
-def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width, late, stops):
+@example(  # stopped in a step that has more groups than a batch: all pass after many that did not
+    kinds=[*[KINDS[0]] * 60, *[KINDS[2]] * 40],
+    lengths=[1, 19, 60],
+    policy="carry",
+    width=10**6,
+    late=False,
+    staleness=1,
+    ahead=0.0,
+    stops=[(1, 0.9, True)],
+)
+def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width, late, staleness, ahead, stops):
     def script(request):
         n = int(request.id.removeprefix("draw-"))
         return [
@@ -131,7 +145,8 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
     def start(prompts, verifier, version=0):
         engine = ScriptedEngine(script, width)
         engine.receive(version)
-        return sampler_for(engine, prompts, verifier, surplus=policy, retire=1, max_staleness=99), engine
+        chosen = {"surplus": policy, "retire": 1, "max_staleness": staleness, "ahead": ahead}
+        return sampler_for(engine, prompts, verifier, **chosen), engine
 
     verifier, prompts = LateVerifier() if late else TextVerifier(), Prompts()
     sampler, engine = start(prompts, verifier)

@@ -7,14 +7,14 @@ from typing import get_args
 import pytest
 from support import REPOSITORY
 
-from dapo_rl.fates import FATES, Fate, Waiting, tokens_label
+from dapo_rl.fates import FATES, LOGGED, Fate, Former, Waiting, tokens_label
 from dapo_rl.runs.words import dropped
 from dapo_rl.train.ledger import Ledger
 
 STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
 DISPLAYED = {"kept", "filled", "dropped", "waiting"}
 """Not in the ledger: groups that were trained on, and the page's words for a run that goes on."""
-GROUPS = [*get_args(Fate), *get_args(Waiting)]
+GROUPS = [*get_args(Fate), *get_args(Former), *get_args(Waiting)]
 
 
 def test_the_table_has_every_fate_of_a_group_in_order():
@@ -23,7 +23,7 @@ def test_the_table_has_every_fate_of_a_group_in_order():
 
 
 def test_colours_tell_the_fates_of_groups_apart():
-    for colours in ([FATES[key].ink for key in get_args(Fate)], [FATES[key].tint for key in GROUPS]):
+    for colours in ([FATES[key].ink for key in LOGGED], [FATES[key].tint for key in GROUPS]):
         assert len(set(colours)) == len(colours)
         assert all(re.fullmatch("#[0-9a-fA-F]{6}", colour) for colour in colours)
 
@@ -34,8 +34,9 @@ def test_groups_without_a_signal_are_those_that_may_fill_up_a_batch():
 
 
 def test_every_reason_for_a_drop_is_told():
-    metrics = {f"sampling/{fate}": 1 for fate in get_args(Fate)}
-    assert dropped(metrics) == [f"1 {FATES[fate].label}" for fate in get_args(Fate) if fate != "kept"]
+    """Also that of an older version."""
+    metrics = {f"sampling/{fate}": 1 for fate in (*get_args(Fate), "stale")}
+    assert dropped(metrics) == [*(f"1 {FATES[fate].label}" for fate in get_args(Fate) if fate != "kept"), "1 stale"]
 
 
 def test_tokens_of_an_unknown_fate_are_named_as_they_are():
@@ -56,7 +57,7 @@ def test_the_ledger_has_no_other_columns():
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
     samples = [SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]
     ledger.add(fill, [SimpleNamespace(samples=samples)])
-    assert set(ledger.columns()) == set(FATES) - DISPLAYED | {"total"}
+    assert set(ledger.columns()) == set(FATES) - DISPLAYED - set(get_args(Former)) | {"total"}
 
 
 @pytest.mark.parametrize("path", sorted(STATIC.glob("*.js")), ids=lambda path: path.name)

@@ -14,7 +14,8 @@ from dapo_rl.train.batch import make_batch
 from dapo_rl.train.ledger import Ledger
 
 KINDS = [["right"] * 3, ["right", "wrong", "wrong"], ["wrong"] * 3, ["right", "crash", "wrong"], ["wrong", "right"] * 2]
-POLICIES = [
+POLICIES = [{"sampling.ahead": 2.0}, {"sampling.ahead": 2.0, "sampling.max_staleness": 2}]
+POLICIES += [
     {"sampling.surplus": surplus, **more}
     for surplus, more in product(
         ("carry", "requeue", "drop"),
@@ -25,6 +26,7 @@ POLICIES = [
             {"sampling.dynamic_batch": True},
             {"sampling.dynamic": False},
             {"sampling.metric": "score"},
+            {"sampling.max_staleness": 0},
             {"sampling.max_staleness": 2},
             {"overlong.mask_truncated": True},
         ),

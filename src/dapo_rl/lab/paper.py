@@ -420,18 +420,31 @@ def _cap(config: Config) -> Finding | None:
     return f"fill up, at {cap:,}", False, f"after {cap:,} draws, a step fills up with groups that violate Eq. 11"
 
 
-@_component("Surplus groups", "verl script", "settings", "drop", "sampling.surplus", "sampling.max_staleness")
+@_component(
+    "Surplus groups",
+    "verl script",
+    "settings",
+    "drop",
+    "sampling.surplus",
+    "sampling.max_staleness",
+    "sampling.ahead",
+)
 def _surplus(config: Config) -> Finding | None:
-    if not redraws(config):
+    if not redraws(config) and not config.sampling.ahead:
         return None
     if config.sampling.surplus == "drop":
         return "drop", True, ""
     if config.sampling.surplus == "requeue":
         meaning = "prompts of surplus groups are sampled again next, so they come up slightly more often than others"
         return "requeue", False, meaning
+    if config.sampling.max_staleness == 0:
+        return "none: no more groups are started than a step can train on", True, ""
     age = counted(config.sampling.max_staleness, "version")
     meaning = f"surplus groups are trained on later instead of dropped, with weights up to {age} newer; their ratio "
-    return f"carry, up to {age} old", False, meaning + "is still relative to the policy that sampled them"
+    meaning += "is still relative to the policy that sampled them"
+    if ahead := config.sampling.ahead:
+        meaning += f"; {ahead:g} of a batch is drawn ahead, so more groups are old"
+    return f"carry, up to {age} old", False, meaning
 
 
 @_component("Model", "Sec. 4.1", "settings", "Qwen2.5-32B", "model.name")

@@ -46,21 +46,16 @@ class Admission:
         self._judged[group.draw] = (group, fate)
 
     def admit(self, filling: Filling, first_out: float) -> None:
-        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict."""
+        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict. A full batch admits
+        only groups that are due."""
         for draw in sorted(self._judged):
-            if not filling.missing or draw > first_out:
+            if draw > first_out or (not filling.missing and draw > filling.due):
                 break
             group, fate = self._judged.pop(draw)
             if fate == "kept":
                 filling.kept.append(group)
             else:
                 filling.dropped.append((group, fate))
-
-    def drop_stale(self, filling: Filling, oldest: int) -> None:
-        """Drops groups of earlier steps that started with weights older than `oldest`."""
-        for draw in sorted(self._judged):
-            if self._judged[draw][0].first_version < oldest:
-                filling.dropped.append((self._judged.pop(draw)[0], "stale"))
 
     def settle(self, filling: Filling, surplus: str) -> list[Prompt]:
         """Ends a step: only carried groups stay. Returns the prompts to sample again."""

@@ -44,7 +44,7 @@ class Fill:
 
 @dataclass(slots=True)
 class Filling:
-    """A batch of `n` groups that is being filled."""
+    """A batch of `n` groups, or more if more are due, that is being filled."""
 
     n: int
     kept: list[Group] = field(default_factory=list)
@@ -58,10 +58,12 @@ class Filling:
     earlier_seconds: float = 0.0
     """Time spent on it before it was interrupted."""
     notes: list[str] = field(default_factory=list)
+    due: int = -1
+    """Good groups up to this draw are trained on in this step, because they would be too old in the next one."""
 
     @property
     def missing(self) -> int:
-        return self.n - len(self.kept)
+        return max(0, self.n - len(self.kept))
 
     @property
     def tokens_generated(self) -> int:

@@ -1,6 +1,7 @@
 """Dynamic sampling: keeps groups in flight until the batch of a step is full, and records the fate of each group.
 
-With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights.
+With `surplus: carry`, groups still in flight when the batch is full continue in the next step with the new weights;
+`pacing.py` limits how many are started. A step ends only when no group is left that would be too old in the next one.
 A step can be interrupted while it samples: what it has sampled so far is part of the sampler's state, and the next
 `fill` continues with it.
 """
@@ -25,6 +26,7 @@ from dapo_rl.rollout.flights import Flight, Flights
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
+from dapo_rl.rollout.pacing import Ahead, may_start
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
@@ -76,7 +78,7 @@ class Sampler:
         self._interrupted: Interrupted | None = None
 
     def fill(self, n: int, check: Callable[[], None] = check_nothing) -> Fill:
-        """Samples until `n` groups are kept, or the cap is reached.
+        """Samples until `n` groups are kept, or the cap is reached. More are kept if they would be too old later.
 
         `check` is called every fraction of a second. If it raises a StopRequested, the fill ends early: nothing that
         was sampled is lost, `save` saves it, and the next fill continues with it.
@@ -99,21 +101,22 @@ class Sampler:
         if interrupted is None:
             filling = Filling(n)
             self._on_step(self._engine.version)
-            self._drop_stale(filling)
         else:
             filling = interrupted.filling
             filling.n = n
             self._judging.resume(interrupted.unread)
+        filling.due = self._due()
         self._flights.resume()
         return filling
 
     def _fill(self, filling: Filling) -> Fill:
         self._judge_due(filling)
         while True:
-            self._admission.admit(filling, min((flight.draw for flight in self._out()), default=math.inf))
+            first_out = min((flight.draw for flight in self._out()), default=math.inf)
+            self._admission.admit(filling, first_out)
             self._check_verifier(filling)
-            self._on_progress(len(filling.kept), filling.n)
-            if not filling.missing:
+            self._on_progress(len(filling.kept), max(filling.n, len(filling.kept)))
+            if not filling.missing and first_out > filling.due:
                 break
             self._top_up(filling)
             if not self._out():
@@ -191,17 +194,34 @@ class Sampler:
         return [*self._flights, *self._judging]
 
     def _top_up(self, filling: Filling) -> None:
-        """Starts as many groups as the recent acceptance rate says are needed."""
+        """Starts as many groups as the recent acceptance rate says are needed, with those drawn ahead, and as pacing
+        allows."""
         if self._settings.dynamic_batch:
             # The batch is drawn once, and again only if none of it can be trained on.
             wanted = filling.n if not self._out() and not filling.kept else 0
             for _ in range(min(wanted, self._cap - filling.drawn)):
                 self._start(filling)
             return
-        missing = float(filling.missing - self._admission.good)
-        missing -= sum(self._chance(flight.prompt) for flight in self._out())
-        while missing > 1e-9 and filling.drawn < self._cap:
-            missing -= self._chance(self._start(filling))
+        good = self._admission.good
+        missing = filling.missing - good + self._settings.ahead * filling.n
+        ahead = Ahead(len(filling.kept) + good)
+        for flight in self._out():
+            ahead.add(self._chance(flight.prompt))
+        missing -= ahead.mean
+        while missing > 1e-9 and filling.drawn < self._cap and may_start(self._settings, filling.n, ahead):
+            chance = self._chance(self._start(filling))
+            missing -= chance
+            ahead.add(chance)
+
+    def _due(self) -> int:
+        """The last draw that would be too old in the next step; -1 if there is none. As versions increase with draws,
+        so would be all draws before it."""
+        if self._settings.surplus != "carry":
+            return -1
+        begun = [(flight.draw, flight.version) for flight in self._out()]
+        begun += [(group.draw, group.first_version) for group in self.carried]
+        oldest = self._engine.version - self._settings.max_staleness
+        return max((draw for draw, version in begun if version <= oldest), default=-1)
 
     def _chance(self, prompt: Prompt) -> float:
         """The probability that a group of this prompt is kept."""
@@ -244,12 +264,6 @@ class Sampler:
             self._admission.add(group, fate)
             filling.sampled.append(group)
         filling.verify_seconds += time.perf_counter() - started
-
-    def _drop_stale(self, filling: Filling) -> None:
-        """Drops groups of earlier steps that started with weights that are too old."""
-        oldest = self._engine.version - self._settings.max_staleness
-        self._admission.drop_stale(filling, oldest)
-        self._put_back(filling, lambda flight: flight.version < oldest)
 
     def _land(self, filling: Filling) -> None:
         """Takes all work out of the engine. Samples may have finished since the last poll."""

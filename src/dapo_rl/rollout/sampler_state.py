@@ -23,7 +23,7 @@ from dapo_rl.base.saved import (
     restoring,
     write_state,
 )
-from dapo_rl.fates import Fate
+from dapo_rl.fates import Fate, Former
 from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.engine import Request
@@ -185,7 +185,11 @@ class _Group(Saved):
 
 
 class _Rejected(_Group):
-    fate: Fate
+    fate: Fate | Former
+
+    @property
+    def current_fate(self) -> Fate:
+        return "surplus" if self.fate == "stale" else self.fate
 
 
 class _Flight(Saved):
@@ -236,7 +240,8 @@ class _Interrupted(Saved):
     sampled: list[Count]
     drawn: Count
     finished_tokens: Annotated[int, Field(gt=-LARGEST, lt=LARGEST)]
-    """Below 0 if more finished tokens of earlier steps were cancelled than this step has generated."""
+    """In checkpoints of older versions, below 0 if more finished tokens of earlier steps were cancelled than this step
+    has generated."""
     cancelled_tokens: Count
     generate_seconds: _Seconds
     verify_seconds: _Seconds
@@ -251,8 +256,8 @@ class _Interrupted(Saved):
         self, find: FindPrompt, request: FullRequest, tokens: TokenFile, carried: Sequence[Group]
     ) -> Interrupted:
         kept = [entry.restored(find, tokens) for entry in self.kept]
-        dropped = [(entry.restored(find, tokens), entry.fate) for entry in self.dropped]
-        rejected = tuple((entry.restored(find, tokens), entry.fate) for entry in self.rejected)
+        dropped = [(entry.restored(find, tokens), entry.current_fate) for entry in self.dropped]
+        rejected = tuple((entry.restored(find, tokens), entry.current_fate) for entry in self.rejected)
         unread = []
         for entry in self.unread:
             verdicts = None if entry.verdicts is None else tuple(verdict.restored() for verdict in entry.verdicts)

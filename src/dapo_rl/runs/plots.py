@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.quote import cut
-from dapo_rl.fates import FATES, Fate
+from dapo_rl.fates import FATES, LOGGED
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.records import LARGEST
 
@@ -129,7 +129,7 @@ def _clipping(axis: Axes, rows: Rows) -> None:
 def _fates(axis: Axes, rows: Rows) -> None:
     _head(axis, "Fate of the groups drawn", "groups per step")
     steps = _values(rows, "step")
-    dropped = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in get_args(Fate)}
+    dropped = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in LOGGED}
     filled = np.nan_to_num(_values(rows, "sampling/filled_up"))
     counts = {"kept": dropped.pop("kept") - filled, "filled": filled, **dropped}
     counts = {fate: values for fate, values in counts.items() if values.any()}

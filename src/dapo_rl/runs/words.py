@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 from dapo_rl.base.format import count, duration, percent, short_path
-from dapo_rl.fates import FATES, Fate, tokens_label
+from dapo_rl.fates import FATES, LOGGED, tokens_label
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
@@ -25,7 +25,7 @@ def kept_and_filled(metrics: Mapping[str, Any]) -> tuple[float, float]:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
-    counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in get_args(Fate) if fate != "kept")
+    counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in LOGGED if fate != "kept")
     return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
 
 

@@ -186,10 +186,9 @@ def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callabl
     """Functions that build each strategy by name; use a new engine for each."""
     params = SamplingParams(max_new_tokens=LONGEST)
 
-    def streaming(surplus: str) -> Strategy:
-        settings = SamplingSettings.model_validate(
-            {"group_size": group, "prompts_per_step": n, "surplus": surplus, "max_new_tokens": LONGEST}
-        )
+    def streaming(surplus: str, ahead: float = 0.0) -> Strategy:
+        how = {"surplus": surplus, "ahead": ahead, "max_new_tokens": LONGEST}
+        settings = SamplingSettings.model_validate({"group_size": group, "prompts_per_step": n, **how})
         return Sampler(EndlessPrompts(), engine, SaysSo(), params, settings, cap=10**9, seed=0)
 
     def rounds(**how: Any) -> Strategy:
@@ -197,6 +196,8 @@ def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callabl
 
     return {
         "carry": lambda: streaming("carry"),
+        "carry, ahead 0.5": lambda: streaming("carry", 0.5),
+        "carry, ahead 1": lambda: streaming("carry", 1.0),
         "requeue": lambda: streaming("requeue"),
         "drop": lambda: streaming("drop"),
         "rounds of 3, verl": lambda: rounds(round_size=3),
@@ -215,7 +216,7 @@ def simulate(acceptance: float, name: str, *, prompts: int, group: int, slots: i
         fill = strategy.fill(prompts)
         useful = [g for g in fill.kept if world.passes(g.prompt.id)]
         trained += len(useful)
-        stale += sum(step - int(g.samples[0].versions[0]) for g in useful)
+        stale += sum(step - g.first_version for g in useful)
         engine.receive(step + 1, NoWeights())
     return {
         "acceptance": acceptance,

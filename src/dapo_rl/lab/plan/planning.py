@@ -20,7 +20,7 @@ from dapo_rl.models.size import ModelSize
 
 LIMITS = {
     "decode": "reading weights and keys in decoding; a GPU with more bandwidth, or more GPUs",
-    "tail": "the tail of long samples; fewer sampling.max_new_tokens, or a higher --tensor-parallel",
+    "tail": "the tail of long samples; streaming with sampling.ahead, or fewer sampling.max_new_tokens",
     "pages": "pages: samples wait for memory; a higher --tensor-parallel, or more GPUs",
     "even": "the update's FLOPs; more GPUs, or without recomputed layers",
     "uneven": "the longest sample of each mini-batch, for which ranks wait; fewer train.mini_batches",

@@ -201,6 +201,7 @@ class Simulation:
             dynamic=settings.dynamic,
             surplus="carry",
             max_staleness=max(1, settings.max_staleness),
+            ahead=settings.ahead,
         )
         return Sampler(prompts, engine, SaysSo(), params, carry, cap=10**9, seed=self.world.seed)
 
