@@ -23,6 +23,8 @@ pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 # The interpreter cuts bfloat16 off instead of rounding it, and multiplies its bits as integers.
 HALF = torch.float16 if INTERPRETED else torch.bfloat16
+HALF = torch.float16 if INTERPRETED else torch.bfloat16
+"""Triton's interpreter has no products of bfloat16."""
 DTYPES = [torch.float32, HALF]
 POISON = float("nan")
 
@@ -430,6 +432,30 @@ def test_gated(shape, kind, dtype):
     exact = gate.double()
     act = nn.functional.silu(exact) if kind == "silu" else nn.functional.gelu(exact, approximate="tanh")
     assert_rounds_to(kernels.gated(gate_up, kind), act.to(dtype) * up)
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(
+    ("rows", "inner", "N"), [(1, 64, 128), (5, 100, 96), (16, 200, 64), (17, 64, 200), (32, 96, 48)]
+)
+def test_the_gated_product_of_few_rows(rows, inner, N, kind):
+    x, weight = torch.randn(1, rows, N).to(HALF), (torch.randn(2 * inner, N) / N**0.5).to(HALF)
+    # What rounds the other way in the product of the gate moves the result by more than one rounding.
+    assert_close_to(kernels.gated_linear(x, weight, None, kind), x, weight, kind)
+
+
+def test_the_gated_product_of_more_rows_or_with_a_bias():
+    x, weight, bias = torch.randn(40, 64).to(HALF), torch.randn(96, 64).to(HALF) / 8, torch.randn(96).to(HALF)
+    assert_close_to(kernels.gated_linear(x, weight, None, "silu"), x, weight, "silu")
+    assert_close_to(kernels.gated_linear(x[:4], weight, bias, "silu"), x[:4], weight, "silu", bias)
+
+
+def assert_close_to(got, x, weight, kind, bias=None):
+    bias = None if bias is None else bias.double()
+    gate, up = nn.functional.linear(x.double(), weight.double(), bias).chunk(2, -1)
+    act = nn.functional.silu(gate) if kind == "silu" else nn.functional.gelu(gate, approximate="tanh")
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(got.double(), act * up, rtol=4 * eps, atol=4 * eps)
 
 
 def rotate_half(x):

@@ -146,8 +146,7 @@ def request(name="a", count=2):
         ("poll", lambda *_: [], "poll returned nothing while 1 requests are unfinished"),
         ("poll", lambda *_: [Completion("b", 0, make_sample())], "poll returned sample 0 of b unasked"),
         ("poll", lambda *_: [Completion("a", 0, make_sample())] * 2, "poll returned sample 0 of a unasked"),
-        ("take_unfinished", lambda *_: [], "take_unfinished gave back other samples of a than are unfinished"),
-        ("take_unfinished", lambda *_: [request("b")], "take_unfinished gave back other samples of a than are"),
+        ("take_unfinished", lambda *_: [request("b")], "take_unfinished gave back other samples of b than are"),
         ("cancel", lambda *_: None, "cancel returned NoneType, not the number of tokens lost"),
         ("receive", lambda *_: None, "receive left version at 0; set self.version = version"),
     ],
@@ -166,6 +165,29 @@ def test_what_an_engine_does_wrong_is_one_line_that_names_the_method(method, doe
         getattr(engine, method)(*arguments)
     assert str(caught.value).startswith(f"engine: mine.py:Wrong.{said}")
     assert "\n" not in str(caught.value)
+
+
+def test_what_an_engine_does_not_give_back_has_to_come_by_the_next_poll():
+    class Forgetful(HFEngine):
+        def take_unfinished(self):
+            return []
+
+        def poll(self, timeout_s=None):
+            return super().poll() if self.remembers else []
+
+    for remembers in (True, False):
+        inner = Forgetful(small_model(), tokenizer(), 8)
+        inner.remembers = remembers
+        engine = CustomEngine(inner, "mine.py:Forgetful")
+        engine.submit(request())
+        assert engine.take_unfinished() == []
+        if remembers:
+            assert [(done.request_id, done.index) for done in engine.poll(0.0)] == [("a", 0), ("a", 1)]
+            continue
+        with pytest.raises(UserError) as caught:
+            engine.poll(0.0)
+        said = "engine: mine.py:Forgetful.take_unfinished gave back other samples of a than are unfinished"
+        assert str(caught.value).startswith(said)
 
 
 def test_an_engine_without_a_version_is_one_line():

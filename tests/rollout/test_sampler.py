@@ -35,7 +35,12 @@ def by_number(kinds, length=lambda n, i: 3):
 
 
 def sampler_for(script, prompts=None, *, width=10**6, max_error_share=1.0, keep=None, verifier=None, **changes):
-    engine = ScriptedEngine(script, width)
+    return sampler_with(
+        ScriptedEngine(script, width), prompts, max_error_share=max_error_share, keep=keep, verifier=verifier, **changes
+    )
+
+
+def sampler_with(engine, prompts=None, *, max_error_share=1.0, keep=None, verifier=None, **changes):
     given_settings = SamplingSettings(group_size=4, **changes)
     sampler = Sampler(
         prompts or Prompts(),
@@ -519,3 +524,27 @@ def test_prompts_that_are_always_right_rest_where_that_is_asked_for():
     prompts = Prompts()
     sampler_for(by_number([RIGHT, MIXED, WRONG]), prompts, surplus="drop")[0].fill(2)
     assert prompts.resting == []
+
+
+def test_samples_that_finish_while_the_work_is_taken_back_are_neither_lost_nor_sampled_again():
+    """An engine that runs ahead of its polls, as on a GPU, has finished samples when the batch is full."""
+
+    class Ahead(ScriptedEngine):
+        late = ()
+        whole = 0
+
+        def take_unfinished(self):
+            self.late = super().poll()
+            self.whole += len(self.late) >= 4
+            return super().take_unfinished()
+
+        def poll(self, timeout_s=None):
+            late, self.late = self.late, ()
+            return list(late) if late or timeout_s == 0 else super().poll(timeout_s)
+
+    engine = Ahead(by_number([MIXED, WRONG], lambda n, i: [1, 9, 5, 9, 3, 9, 7, 9][n % 8]))
+    sampler, _ = sampler_with(engine)
+    steps = [sampler.fill(2) for _ in range(6)]
+    assert [draw for fill in steps for draw in draws(fill.kept)] == list(range(0, 24, 2))
+    assert engine.whole > 0
+    assert sum(fill.tokens_generated for fill in steps) == engine.tokens - sampler.begun_tokens

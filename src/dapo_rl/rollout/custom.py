@@ -26,6 +26,8 @@ class CustomEngine:
         self.engine, self._name, self._vocabulary = engine, name, vocabulary
         self._open: dict[str, tuple[Request, set[int]]] = {}
         """Requests, with the samples that the engine has not returned."""
+        self._taken = False
+        """Whether the engine has just given back what is unfinished: it owes the rest to the next poll."""
         for method in ENGINE_METHODS:
             if not callable(getattr(engine, method, None)):
                 raise UserError(
@@ -41,6 +43,7 @@ class CustomEngine:
 
     def submit(self, request: Request) -> None:
         self._open[request.id] = (request, set(request.indices))
+        self._taken = False
         self._call("submit", request)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
@@ -49,6 +52,10 @@ class CustomEngine:
             raise self._wrong("poll", f"returned nothing while {len(self._open)} requests are unfinished")
         for completion in completions:
             self._settle(completion)
+        if self._taken and self._open:
+            lost = next(iter(self._open))
+            raise self._wrong("take_unfinished", f"gave back other samples of {lost} than are unfinished")
+        self._taken = False
         return completions
 
     def cancel(self, ids: Collection[str]) -> int:
@@ -65,12 +72,13 @@ class CustomEngine:
 
     def take_unfinished(self) -> list[Request]:
         requests: list[Request] = self._items("take_unfinished", Request)
-        expected = {name: missing for name, (_, missing) in self._open.items()}
-        returned = {request.id: set(request.indices) for request in requests}
-        wrong = [name for name in {**expected, **returned} if expected.get(name) != returned.get(name)]
-        if wrong:
-            raise self._wrong("take_unfinished", f"gave back other samples of {wrong[0]} than are unfinished")
-        self._open = {}
+        for request in requests:
+            missing = self._open.get(request.id, (request, set[int]()))[1]
+            if not missing >= {*request.indices}:
+                raise self._wrong("take_unfinished", f"gave back other samples of {request.id} than are unfinished")
+            missing.difference_update(request.indices)
+        self._open = {name: entry for name, entry in self._open.items() if entry[1]}
+        self._taken = True
         return requests
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def row_keys(seeds_and_indices: Sequence[tuple[int, int]]) -> Tensor:
 def uniforms(keys_B: Tensor, positions_B: Tensor | int) -> Tensor:
     """One float64 in [0, 1) for each row, for the token at its position in the response."""
     if isinstance(positions_B, int):
-        positions_B = torch.tensor(positions_B, device=keys_B.device)
+        positions_B = torch.full((), positions_B, device=keys_B.device)
     z = keys_B + (positions_B.long() + 1) * _GOLDEN
     z = (z ^ _shift_right(z, 30)) * _MIX_1
     z = (z ^ _shift_right(z, 27)) * _MIX_2

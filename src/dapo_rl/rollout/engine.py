@@ -185,7 +185,7 @@ class Engine(Protocol):
 
     def take_unfinished(self) -> list[Request]:
         """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
-        where they stopped. If samples have finished that no `poll` has returned, the next one returns them."""
+        where they stopped. What has finished is returned by the next `poll`."""
         ...
 
 
@@ -214,11 +214,6 @@ def rest_engine(engine: Engine) -> None:
 def preempted_samples(engine: Engine) -> int:
     """How often a sample had to wait in mid-generation so far."""
     return int(getattr(engine, "preempted", 0))
-
-
-def undelivered_samples(engine: Engine) -> int:
-    """After `take_unfinished`: the finished samples that the next poll returns."""
-    return int(getattr(engine, "pending", 0))
 
 
 def engine_metrics(engine: Engine) -> dict[str, float]:

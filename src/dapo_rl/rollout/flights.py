@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams, undelivered_samples
+from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
 from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
 from dapo_rl.types import Prompt, Sample
 
@@ -95,15 +95,15 @@ class Flights:
             completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._flights:
             raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
-        return self._arrivals(completions)
+        return self._arrived(completions)
 
     def land(self) -> tuple[list[Flight], int]:
-        """Takes all unfinished requests out of the engine, with their tokens. Returns, as `poll` does, what has
-        finished since the last poll."""
+        """Takes all unfinished requests out of the engine, with their tokens. Returns the same as `poll`, for samples
+        that had finished and were not polled yet."""
         if not self.aboard:
             return [], 0
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
-        whole, tokens = self._arrivals(self._engine.poll() if undelivered_samples(self._engine) else [])
+        whole, tokens = self._arrived(self._engine.poll(0.0))
         self.aboard = False
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
@@ -121,14 +121,15 @@ class Flights:
             del self._flights[flight.request.id]
         return sorted(removed, key=lambda flight: flight.draw)
 
-    def _arrivals(self, completions: list[Completion]) -> tuple[list[Flight], int]:
-        """The groups that these samples complete, and the number of tokens of the samples."""
+    def _arrived(self, completions: Sequence[Completion]) -> tuple[list[Flight], int]:
         whole: list[Flight] = []
+        tokens = 0
         for completion in completions:
             flight = self._arrive(completion)
+            tokens += len(completion.sample.token_ids)
             if flight.is_whole:
                 whole.append(self._flights.pop(completion.request_id))
-        return whole, sum(len(completion.sample.token_ids) for completion in completions)
+        return whole, tokens
 
     def _arrive(self, completion: Completion) -> Flight:
         flight = self._flights.get(completion.request_id)

@@ -109,10 +109,7 @@ class Sampler:
             self._interrupt(Filling(0))
 
     def _interrupt(self, filling: Filling) -> None:
-        whole, tokens = self._flights.land()
-        filling.finished_tokens += tokens
-        if whole:
-            self._judging.start(whole)
+        self._land(filling)
         self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
 
     def _begin(self, n: int) -> Filling:
@@ -142,6 +139,8 @@ class Sampler:
             if not self._out():
                 break
             self._advance(filling)
+        if not self._during_updates:
+            self._land(filling)
         self._judge(filling, everything=True)
         filled_up, at_the_cap = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
         self._settle(filling)
@@ -287,18 +286,19 @@ class Sampler:
             filling.sampled.append(group)
         filling.verify_seconds += time.perf_counter() - started
 
-    def _settle(self, filling: Filling) -> None:
-        """Ends a step: takes unfinished work from the engine, unless it continues during the update, and carries,
-        requeues or drops what is left."""
-        if self._during_updates:
-            self._top_up(filling)
-            self._admission.settle(filling, self._settings.surplus)
-            return
+    def _land(self, filling: Filling) -> None:
+        """Takes all work out of the engine. Samples may have finished since the last poll."""
         whole, tokens = self._flights.land()
         filling.finished_tokens += tokens
         if whole:
             self._judging.start(whole)
-            self._judge(filling, everything=True)
+
+    def _settle(self, filling: Filling) -> None:
+        """Ends a step: carries, requeues or drops what is left."""
+        if self._during_updates:
+            self._top_up(filling)
+            self._admission.settle(filling, self._settings.surplus)
+            return
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
         if self._settings.surplus != "carry":
             self._put_back(filling, lambda flight: True)

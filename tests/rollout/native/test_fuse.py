@@ -46,9 +46,9 @@ class TorchOps:
         total = residual + x
         return self._norm(total, weight, eps, plus_one), total
 
-    def gated(self, gate_up, kind):
-        self.calls["gated"] += 1
-        gate, up = gate_up.chunk(2, -1)
+    def gated_linear(self, x, weight, bias, kind):
+        self.calls["gated_linear"] += 1
+        gate, up = functional.linear(x, weight, bias).chunk(2, -1)
         act = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")
         return act * up
 
@@ -125,8 +125,8 @@ def fused_by_hand(model, ops, tokens=11):
         x, total = ops.add_rms_norm(
             attention.o_proj(attended), total, inner.weight, inner.variance_epsilon, plus_one=False
         )
-        gate_up = functional.linear(x, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
-        x = mlp.down_proj(ops.gated(gate_up, "silu"))
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+        x = mlp.down_proj(ops.gated_linear(x, gate_up, None, "silu"))
         x, total = ops.add_rms_norm(x, total, following.weight, following.variance_epsilon, plus_one=False)
     return model.lm_head(x)
 
@@ -168,7 +168,7 @@ def test_everything_is_called_in_models_of_the_usual_form(name):
     ops.calls.clear()
     logits_of(model)
     # Only the first norm finds no residual sum before it; Qwen3 has two more in each layer, of queries and keys.
-    assert ops.calls == {"rms_norm": 7 if name == "Qwen3" else 1, "add_rms_norm": 6, "gated": 3, "rotary": 3}
+    assert ops.calls == {"rms_norm": 7 if name == "Qwen3" else 1, "add_rms_norm": 6, "gated_linear": 3, "rotary": 3}
 
 
 def test_report_is_one_line():
@@ -189,8 +189,8 @@ def test_what_differs_is_left_alone():
         def _norm(self, x, weight, eps, plus_one):
             return super()._norm(x, weight, eps, plus_one) * 1.1
 
-        def gated(self, gate_up, kind):
-            return super().gated(gate_up, kind).roll(1, -1)
+        def gated_linear(self, x, weight, bias, kind):
+            return super().gated_linear(x, weight, bias, kind).roll(1, -1)
 
         def rotary(self, q, k, cos, sin):
             return q, k

@@ -85,7 +85,8 @@ class Batch:
         slots, keys_B = self._set_params(rows)
         how = self.state.how(slots, any(row.request.params.truncates for row in rows))
         tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
-        self.state.advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
+        advance = self.state.advance if self._graphs is None else self._graphs.advance
+        advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
         for row in rows:
             row.written = 1
         self.rows += rows
@@ -100,11 +101,11 @@ class Batch:
 
     def _set_params(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         """Sets the rows' sampling parameters; returns their slots and random-number keys."""
-        slots = torch.tensor([row.slot for row in rows], device=self.device)
-        keys_B = row_keys([(row.request.seed, row.index) for row in rows]).to(self.device)
+        slots = to_device(np.array([row.slot for row in rows]), self.device)
+        keys = row_keys([(row.request.seed, row.index) for row in rows]).numpy()
         params = [row.request.params_of(row.index) for row in rows]
-        self.state.start(slots, keys_B, [len(row.request.prompt_ids) for row in rows], params)
-        return slots, keys_B
+        self.state.start(slots, keys, [len(row.request.prompt_ids) for row in rows], params)
+        return slots, self.state.key[slots]
 
     # Decoding: every row gets its next tokens.
 

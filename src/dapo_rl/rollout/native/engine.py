@@ -119,15 +119,13 @@ class NativeEngine:
         deadline = None if timeout_s is None else monotonic() + timeout_s
         batch = self._batch
         with torch.inference_mode(), quick_products(self._device, self._dtype):
-            while self.pending and (deadline is None or monotonic() < deadline):
+            while not batch.finished and self.pending and (deadline is None or monotonic() < deadline):
                 self._queue.admit()
                 batch.collect()
                 if not batch.finished:
                     self._step()
-                if batch.finished:
-                    finished, batch.finished = batch.finished, []
-                    return finished
-        return []
+        finished, batch.finished = batch.finished, []
+        return finished
 
     def cancel(self, ids: Collection[str]) -> int:
         batch = self._batch

@@ -105,6 +105,12 @@ class GraphedSteps:
         copied.record()
         return Look(list(rows), on_host, copied)
 
+    def advance(self, slots: Tensor, tokens_B: Tensor, logps_B: Tensor, is_stop_V: Tensor, cached: int) -> None:
+        """`SlotState.advance` in one kernel, which the host does not wait for."""
+        from dapo_rl.rollout.native import kernels
+
+        kernels.advance(tokens_B, logps_B, slots, self._state, is_stop_V, cached=cached)
+
     @contextmanager
     def reading(self, look: Look) -> Iterator[None]:
         """Inside, what is read from the device does not wait for steps after the look. Only what no longer changes may

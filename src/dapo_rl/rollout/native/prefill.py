@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.models.packed import Packed
+from dapo_rl.models.transfer import to_device
 from dapo_rl.rollout.engine import Request
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.decode import next_logits
@@ -59,10 +60,10 @@ def compute(
     """Computes up to `most` tokens, in order; returns the logits after the last token of each sequence."""
     built = _Pass(pages, work, most)
     packed = Packed(built.input_ids, built.positions, built.sequences, built.own, device, cached=built.cached)
-    read_pages, read_offsets = (x.to(device) for x in _concatenated(built.read))
-    sources_E = torch.from_numpy(np.concatenate(built.sources)).to(device)
-    pages_E, offsets_E = (x.to(device) for x in _concatenated(built.written))
-    kept = [(prefill, torch.from_numpy(indices).to(device)) for prefill, indices in built.kept]
+    read_pages, read_offsets = _concatenated(built.read, device)
+    sources_E = to_device(np.concatenate(built.sources), device)
+    pages_E, offsets_E = _concatenated(built.written, device)
+    kept = [(prefill, to_device(indices, device)) for prefill, indices in built.kept]
 
     def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         if built.cached:
@@ -74,7 +75,7 @@ def compute(
             prefill.values.setdefault(layer, []).append(v_TKD[indices])
         return packed(layer, q_THD, k_TKD, v_TKD, scale)
 
-    ends = torch.tensor(built.ends, device=device)
+    ends = to_device(np.array(built.ends), device)
     logits = next_logits(model, packed.input_ids_T, packed.position_ids_T, attend, packed.longest, ends)
     for prefill, count in zip(work, built.own, strict=True):
         prefill.done += count
@@ -86,7 +87,7 @@ def place(cache: KVCache, pages: Pages, prefill: Prefill, rows: Sequence[BatchRo
     """Copies what is not in shared pages of a computed prompt to the slots of more of its samples."""
     length = len(prefill.tokens)
     written = [pages.places(row.slot, _first_own(pages, prefill), length) for row in rows]
-    pages_E, offsets_E = (x.to(pages.table.device) for x in _concatenated(written))
+    pages_E, offsets_E = _concatenated(written, pages.table.device)
     for layer in prefill.keys:
         k, v = (torch.cat(tensors[layer]).repeat(len(rows), 1, 1) for tensors in (prefill.keys, prefill.values))
         cache.put(layer, pages_E, offsets_E, k, v)
@@ -149,8 +150,8 @@ def _first_own(pages: Pages, prefill: Prefill) -> int:
     return pages.full(len(prefill.request.prompt_ids)) * pages.page_tokens
 
 
-def _concatenated(places: Sequence[Places]) -> tuple[Tensor, Tensor]:
+def _concatenated(places: Sequence[Places], device: torch.device) -> tuple[Tensor, Tensor]:
     if not places:
-        return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device=device), torch.empty(0, dtype=torch.int64, device=device)
     pages, offsets = (np.concatenate(parts) for parts in zip(*places, strict=True))
-    return torch.from_numpy(pages), torch.from_numpy(offsets)
+    return to_device(pages, device), to_device(offsets, device)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,24 +58,25 @@ class SlotState:
             logps=zeros(torch.float32, longest),
         )
 
-    def start(self, slots: Tensor, keys: Tensor, lengths: Sequence[int], params: Sequence[SamplingParams]) -> None:
+    def start(
+        self, slots: Tensor, keys: npt.NDArray[np.int64], lengths: Sequence[int], params: Sequence[SamplingParams]
+    ) -> None:
         """Starts responses in these slots, after prompts of these lengths."""
-        device = self.done.device
-        how = DrawParams.of(params, device)
+        how = DrawParams.of(params)
         values = {
-            "position": torch.tensor(lengths, dtype=torch.int32),
-            "generated": torch.zeros(len(params), dtype=torch.int32),
-            "limit": torch.tensor([p.max_new_tokens for p in params], dtype=torch.int32),
-            "done": torch.zeros(len(params), dtype=torch.bool),
-            "heeds_stop": torch.tensor([not p.ignore_eos for p in params]),
+            "position": np.array(lengths, np.int32),
+            "generated": np.zeros(len(params), np.int32),
+            "limit": np.array([p.max_new_tokens for p in params], np.int32),
+            "done": np.zeros(len(params), bool),
+            "heeds_stop": np.array([not p.ignore_eos for p in params]),
             "key": keys,
-            "temperature": how.temperature_B,
-            "top_p": how.top_p_B,
-            "top_k": how.top_k_B,
-            "min_p": how.min_p_B,
+            "temperature": how.temperature_B.numpy(),
+            "top_p": how.top_p_B.numpy(),
+            "top_k": how.top_k_B.numpy(),
+            "min_p": how.min_p_B.numpy(),
         }
         for name, value in values.items():
-            getattr(self, name)[slots] = value.to(device)
+            getattr(self, name)[slots] = to_device(value, self.done.device)
 
     def resume(self, slots: Sequence[int], begun: Sequence[Begun]) -> None:
         """Sets the tokens that started slots already have; all but the last are in the cache."""

@@ -14,17 +14,17 @@ from dapo_rl.rollout.native.fuse.compare import agree, random_like
 from dapo_rl.rollout.native.fuse.linears import Join
 from dapo_rl.rollout.native.fuse.ops import Ops
 
+Kind = Literal["silu", "gelu_tanh"]
 Gated = Callable[[Tensor], Tensor]
-"""Computes `act(gate) * up` from the joint product."""
+"""Computes `act(gate) * up` from the input."""
 
 
 class FusedMLP(FusedModule):
-    fused: tuple[Join, Gated]
+    fused: Gated
     down_proj: nn.Module
 
     def forward(self, x: Tensor) -> Tensor:
-        join, gated = self.fused
-        out: Tensor = self.down_proj(gated(join(x)))
+        out: Tensor = self.down_proj(self.fused(x))
         return out
 
 
@@ -37,44 +37,52 @@ def fuse_mlp(mlp: Any, ops: Ops | None, joins: list[Join]) -> list[Change] | Non
     expected = mlp(x)
     join = Join(linears)
     joins.append(join)
-    gated = _gated(act, ops)
-    return [Change(mlp, FusedMLP, (join, gated))] if agree(mlp.down_proj(gated(join(x))), expected) else None
+    gated = _gated(join, act, ops)
+    return [Change(mlp, FusedMLP, gated)] if agree(mlp.down_proj(gated(x)), expected) else None
+
+
+def _gated(join: Join, act: Callable[[Tensor], Tensor], ops: Ops | None) -> Gated:
+    kind = None if ops is None else _kind(act)
+    if ops is not None and kind is not None:
+        return lambda x: ops.gated_linear(x, join.weight, join.bias, kind)
+
+    def plain(x: Tensor) -> Tensor:
+        gate, up = join(x).chunk(2, dim=-1)
+        return act(gate) * up
+
+    return plain
 
 
 class FusedJointMLP(FusedModule):
     """Its weight is joint as it was loaded."""
 
-    fused: Gated
-    gate_up_proj: nn.Module
+    fused: tuple[Ops, Kind]
+    gate_up_proj: nn.Linear
     down_proj: nn.Module
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(self.fused(self.gate_up_proj(hidden_states)))
+        ops, kind = self.fused
+        joint = self.gate_up_proj
+        out: Tensor = self.down_proj(ops.gated_linear(hidden_states, joint.weight, joint.bias, kind))
         return out
 
 
 def fuse_joint_mlp(mlp: Any, ops: Ops) -> list[Change] | None:
     act = getattr(mlp, "activation_fn", None) or getattr(mlp, "act_fn", None)
-    if type(mlp.gate_up_proj) is not nn.Linear or act is None:
+    joint = mlp.gate_up_proj
+    if type(joint) is not nn.Linear or act is None or (kind := _kind(act)) is None:
         return None
-    gated = _gated(act, ops)
-    x = random_like((1, 3, mlp.gate_up_proj.in_features), mlp.gate_up_proj.weight)
-    return [Change(mlp, FusedJointMLP, gated)] if agree(mlp.down_proj(gated(mlp.gate_up_proj(x))), mlp(x)) else None
+    x = random_like((1, 3, joint.in_features), joint.weight)
+    got = mlp.down_proj(ops.gated_linear(x, joint.weight, joint.bias, kind))
+    return [Change(mlp, FusedJointMLP, (ops, kind))] if agree(got, mlp(x)) else None
 
 
-def _gated(act: Callable[[Tensor], Tensor], ops: Ops | None) -> Gated:
+def _kind(act: Callable[[Tensor], Tensor]) -> Kind | None:
+    """Which of the activations that the kernel computes it is."""
     x = torch.linspace(-8, 8, 257)
-    kinds: dict[Literal["silu", "gelu_tanh"], Tensor] = {"silu": F.silu(x), "gelu_tanh": F.gelu(x, approximate="tanh")}
+    kinds: dict[Kind, Tensor] = {"silu": F.silu(x), "gelu_tanh": F.gelu(x, approximate="tanh")}
     try:
         y = act(x)
     except RuntimeError:  # An activation with parameters on another device.
-        kinds = {}
-    for kind, expected in kinds.items():
-        if ops is not None and torch.allclose(y, expected, rtol=1e-5, atol=1e-5):
-            return lambda gate_up: ops.gated(gate_up, kind)
-
-    def plain(gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return act(gate) * up
-
-    return plain
+        return None
+    return next((kind for kind, expected in kinds.items() if torch.allclose(y, expected, rtol=1e-5, atol=1e-5)), None)

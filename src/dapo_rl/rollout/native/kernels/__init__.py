@@ -2,6 +2,7 @@
 
 from dapo_rl.rollout.native.kernels.attention import decode_attention, splits_for
 from dapo_rl.rollout.native.kernels.elementwise import add_rms_norm, gated, rms_norm, rotary
+from dapo_rl.rollout.native.kernels.products import gated_linear
 from dapo_rl.rollout.native.kernels.sampling import advance, draw, draw_and_advance
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "draw",
     "draw_and_advance",
     "gated",
+    "gated_linear",
     "rms_norm",
     "rotary",
     "splits_for",
