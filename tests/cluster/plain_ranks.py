@@ -1,6 +1,5 @@
-"""A rank without a model, which ends, hangs or fails when told to."""
+"""A rank without a model, which hangs or fails when told to."""
 
-import os
 import time
 
 import torch.distributed as dist
@@ -11,12 +10,6 @@ from dapo_rl.cluster.place import Place
 class PlainRank:
     def __init__(self, place: Place):
         self._place = place
-
-    def end_one(self, rank):
-        """This rank ends while the others wait for it."""
-        if self._place.rank == rank:
-            os._exit(7)
-        dist.barrier()
 
     def hang(self, rank):
         """This rank hangs while the others wait for it."""

@@ -109,13 +109,15 @@ class WarmRanks(RayRanks):
         return [self.actors[rank] for rank in range(self.world_size)]
 
     def _end(self, actors, kill):
+        """Ends those that do not leave the group by themselves; the others are used again."""
         WarmRanks.current = None
-        if kill:
-            super()._end(actors, kill)
-            for rank in range(self.world_size):
-                del self.actors[rank]
-        else:
-            self._ray.get([actor.leave.remote() for actor in actors])
+        leaving = [actor.leave.remote() for actor in actors]
+        self._ray.wait(leaving, num_returns=len(leaving), timeout=2)
+        for rank, leave in enumerate(leaving):
+            try:
+                self._ray.get(leave, timeout=0)
+            except self._ray.exceptions.RayError:
+                super()._end([self.actors.pop(rank)], kill=True)
 
     @property
     def is_open(self):

@@ -32,7 +32,7 @@ def assert_end(pids, within=10):
 
 @pytest.fixture
 def ranks(ray_instance):
-    ranks = RayRanks(PlainRank, 2, timeout_s=3)
+    ranks = RayRanks(PlainRank, 2, timeout_s=2)
     yield ranks
     ranks.close(kill=True)
 
@@ -44,18 +44,13 @@ def assert_lost(ranks, match, call):
     taken = time.monotonic() - start
     assert "\n" not in str(raised.value)
     assert_end(ranks.pids)
-    with pytest.raises(RankLostError, match="the ranks have been ended"):
+    with pytest.raises(RankLostError, match=match):
         ranks.call("add", [(1,)] * 2)
     return taken
 
 
-def test_a_rank_that_ends_is_noticed_at_once(ranks):
-    assert ranks.call("add", [(1,), (2,)]) == [(3, 0, 2), (3, 1, 2)]
-    taken = assert_lost(ranks, r"^rank 1 was killed or crashed, in end_one$", lambda: ranks.call("end_one", [(1,)] * 2))
-    assert taken < 2
-
-
 def test_a_rank_that_was_killed_is_noticed_at_once(ranks):
+    assert ranks.call("add", [(1,), (2,)]) == [(3, 0, 2), (3, 1, 2)]
     killer = threading.Timer(0.5, lambda: os.kill(ranks.pids[0], signal.SIGKILL))
     killer.start()
     taken = assert_lost(ranks, r"^rank 0 was killed or crashed, in hang$", lambda: ranks.call("hang", [(1,)] * 2))
@@ -64,21 +59,17 @@ def test_a_rank_that_was_killed_is_noticed_at_once(ranks):
 
 def test_a_rank_that_hangs_is_noticed(ranks):
     """A slow one is not taken for one."""
-    assert ranks.call("work_slowly", [(5,)] * 2) == [0, 1]
-    assert ranks.call_aside("write_slowly", [(5,)] * 2) == [0, 1]
-    taken = assert_lost(ranks, r"^no progress for [34] s in hang, on rank 1$", lambda: ranks.call("hang", [(1,)] * 2))
-    assert 3 <= taken < 6
+    assert ranks.call("work_slowly", [(3,)] * 2) == [0, 1]
+    assert ranks.call_aside("write_slowly", [(3,)] * 2) == [0, 1]
+    taken = assert_lost(ranks, r"^no progress for [23] s in hang, on rank 1$", lambda: ranks.call("hang", [(1,)] * 2))
+    assert 2 <= taken < 5
 
 
-@pytest.mark.parametrize("method", ["call", "call_aside"])
-def test_a_rank_that_is_stopped_is_noticed(ranks, method):
+def test_a_rank_that_is_stopped_is_noticed_while_it_writes(ranks):
     os.kill(ranks.pids[1], signal.SIGSTOP)
-    taken = assert_lost(
-        ranks,
-        r"^no progress for [34] s in write_slowly, on rank 1$",
-        lambda: getattr(ranks, method)("write_slowly", [(0.1,)] * 2),
-    )
-    assert 3 <= taken < 6
+    match = r"^no progress for [23] s in write_slowly, on rank 1$"
+    taken = assert_lost(ranks, match, lambda: ranks.call_aside("write_slowly", [(0.1,)] * 2))
+    assert 2 <= taken < 5
 
 
 def test_an_error_on_one_rank_ends_all(ranks):

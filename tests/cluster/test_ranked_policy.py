@@ -221,6 +221,20 @@ def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
         assert torch.equal(weight, weights[name])
 
 
+def test_a_checkpoint_is_written_while_the_ranks_go_on(policy_on, tmp_path):
+    ranked = policy_on(2)
+    ranked.update(make_samples(0), 1e-3)
+    before = weights_of_policy(ranked)
+    write = ranked.save(tmp_path)
+    ranked.update(make_samples(1), 1e-3)
+    digests = write(lambda: False)
+    assert sorted(digests) == ["shards/.metadata", "shards/__0_0.distcp", "shards/__1_0.distcp"]
+    assert any(not torch.equal(weight, before[name]) for name, weight in weights_of_policy(ranked).items())
+    ranked.load(tmp_path)
+    for name, weight in weights_of_policy(ranked).items():
+        assert torch.equal(weight, before[name])
+
+
 def test_a_checkpoint_before_the_first_update(policy_on, tmp_path):
     samples = make_samples()
     write(policy_on(2), tmp_path)

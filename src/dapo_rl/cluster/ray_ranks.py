@@ -60,11 +60,13 @@ class RayRanks:
         self.world_size, self._timeout_s = world_size, timeout_s
         self._placing = placing or Placing()
         self._lock = threading.Lock()
+        self._lost: RankLostError | None = None
+        """The first loss. A call in another thread then fails because the ranks are ended."""
         self._actors: list[Any] = self._start()
         try:
             processes = self._first_words(start_timeout_s)
             self.pids = [pid for _, pid in processes]
-            store = self._ray.get(self._actors[0].open_store.remote(), timeout=start_timeout_s)
+            store = self._answer(self._actors[0].open_store.remote(), 0, "start")
             starts = [_Start(make, place, self._placing, store) for place in _places(processes)]
             self._run("join", [(start,) for start in starts], start_timeout_s)
         except BaseException:
@@ -132,7 +134,7 @@ class RayRanks:
     ) -> list[Any]:
         actors = self._actors
         if not actors:
-            raise RankLostError("the ranks have been ended")
+            raise self._lost or RankLostError("the ranks have been ended")
         group = {"concurrency_group": "disk"} if aside else {}
         try:
             calls = [
@@ -140,8 +142,13 @@ class RayRanks:
                 for actor, own in zip(actors, arguments, strict=True)
             ]
             answers = self._answers(actors, calls, name or "start", timeout_s, aside, check)
-        except BaseException:  # what the ranks are doing is not known
+        except BaseException as error:  # what the ranks are doing is not known
+            with self._lock:
+                if isinstance(error, RankLostError) and self._lost is None:
+                    self._lost = error
             self.close(kill=True)
+            if isinstance(error, RankLostError):
+                raise self._lost or error from None
             raise
         failed = [answer for answer in answers if answer is not None and answer.error is not None]
         if not failed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,42 +13,55 @@ from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.train.checkpoint import Checkpoints, Part
 
 
-@dataclass(slots=True)
 class Restarts:
     """Starts the ranks again, at most `most` times, and restores the run."""
 
-    policy: RankedPolicy
-    others: Sequence[Part]
-    """The parts of the run besides the policy."""
-    checkpoints: Checkpoints
-    most: int
-    resume: Callable[[], None]
-    """Restores the last checkpoint, if there is one, into the parts and the engine."""
-    note: Callable[[str], None]
-    _made: int = 0
-    _beginning: TemporaryDirectory[str] = field(default_factory=lambda: TemporaryDirectory(prefix="dapo-begin-"))
-
-    def __post_init__(self) -> None:
-        # What the parts are without a checkpoint. The ranks load the model as it was.
-        for part in self.others:
-            part.save(Path(self._beginning.name))
+    def __init__(
+        self,
+        policy: RankedPolicy,
+        others: Sequence[Part],
+        checkpoints: Checkpoints,
+        most: int,
+        resume: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """`others` are the parts of the run besides the policy. `resume` restores the last checkpoint, if there is one,
+        and gives the policy's weights to the engine."""
+        self._policy, self._others, self._checkpoints = policy, others, checkpoints
+        self._most, self._resume, self._note = most, resume, note
+        self._made = 0
+        self._beginning = _saved(others)
+        """What the other parts are without a checkpoint. The ranks load the model as it was."""
 
     def __call__(self, error: RankLostError) -> None:
-        if self._made == self.most:
+        if self._made == self._most:
             raise UserError(
-                f"{error}, after {counted(self.most, 'restart')}; look for the cause in Ray's logs, continue with "
+                f"{error}, after {counted(self._most, 'restart')}; look for the cause in Ray's logs, continue with "
                 "--resume, or raise cluster.restarts"
             ) from error
         self._made += 1
-        self.note(f"{error}; starting the ranks again ({self._made} of {self.most})")
+        count = f"({self._made} of {self._most})"
+        self._note(f"{error}; starting the ranks again {count}")
         with suppress(Exception):  # a checkpoint that ranks were writing is lost with them
-            self.checkpoints.wait()
-        self.policy.restart()
-        for part in self.others:
-            part.load(Path(self._beginning.name))
-        self.resume()
+            self._checkpoints.wait()
+        self._policy.restart()
+        _restore(self._others, self._beginning)
+        self._resume()
         # Notes on steps after the checkpoint are forgotten, also the one above.
-        self.note(f"the ranks were started again ({self._made} of {self.most}), because {error}")
+        self._note(f"the ranks were started again {count}, because {error}")
 
-    def close(self) -> None:
-        self._beginning.cleanup()
+
+def _saved(parts: Sequence[Part]) -> dict[str, bytes]:
+    """The files of parts that write all of them at once, by their names."""
+    with TemporaryDirectory(prefix="dapo-begin-") as folder:
+        for part in parts:
+            part.save(Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _restore(parts: Sequence[Part], files: dict[str, bytes]) -> None:
+    with TemporaryDirectory(prefix="dapo-begin-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        for part in parts:
+            part.load(Path(folder))
