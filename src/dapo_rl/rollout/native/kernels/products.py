@@ -15,12 +15,12 @@ from triton import cdiv, next_power_of_2
 
 from dapo_rl.rollout.native.kernels.elementwise import Activation, gated
 
-MOST_ROWS = 32
+MOST_ROWS = 64
 TILE = 64
 """Columns of the gate, and of the up projection, that a program computes."""
 CHUNK = 64
 """Inputs that a program reads at a time."""
-WARPS, STAGES = 4, 5
+WARPS, STAGES = 4, 3
 
 
 def gated_linear(x: Tensor, weight_2IN: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
