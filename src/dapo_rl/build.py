@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,12 @@ from typing import Any
 import torch
 
 from dapo_rl.algo.registry import Advantages, TokenLosses
+from dapo_rl.base.format import counted
 from dapo_rl.base.load import load_function, spec_of
+from dapo_rl.cluster.build_engines import build_engine_pool, takes_turns
+from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device, ranks_plan
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
 from dapo_rl.data.sources import IN_MEMORY, check_there
@@ -26,6 +31,7 @@ from dapo_rl.models.load import (
     compute_dtype,
     copy_in,
     describe_model,
+    load_empty,
     load_model,
     load_tokenizer,
     make_savable,
@@ -107,7 +113,7 @@ class Run:
     eval_prompts: PromptSet | None
     engine: Engine
     sampler: Sampler
-    policy: HFPolicy
+    policy: HFPolicy | RankedPolicy
     advantages: Advantages
     progress: Progress
     plan: MemoryPlan
@@ -116,22 +122,30 @@ class Run:
     description: str
     notes: tuple[str, ...]
     """Notes for the user, shown before the first step."""
+    cluster: ExitStack = field(default_factory=ExitStack)
+    """Ends the ranks and the connection to Ray."""
 
     def close(self) -> None:
         """Stops the processes that the parts have started."""
-        try:
-            close_engine(self.engine)
-        finally:
-            self.verifier.close()
+        with self.cluster:
+            try:
+                close_engine(self.engine)
+            finally:
+                self.verifier.close()
 
 
 def build_run(config: Config, given: Given, display: Display) -> Run:
     """Builds a run. If this raises, everything built so far is closed."""
     check_installed(config.log.to)
+    if on_ranks(config):
+        check_ranks(config, loaded=not given.names_a_model, adapters=given.peft_config is not None)
     with ExitStack() as built:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = built.enter_context(_verifier(config, given))
+        cluster = built.enter_context(ExitStack())
+        if on_ranks(config):
+            cluster.enter_context(ray_cluster(config.cluster))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         for key, source in _sources(config, given).items():
@@ -142,14 +156,24 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         notes = [*given.notes, verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
         longest = _longest(config, model, train_prompts, eval_prompts)
-        device = next(model.parameters()).device
-        dtype = compute_dtype(config.model, device)
-        plan = memory_plan(config, model, longest, can_rest(config.engine, device))
-        engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
+        device = _device(config, given) if on_ranks(config) else next(model.parameters()).device
+        dtype, save_dtype = compute_dtype(config.model, device), saved_dtype(config.model, came)
+        policy: HFPolicy | RankedPolicy
+        if on_ranks(config):  # before the engines, so that each rank finds a GPU of its own
+            plan = replace(ranks_plan(config, model), turns=takes_turns(config, device))
+            policy = build_ranked_policy(config, tokenizer, longest, save_dtype, plan)
+            cluster.callback(policy.close)
+            named = config.engine if given.engine is None else given.engine
+            how = (tokenizer, device, dtype, longest, display.note)
+            engine: Engine = build_engine_pool(config, named, model, policy.weights(), *how)
+        else:
+            plan = memory_plan(config, model, longest, can_rest(config.engine, device))
+            engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
-        policy = build_policy(model, tokenizer, config, longest, losses, saved_dtype(config.model, came), plan)
+        if not on_ranks(config):
+            policy = build_policy(model, tokenizer, config, longest, losses, save_dtype, plan)
         notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note]
         progress = Progress()
         run = Run(
@@ -173,11 +197,21 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
                 SavedRewardState(verifier, config.train.steps),
                 RandomState(),
             ),
-            description=describe_model(model, dtype),
+            description=describe_model(model, dtype, _where(config, device)),
             notes=tuple(note for note in notes if note),
+            cluster=cluster,
         )
         built.pop_all()
         return run
+
+
+def on_ranks(config: Config) -> bool:
+    """Whether the policy is trained on ranks, rather than in this process, which then has no weights of it."""
+    return config.cluster.backend is not None
+
+
+def _where(config: Config, device: torch.device) -> str | None:
+    return f"{counted(config.cluster.ranks, 'rank')} ({device.type})" if on_ranks(config) else None
 
 
 def resolve(config: Config, given: Given) -> Config:
@@ -200,6 +234,8 @@ def resolve(config: Config, given: Given) -> Config:
 
 
 def _device(config: Config, given: Given) -> torch.device:
+    if on_ranks(config):
+        return ranks_device(config)
     if given.names_a_model or given.to_device:
         return pick_device(config.model.device)
     device: torch.device = next(given.model.parameters()).device
@@ -285,7 +321,7 @@ def _verifier(config: Config, given: Given) -> VerifierPool:
 
 def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     if given.names_a_model:
-        model, loaded = load_model(config.model)
+        model, loaded = (load_empty if on_ranks(config) else load_model)(config.model)
         return model, given.processing_class or loaded
     model, tokenizer = base_of(given.model), given.processing_class
     device = _device(config, given)
@@ -376,7 +412,8 @@ def _engine(
     named = config.engine if given.engine is None else given.engine
     copies = sampled is model
     memory = (plan.kv_bytes, plan.turns)
-    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory)
+    options = config.engine_options
+    return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory, options)
 
 
 def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:
@@ -432,6 +469,7 @@ def _sampler(
         on_progress=partial(display.phase, "sampling"),
         on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary,
+        during_updates=config.during_updates,
     )
 
 

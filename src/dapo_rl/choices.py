@@ -105,6 +105,21 @@ ADVANTAGES: dict[str, str] = {"group": "reward relative to the group, by `algo.n
 
 
 ENGINES = ("native", "hf", "vllm")
+"""`engine` also accepts a user-defined class."""
+WITHOUT_OPTIONS = ("native", "hf")
+"""Engines that take no `engine_options`."""
+FIXED_OPTIONS = {
+    "model": "set model.name",
+    "dtype": "set model.dtype",
+    "longest": "set data.max_prompt_tokens and sampling.max_new_tokens",
+    "max_model_len": "set data.max_prompt_tokens and sampling.max_new_tokens",
+    "max_num_seqs": "set sampling.max_batch",
+    "tensor_parallel_size": "set cluster.engine_gpus",
+    "logprobs_mode": "training needs the log-probabilities as they are",
+    "generation_config": "it would change the policy",
+    "trust_remote_code": "the code of models is not run",
+}
+"""What `engine_options` cannot set, and the remedy."""
 VERIFIERS = ("math", "exact", "gym")
 """`reward.verifier` also accepts a user-defined function."""
 

@@ -19,8 +19,10 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import (
     ADVANTAGES,
     ENGINES,
+    FIXED_OPTIONS,
     LOSSES,
     VERIFIERS,
+    WITHOUT_OPTIONS,
     Aggregation,
     ImportanceMode,
     KLKind,
@@ -402,9 +404,10 @@ class ClusterSettings(Section):
     offload: bool = False
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)
-    """How often the run continues by itself from its last checkpoint after a rank was lost."""
+    """How often the run continues by itself from its last checkpoint after a rank was lost, and how often each engine
+    is started again."""
     timeout_s: float = Field(60.0, gt=0)
-    """Seconds without progress after which a rank counts as lost."""
+    """Seconds without progress after which a rank or an engine counts as lost."""
 
 
 class Config(Section):
@@ -415,6 +418,9 @@ class Config(Section):
     engine: str = "native"
     """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM; or
     your own engine, `module:Class` or `file.py:Class`."""
+    engine_options: dict[str, Any] = {}
+    """Arguments of vLLM's `LLM`, for example `engine_options.max_num_batched_tokens=8192`, or of your own engine's
+    constructor."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()
@@ -468,6 +474,14 @@ class Config(Section):
         starts from the proximal policy."""
         return self.algo.proximal == "recomputed" and self.updates_per_step > 1
 
+    @property
+    def during_updates(self) -> bool:
+        """Whether sampling goes on during updates. With `max_staleness: 0`, or if no group outlives its step, there is
+        nothing to sample then."""
+        apart = self.cluster.backend is not None and self.cluster.placement == "separate"
+        outlives = self.sampling.surplus == "carry" and not self.sampling.dynamic_batch
+        return apart and outlives and self.sampling.max_staleness > 0
+
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")
@@ -499,6 +513,14 @@ class Config(Section):
         if self.engine not in ENGINES and not is_function(self.engine):
             hint = did_you_mean(nearest(self.engine, ENGINES), "one of your own is named module:Class or file.py:Class")
             yield "engine", f"{shown(self.engine)} is not one of {', '.join(ENGINES)}", hint.removeprefix("; ")
+        if self.engine_options and self.engine in WITHOUT_OPTIONS:
+            wrong = f"{', '.join(self.engine_options)}: engine={self.engine} has no options of its own"
+            yield "engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib"
+        if self.cluster.engine_gpus > 1 and self.engine in WITHOUT_OPTIONS:
+            wrong = f"{self.cluster.engine_gpus} with engine={self.engine}, which uses one GPU"
+            yield "cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines"
+        if fixed := [name for name in self.engine_options if name in FIXED_OPTIONS]:
+            yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
             if not 0 <= bound < 1:
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
@@ -584,6 +606,13 @@ class Config(Section):
         if sampling.ahead and sampling.dynamic_batch:
             wrong = f"{sampling.ahead:g} with sampling.dynamic_batch: it draws one batch and nothing ahead"
             yield "sampling.ahead", wrong, "set sampling.ahead=0"
+        if self.cluster.ranks > 1 and self.cluster.backend is None:
+            yield "cluster.ranks", f"{self.cluster.ranks} ranks need Ray", "set cluster.backend=ray"
+        if self.cluster.engines > 1 and self.cluster.backend is None:
+            yield "cluster.engines", f"{self.cluster.engines} engines need Ray", "set cluster.backend=ray"
+        if self.cluster.engine_gpus > 1 and self.cluster.placement == "colocated":
+            wrong = f"{self.cluster.engine_gpus} with cluster.placement=colocated, where an engine shares one GPU"
+            yield "cluster.engine_gpus", wrong, "set cluster.placement=separate"
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 

@@ -40,3 +40,8 @@ class StopRequested(Exception):  # noqa: N818
 
 class CapReachedError(UserError):
     """Dynamic sampling reached `sampling.cap` before the batch was full, with `sampling.on_cap: error`."""
+
+
+class RankLostError(UserError):
+    """A training rank ended or made no progress, and all others have been ended. The run continues from its last
+    checkpoint, `cluster.restarts` times."""

@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,8 @@ from transformers.utils import logging
 
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run, tell_progress
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.restarts import Restarts
 from dapo_rl.config import Config
 from dapo_rl.data import once_each
 from dapo_rl.data.rows import Rows
@@ -329,6 +332,8 @@ class DAPOTrainer:
             callbacks=self._callbacks,
             turns=run.plan.turns,
         )
+        recover = self._restarts(run, directory, checkpoints, log)
+        training = replace(training, recover=recover)
         with display:
             display.start(config.train.steps, config, run.description, progress.step)
             for prompts in (run.train_prompts, run.eval_prompts):
@@ -342,7 +347,7 @@ class DAPOTrainer:
                 self._trackers = None
                 trackers.close()
             if progress.is_done(config.train.steps):
-                save_result(self.save_model, directory.model_path)
+                loop.with_restarts(partial(save_result, self.save_model, directory.model_path), recover)
             summary = write_results(
                 directory,
                 config,
@@ -354,6 +359,22 @@ class DAPOTrainer:
             )
             display.finish(summary)
         return summary
+
+    def _restarts(
+        self, run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength
+    ) -> loop.Recover | None:
+        """How the run recovers from the loss of a rank, if it has ranks."""
+        policy = run.policy
+        if not isinstance(policy, RankedPolicy):
+            return None
+
+        def resume() -> None:
+            run.engine.receive(0, policy.weights())
+            _resume(run, directory, checkpoints, log, self.display)
+            self._callbacks.follow(directory.read_metrics)
+
+        others = [part for part in run.parts if part is not policy]
+        return Restarts(policy, others, checkpoints, run.config.cluster.restarts, resume, self.display.note)
 
     @contextmanager
     def _noting(self, directory: RunDirectory) -> Iterator[Notes]:
@@ -441,6 +462,7 @@ def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_noth
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
+    run.sampler.land()
     tell_progress(run.verifier, run.config, run.progress.step)
     return evaluate(
         run.engine,

@@ -1,10 +1,14 @@
-"""Ranks that the tests of a module share: to start them takes longer than most tests."""
+"""One Ray instance for all tests of a process, and ranks that they share: to start them takes long."""
+
+import logging
+import os
+import sys
 
 import pytest
 import torch
-from rank_parts import Rank, RanksOfTests
+from rank_parts import Rank, RanksOfTests, WarmRanks
 
-from dapo_rl.cluster.processes import RankProcesses
+from dapo_rl.cluster.session import import_ray
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,15 +21,37 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def policy_on():
-    """Policies by their number of ranks."""
-    started = {}
+def ray_instance():
+    """Ray on this host, which `ray_cluster` leaves running, as a cluster to which nodes can be added. Its workers find
+    the modules of tests."""
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = import_ray()
+    from ray.cluster_utils import Cluster
+
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
+    nodes = Cluster()
+    nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+    ray.init(address=nodes.address, **quiet)
+    os.environ["PYTHONPATH"] = before
+    yield nodes
+    WarmRanks.actors.clear()
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.fixture(scope="session")
+def policy_on(ray_instance):
+    """Policies by their number of ranks. Another number ends the one before."""
+    policy = None
 
     def on(world_size, **how):
-        if world_size not in started:
-            started[world_size] = RanksOfTests(RankProcesses(Rank, world_size))
-        return started[world_size].build(**how)
+        nonlocal policy
+        if policy is None or not policy.ranks.is_open or policy.ranks.world_size != world_size:
+            policy = RanksOfTests(lambda: WarmRanks(Rank, world_size))
+        return policy.build(**how)
 
     yield on
-    for policy in started.values():
+    if policy is not None:
         policy.close()

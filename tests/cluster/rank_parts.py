@@ -1,16 +1,17 @@
 """Policies of the embedded model for tests, in one process and on ranks."""
 
-import os
-import time
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import torch
 from support import small_model, tokenizer
 
+from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
-from dapo_rl.cluster.rank import Place, RankPolicy
+from dapo_rl.cluster.rank import RankPolicy
+from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.models.load import load_model, pad_id
 from dapo_rl.train.policy import HFPolicy
@@ -44,14 +45,17 @@ class Rank:
     """A rank whose policy tests can replace, so that they share processes."""
 
     def __init__(self, place: Place):
-        torch.set_num_threads(1)
         self._place = place
+
+    def notes(self):
+        return None, None
 
     def build(self, tied=True, reference=False, changes=None):
         model, words = loaded(tied)
         frozen = loaded(tied)[0].requires_grad_(False) if reference else None
-        how = {"pad_id": pad_id(words), "tokenizer": words, "reference": frozen}
-        self.policy = RankPolicy(model, place=self._place, **how, **settings(**(changes or {})))
+        how = {"pad_id": pad_id(words), "tokenizer": words}
+        load = lambda: (model, frozen)  # noqa: E731
+        self.policy = RankPolicy(load, place=self._place, **how, **settings(**(changes or {})))
 
     def gradients(self):
         full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}
@@ -85,34 +89,39 @@ class Rank:
     def budget(self):
         return self.policy._token_budget
 
-    def end_one(self, rank):
-        """This rank ends while the others wait for it."""
-        if self._place.rank == rank:
-            os._exit(7)
-        self.policy._gather(None)
-
-    def hang(self, rank):
-        """This rank hangs while the others wait for it."""
-        self._place.alive()
-        if self._place.rank == rank:
-            time.sleep(3600)
-        self._place.alive()
-        self.policy._gather(None)
-
-    def fail(self, rank):
-        """This rank meets an error while the others wait for it."""
-        if self._place.rank == rank:
-            raise ZeroDivisionError("a bug")
-        self.policy._gather(None)
-
-    def work_slowly(self, seconds):
-        for _ in range(10):
-            time.sleep(seconds / 10)
-            self._place.alive()
-        return self._place.rank
-
     def __getattr__(self, name):
         return getattr(self.policy, name)
+
+
+class WarmRanks(RayRanks):
+    """Ranks in actors that were used before and have imported everything. An actor keeps its number, by which torch
+    caches where its shards are. There is one such object at a time: another one closes it."""
+
+    actors: ClassVar = {}
+    current: ClassVar = None
+
+    def _start(self):
+        if WarmRanks.current is not None:
+            WarmRanks.current.close()
+        WarmRanks.current = self
+        if missing := [rank for rank in range(self.world_size) if rank not in self.actors]:
+            self.actors |= dict(zip(missing, super()._start(), strict=False))
+        return [self.actors[rank] for rank in range(self.world_size)]
+
+    def _end(self, actors, kill):
+        """Ends those that do not leave the group by themselves; the others are used again."""
+        WarmRanks.current = None
+        leaving = [actor.leave.remote() for actor in actors]
+        self._ray.wait(leaving, num_returns=len(leaving), timeout=2)
+        for rank, leave in enumerate(leaving):
+            try:
+                self._ray.get(leave, timeout=0)
+            except self._ray.exceptions.RayError:
+                super()._end([self.actors.pop(rank)], kill=True)
+
+    @property
+    def is_open(self):
+        return bool(self._actors)
 
 
 class RanksOfTests(RankedPolicy):

@@ -2,15 +2,15 @@
 
 import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from rank_parts import Rank, RanksOfTests, make_samples
+from plain_ranks import PlainRank
 
-from dapo_rl.cluster.processes import RankLostError, RankProcesses
+from dapo_rl.cluster.ray_ranks import RayRanks
+from dapo_rl.errors import RankLostError
 
 pytestmark = pytest.mark.slow
 
@@ -23,85 +23,56 @@ def lives(pid):
         return False
 
 
-@pytest.fixture
-def policy():
-    with RanksOfTests(RankProcesses(Rank, 2, timeout_s=4)) as policy:
-        yield policy.build(token_budget=8)
-
-
-def assert_lost(policy, match, call):
-    pids = policy.ranks.pids
-    start = time.monotonic()
-    with pytest.raises(RankLostError, match=match) as raised:
-        call()
-    assert "\n" not in str(raised.value)
-    assert not any(map(lives, pids))
-    with pytest.raises(RankLostError, match="the ranks have been ended"):
-        policy.score(make_samples())
-    return time.monotonic() - start
-
-
-def test_a_rank_that_ends_is_noticed(policy):
-    taken = assert_lost(
-        policy, r"^rank 1 ended with exit code 7 in end_one$", lambda: policy.ranks.call("end_one", [(1,)] * 2)
-    )
-    assert taken < 3
-
-
-def test_a_rank_that_was_killed_is_noticed(policy):
-    os.kill(policy.ranks.pids[0], signal.SIGKILL)
-    taken = assert_lost(
-        policy, r"^rank 0 was killed by signal 9 in update$", lambda: policy.update(make_samples(), 1e-4)
-    )
-    assert taken < 5
-
-
-def test_a_rank_that_hangs_is_noticed(policy):
-    taken = assert_lost(
-        policy, r"^no progress for 4 s in hang, on rank 1$", lambda: policy.ranks.call("hang", [(1,)] * 2)
-    )
-    assert 4 <= taken < 8
-
-
-def test_a_slow_rank_is_not_taken_for_one_that_hangs(policy):
-    assert policy.ranks.call("work_slowly", [(6,)] * 2) == [0, 1]
-
-
-def test_an_error_on_one_rank_ends_all(policy):
-    pids = policy.ranks.pids
-    with pytest.raises(RuntimeError, match=r"(?s)^rank 1:\n.*ZeroDivisionError: a bug"):
-        policy.ranks.call("fail", [(1,)] * 2)
-    assert not any(map(lives, pids))
-
-
-DRIVER = """
-import sys, time
-from rank_parts import Rank
-from dapo_rl.cluster.processes import RankProcesses
-if __name__ == "__main__":
-    ranks = RankProcesses(Rank, 2)
-    ranks.call("build")
-    print(*ranks.pids, flush=True)
-    ranks.call("hang", [(1,)] * 2)
-"""
-
-
-def test_no_rank_outlives_a_driver_that_was_killed(tmp_path):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    paths = os.pathsep.join(sys.path)
-    with subprocess.Popen(
-        [sys.executable, "driver.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": paths},
-    ) as driver:
-        pids = [int(word) for word in driver.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(map(lives, pids))
-        time.sleep(1)  # they are inside a collective
-        driver.kill()
-    end = time.monotonic() + 5
+def assert_end(pids, within=10):
+    end = time.monotonic() + within
     while any(map(lives, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(lives, pids))
+
+
+@pytest.fixture
+def ranks(ray_instance):
+    ranks = RayRanks(PlainRank, 2, timeout_s=2)
+    yield ranks
+    ranks.close(kill=True)
+
+
+def assert_lost(ranks, match, call):
+    start = time.monotonic()
+    with pytest.raises(RankLostError, match=match) as raised:
+        call()
+    taken = time.monotonic() - start
+    assert "\n" not in str(raised.value)
+    assert_end(ranks.pids)
+    with pytest.raises(RankLostError, match=match):
+        ranks.call("add", [(1,)] * 2)
+    return taken
+
+
+def test_a_rank_that_was_killed_is_noticed_at_once(ranks):
+    assert ranks.call("add", [(1,), (2,)]) == [(3, 0, 2), (3, 1, 2)]
+    killer = threading.Timer(0.5, lambda: os.kill(ranks.pids[0], signal.SIGKILL))
+    killer.start()
+    taken = assert_lost(ranks, r"^rank 0 was killed or crashed, in hang$", lambda: ranks.call("hang", [(1,)] * 2))
+    assert taken < 2
+
+
+def test_a_rank_that_hangs_is_noticed(ranks):
+    """A slow one is not taken for one."""
+    assert ranks.call("work_slowly", [(3,)] * 2) == [0, 1]
+    assert ranks.call_aside("write_slowly", [(3,)] * 2) == [0, 1]
+    taken = assert_lost(ranks, r"^no progress for [23] s in hang, on rank 1$", lambda: ranks.call("hang", [(1,)] * 2))
+    assert 2 <= taken < 5
+
+
+def test_a_rank_that_is_stopped_is_noticed_while_it_writes(ranks):
+    os.kill(ranks.pids[1], signal.SIGSTOP)
+    match = r"^no progress for [23] s in write_slowly, on rank 1$"
+    taken = assert_lost(ranks, match, lambda: ranks.call_aside("write_slowly", [(0.1,)] * 2))
+    assert 2 <= taken < 5
+
+
+def test_an_error_on_one_rank_ends_all(ranks):
+    with pytest.raises(RuntimeError, match=r"(?s)^rank 1:\n.*ZeroDivisionError: a bug"):
+        ranks.call("fail", [(1,)] * 2)
+    assert_end(ranks.pids)

@@ -18,6 +18,11 @@ WORLDS = [1, 2, 4]
 pytestmark = pytest.mark.slow
 
 
+def write(policy, directory):
+    """Saves at once what a run writes in the background."""
+    return policy.save(directory)(lambda: False)
+
+
 def gradients(policy):
     return {name: p.grad for name, p in policy.model.named_parameters()}
 
@@ -176,9 +181,10 @@ def test_a_checkpoint_of_two_ranks_continues_on_another_number(policy_on, tmp_pa
     first, second = make_samples(0), make_samples(1)
     two = policy_on(2)
     two.update(first, 1e-4)
-    two.save(tmp_path)
+    write(two, tmp_path)
     weights, moments = weights_of_policy(two), two.ranks.call("moments")[0]
     expected = two.update(second, 1e-4)
+    after = weights_of_policy(two)
 
     other = policy_on(world_size)
     other.update(second, 1e-3)  # what it has learned is replaced
@@ -191,8 +197,9 @@ def test_a_checkpoint_of_two_ranks_continues_on_another_number(policy_on, tmp_pa
         assert moments[name][0].abs().max() > 0
         assert all(torch.equal(a, b) for a, b in zip(theirs[name], moments[name], strict=True))
     assert_same_update(other.update(second, 1e-4), expected)
-    for name, weight in weights_of_policy(two).items():
-        assert_close(weights_of_policy(other)[name], weight, atol=1e-5, rtol=0)
+    theirs = weights_of_policy(other)
+    for name, weight in after.items():
+        assert_close(theirs[name], weight, atol=1e-5, rtol=0)
 
 
 def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
@@ -214,16 +221,30 @@ def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
         assert torch.equal(weight, weights[name])
 
 
+def test_a_checkpoint_is_written_while_the_ranks_go_on(policy_on, tmp_path):
+    ranked = policy_on(2)
+    ranked.update(make_samples(0), 1e-3)
+    before = weights_of_policy(ranked)
+    write = ranked.save(tmp_path)
+    ranked.update(make_samples(1), 1e-3)
+    digests = write(lambda: False)
+    assert sorted(digests) == ["shards/.metadata", "shards/__0_0.distcp", "shards/__1_0.distcp"]
+    assert any(not torch.equal(weight, before[name]) for name, weight in weights_of_policy(ranked).items())
+    ranked.load(tmp_path)
+    for name, weight in weights_of_policy(ranked).items():
+        assert torch.equal(weight, before[name])
+
+
 def test_a_checkpoint_before_the_first_update(policy_on, tmp_path):
     samples = make_samples()
-    policy_on(2).save(tmp_path)
+    write(policy_on(2), tmp_path)
     ranked = policy_on(2)
     ranked.load(tmp_path)
     assert_same_update(ranked.update(samples, 1e-4), one_process().update(samples, 1e-4))
 
 
 def test_a_checkpoint_of_another_model_is_rejected(policy_on, tmp_path):
-    policy_on(2, tied=False).save(tmp_path)
+    write(policy_on(2, tied=False), tmp_path)
     ranked = policy_on(2)
     with pytest.raises(UserError, match="belongs to a different model: "):
         ranked.load(tmp_path)

@@ -2,19 +2,24 @@
 
     python tests/e2e/chaos.py                       the embedded default, 20 kills
     python tests/e2e/chaos.py --kills 4 train.steps=6 checkpoint.every=1
+    python tests/e2e/chaos.py cluster.backend=ray cluster.ranks=2
 
 It watches the run directory to know what the run is doing, so that kills are aimed: in the middle of writing a
 checkpoint, right after one has its name, right after a line of the log, while sampling, in the update; and others come
-at any time. The weights, the optimizer's state and everything else in the last checkpoint, the log, the rollouts and
-the model must then be those of an undisturbed run, to the last bit; only times may differ.
+at any time. With ranks, some kills take one of them: the run continues by itself, and is killed later. The weights, the
+optimizer's state and everything else in the last checkpoint, the log, the rollouts and the model must then be those of
+an undisturbed run, to the last bit; only times may differ.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +36,7 @@ import forked
 from forked import DAPO
 
 AIMS = ("checkpoint", "renamed", "logged", "sampling", "update", "any time")
+RANK_AIMS = ("a rank", "checkpoint", "a rank", "renamed", "a rank", "logged", "a rank", "update", "a rank", "any time")
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Kill:
 
 
 class Process(Protocol):
+    pid: int
+
     def poll(self) -> int | None: ...
 
     def kill(self) -> None: ...
@@ -103,6 +111,10 @@ class Run:
         writing = "".join(f", writing {name}" for name in self.drafts())
         return f"log at step {self.logged()}, last checkpoint {self.last_checkpoint()}{writing}"
 
+    def restarts(self) -> int:
+        """How often this process has started its ranks again."""
+        return self.output.read_text(errors="replace").count("the ranks were started again")
+
     def resumed_from(self) -> str:
         output = self.output.read_text(errors="replace")
         for line in output.splitlines():
@@ -122,15 +134,47 @@ def whole_run(run: Run) -> float:
 def killed_run(run: Run, aim: str, dice: random.Random, reference: list[dict[str, float]]) -> Kill | None:
     """Starts or resumes the run and kills it; None when it was done before the kill."""
     process = run.start()
-    wait = _moment(run, aim, dice, reference)
-    while not wait():
-        if (code := process.poll()) is not None:
-            _must_be_zero(code, run)
-            return None
-        time.sleep(0.0005)
+    if not _comes(_moment(run, aim, dice, reference), process, run):
+        return None
+    found, resumed_from = run.describe(), run.resumed_from()
+    if aim == "a rank" and (ranks := rank_processes(process.pid)):
+        os.kill(dice.choice(ranks), dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]))
+        if not _comes(lambda: run.restarts() > 0, process, run):
+            return Kill(aim, found, resumed_from)
+        _comes(_moment(run, "any time", dice, reference), process, run)
     process.kill()
     process.wait()
-    return Kill(aim, run.describe(), run.resumed_from())
+    return Kill(aim, found, resumed_from)
+
+
+def _comes(moment: Callable[[], bool], process: Process, run: Run) -> bool:
+    """Whether the moment comes before the run is done."""
+    while not moment():
+        if (code := process.poll()) is not None:
+            _must_be_zero(code, run)
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def rank_processes(driver: int) -> list[int]:
+    """The processes of a run's ranks."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found, new = set[int](), {driver}
+    while new:
+        found |= new
+        new = {child for child, parent in parents.items() if parent in new} - found
+    return sorted(pid for pid in found if pid in parents and _is_rank(pid))
+
+
+def _is_rank(pid: int) -> bool:
+    try:
+        return b"RankActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _must_be_zero(code: int, run: Run) -> None:
@@ -169,6 +213,7 @@ def _moment(run: Run, aim: str, dice: random.Random, reference: list[dict[str, f
         "sampling": lambda: after(new_line() and not run.drafts(), lambda: next_step("gen")),
         "update": lambda: after(new_line() and not run.drafts(), lambda: next_step("update")),
         "any time": lambda: time.monotonic() - began >= share * (10.0 + 5 * mean_step),
+        "a rank": lambda: after(new_line(), lambda: 2 * share * mean_step),
     }[aim]
 
 
@@ -192,11 +237,18 @@ def differences(one: Path, other: Path) -> list[str]:
         for path in files[0] & files[1]:
             if path.name == "manifest.json":  # the checksum of a file with times in it
                 continue
-            read = _without_times if path.name in ("progress.json", "log.json") else Path.read_bytes
+            readers = {"progress.json": _without_times, "log.json": _without_times, ".metadata": _without_identity}
+            read = readers.get(path.name, Path.read_bytes)
             if read(one / path) != read(other / path):
                 found.append(str(path))
-    leftovers = [path for path in other.rglob(".*") if path.name.startswith(".")]
+    leftovers = [path for path in other.rglob(".*") if path.name.startswith(".") and path.name != ".metadata"]
     return sorted([*found, *(f"left over: {path.relative_to(other)}" for path in leftovers)])
+
+
+def _without_identity(path: Path) -> object:
+    """The index of shards has a random name, and the path of the run."""
+    index = pickle.loads(path.read_bytes())
+    return index.state_dict_metadata, index.storage_data
 
 
 def _without_times(path: Path) -> object:
@@ -209,7 +261,7 @@ def _strip(value: object) -> object:
     if isinstance(value, dict):
         if value.keys() == {"lines", "bytes"}:
             return value["lines"]
-        aside = ("timing_s/", "perf/", "wall_seconds", "paths")
+        aside = ("timing_s/", "perf/", "engine/", "wall_seconds", "paths")
         return {key: _strip(inner) for key, inner in value.items() if not key.startswith(aside)}
     # As text, since NaN is not equal to itself.
     return [_strip(inner) for inner in value] if isinstance(value, list) else repr(value)
@@ -228,8 +280,9 @@ def chaos(
     undisturbed, killed = (Run(directory / name, settings, launch) for name in ("undisturbed", "killed"))
     say(f"undisturbed: {whole_run(undisturbed):.0f} s, {len(undisturbed.lines())} steps")
     dice, done, finished = random.Random(seed), [], False
+    aims = RANK_AIMS if "cluster.backend=ray" in settings else AIMS
     while len(done) < kills and not finished:
-        aim = AIMS[len(done) % len(AIMS)]
+        aim = aims[len(done) % len(aims)]
         kill = killed_run(killed, aim, dice, undisturbed.lines())
         finished = kill is None
         if kill is not None:

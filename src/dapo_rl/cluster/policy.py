@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.cluster.deal import deal
+from dapo_rl.models.stored import done_now
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 PATIENCE = 10
@@ -29,14 +31,35 @@ class Ranks(Protocol):
         """Calls a method on every rank, with each rank's arguments; the results by rank."""
         ...
 
-    def close(self) -> None: ...
+    def call_aside(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]] | None = None,
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """`call` in a thread of its own, while `call` is used. `check` raises to abandon it."""
+        ...
+
+    def close(self, *, kill: bool = False) -> None: ...
 
 
 class RankedPolicy:
     """A Policy whose samples are dealt to ranks. The result is that of one process, up to rounding."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    optimizer = None
+    """It is on the ranks."""
+
+    def __init__(self, start: Callable[[], Ranks]) -> None:
+        """`start` starts the ranks, here and by `restart`."""
+        self._start = start
+        self._ranks = start()
+        self.note, self.save_note = self._ranks.call("notes")[0]
+
+    def restart(self) -> None:
+        """Starts the ranks again, with the model as it was loaded."""
+        self._ranks.close(kill=True)
+        self._ranks = self._start()
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """The log-probability of each response token under the current policy."""
@@ -70,17 +93,30 @@ class RankedPolicy:
     def rest(self) -> None:
         self._ranks.call("rest")
 
-    def save(self, directory: Path) -> None:
-        """Every rank writes its shards to `shards/`."""
-        self._ranks.call("write_shards", [(directory,)] * self._ranks.world_size, patience=PATIENCE)
+    def save(self, directory: Path) -> Rest:
+        """Every rank copies its shards; the result lets each write them to `shards/`. If the hosts have no memory for
+        copies, this writes everything itself."""
+        ranks = self._ranks
+        ranks.call("copy_shards")
+
+        def write(is_cancelled: IsCancelled) -> Digests:
+            def check() -> None:
+                if is_cancelled():
+                    raise CancelledError
+
+            where = [(directory.absolute(),)] * ranks.world_size
+            written: list[Digests] = ranks.call_aside("write_shards", where, check=check)
+            return {name: digest for of_rank in written for name, digest in of_rank.items()}
+
+        return write if self.save_note is None else done_now(write)
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
-        self._ranks.call("load", [(directory,)] * self._ranks.world_size, patience=PATIENCE)
+        self._ranks.call("load", [(directory.absolute(),)] * self._ranks.world_size, patience=PATIENCE)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves the model and tokenizer in Hugging Face format."""
-        self._ranks.call("export", [(os.fspath(path),)] * self._ranks.world_size, patience=PATIENCE)
+        self._ranks.call("export", [(os.path.abspath(path),)] * self._ranks.world_size, patience=PATIENCE)
 
     def close(self) -> None:
         """Ends the ranks."""
@@ -118,6 +154,11 @@ class RankedWeights:
             size += more
         if bucket:
             yield self._gather(bucket)
+
+    def not_finite(self) -> str | None:
+        """The name of the first weight that is not finite, or None; they stay on the ranks."""
+        name: str | None = self._ranks.call("weights_not_finite")[0]
+        return name
 
     def _gather(self, names: list[str]) -> list[tuple[str, Tensor]]:
         tensors = self._ranks.call("full_weights", [(names,)] * self._ranks.world_size)[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +18,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from dapo_rl.base.hashing import Rest
+from dapo_rl.base.hashing import Digests
+from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps
-from dapo_rl.cluster.shards import read_shards, write_shards
-from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
+from dapo_rl.cluster.shards import own_digests, read_shards, shard_tensors, write_shards
+from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.load import save_weights
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.finite import not_finite
@@ -34,15 +37,8 @@ NOBODY = TrainSample(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, 0.0, gro
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A rank's place among the others."""
-
-    rank: int
-    world_size: int
-    device: torch.device
-    alive: Callable[[], None] = lambda: None
-    """Called while the rank makes progress."""
+Load = Callable[[], tuple[Any, Any]]
+"""Loads the model, the same on every rank, and a frozen copy as the reference policy, or None."""
 
 
 class RankPolicy(HFPolicy):
@@ -52,29 +48,34 @@ class RankPolicy(HFPolicy):
     """
 
     def __init__(
-        self,
-        model: Any,
-        *,
-        place: Place,
-        train: TrainSettings,
-        algo: AlgoSettings,
-        offload: bool = False,
-        settings: ModelSettings | None = None,
-        **how: Any,
+        self, load: Load, *, place: Place, train: TrainSettings, algo: AlgoSettings, offload: bool = False, **how: Any
     ) -> None:
-        """`model` is the whole model, the same on every rank; `offload` keeps the shards in host memory. The others are
-        the arguments of `HFPolicy`."""
-        if settings is not None and settings.lora is not None:
-            raise UserError("model.lora: adapters cannot be trained on several ranks; leave it out")
-        if train.optimizer != "adamw":
-            raise UserError(f"train.optimizer: {train.optimizer} cannot be trained on several ranks; use adamw")
+        """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
+        `offload` keeps the shards in host memory. The others are the arguments of `HFPolicy`."""
         self._place, self._offload = place, offload
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
+        self._host_mesh = self._mesh if place.device.type == "cpu" else init_device_mesh("cpu", (place.world_size,))
         # Waits on the host alone: what ranks agree on does not synchronise the device.
         self._talk = dist.new_group(backend="gloo")
+        self._disk = dist.new_group(backend="gloo")
+        """Used by the thread that writes checkpoints, at the same time as the others."""
+        self._to_write: dict[str, Any] = {}
         train = train.model_copy(update={"fused": False})
-        super().__init__(model, train=train, algo=algo, settings=settings, **how)
+        for turn in range(max(self._gather(place.of_host))):
+            if turn == place.on_host:
+                with _alive_meanwhile(place):  # a download may take long
+                    model, reference = load()
+                super().__init__(model, train=train, algo=algo, reference=reference, **how)
+                del model, reference
+            place.alive()
+            dist.barrier(self._talk)
         self._token_budget = min(self._gather(self._token_budget))
+        if not all(self._gather(self._copies is not None)):
+            self._copies = None
+
+    def notes(self) -> tuple[str | None, str | None]:
+        """Notes for the user on how the model is trained, and on how checkpoints are written."""
+        return self.note, next((note for note in self._gather(self.save_note) if note), None)
 
     def weight_sizes(self) -> list[tuple[str, int]]:
         """The names of the weights and their sizes in bytes."""
@@ -86,19 +87,27 @@ class RankPolicy(HFPolicy):
         full = [self._gathered(own[name]) for name in names]
         return [weight for weight in full if weight is not None] if self._place.rank == 0 else None
 
-    def write_shards(self, directory: Path) -> None:
-        """Writes this rank's shards of the weights and moments; returns when all ranks have."""
-        self._place.alive()
-        extra = {"lowered_budget": self._lowered_budget}
-        local = {name: _local(p) for name, p in self.model.named_parameters()}
-        moments = [{key: _local(m) for key, m in state.items()} for state in self._optimizer.state.values()]
-        self._agree_finite(local, "the weights")
-        self._agree_finite(moments, "the state of the optimizer")
-        write_shards(directory, self.model, self._optimizer, extra, self._talk)
+    def weights_not_finite(self) -> str | None:
+        """The name of the first weight that is not finite on some rank, or None."""
+        return self._not_finite({name: _local(p) for name, p in self.model.named_parameters()})
 
-    def save(self, directory: Path) -> Rest:
-        self.write_shards(directory)
-        return lambda is_cancelled: {}
+    def copy_shards(self) -> None:
+        """Copies this rank's shards of the weights and moments to host memory, for `write_shards`. If there is no
+        memory for that, they must not change until they are written."""
+        self._place.alive()
+        tensors = shard_tensors(self.model, self._optimizer)
+        self._agree_finite({name: _local(tensor) for name, tensor in tensors.items()}, "the checkpoint's tensors")
+        if self._copies is not None:
+            copied = self._copies.take({name: _local(tensor) for name, tensor in tensors.items()})
+            tensors = {name: self._on_host(copied[name], tensor) for name, tensor in tensors.items()}
+        self._to_write = {**tensors, "lowered_budget": self._lowered_budget}
+
+    def write_shards(self, directory: Path) -> Digests:
+        """Writes what was copied last; returns when all ranks have, with the hashes of this rank's files. Computes
+        nothing on the device, so that it can run beside an update."""
+        state, self._to_write = self._to_write, {}
+        write_shards(directory, state, self._disk)
+        return own_digests(directory, self._place.rank)
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
@@ -205,10 +214,43 @@ class RankPolicy(HFPolicy):
             full = full.full_tensor()
         return full.cpu().clone() if self._place.rank == 0 else None
 
+    def _on_host(self, copied: Tensor, tensor: Tensor) -> Tensor:
+        """A copied shard as a part of the whole tensor."""
+        if not isinstance(tensor, DTensor):
+            return copied
+        whole: dict[str, Any] = {"shape": tensor.size(), "stride": tensor.stride(), "run_check": False}
+        return DTensor.from_local(copied, self._host_mesh, tensor.placements, **whole)
+
+    def _why_no_copy(self) -> str | None:
+        """The ranks of a host share its memory."""
+        held = sum(_local(parameter).nbytes for parameter in self.model.parameters())
+        copied = 3 * held * self._place.of_host
+        return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
+
+    def _not_finite(self, tensors: Any) -> str | None:
+        """The name of a tensor that is not finite on some rank, or None."""
+        return next((name for name in self._gather(not_finite(tensors)) if name), None)
+
     def _agree_finite(self, tensors: Any, what: str) -> None:
         """Raises on all ranks if a tensor of one is not finite."""
-        if name := next((name for name in self._gather(not_finite(tensors)) if name), None):
+        if name := self._not_finite(tensors):
             raise NonFiniteError(f"{what} are not finite, in {name}")
+
+
+@contextmanager
+def _alive_meanwhile(place: Place) -> Iterator[None]:
+    """Says every second that the rank makes progress."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(1.0):
+            place.alive()
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _local(value: Any) -> Any:

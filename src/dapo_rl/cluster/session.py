@@ -29,6 +29,8 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
     how: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     if settings.address is None:
         how |= {"num_cpus": CPUS, "include_dashboard": False}
+    # It warns that a cluster on this host has a token, which is the default.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
         ray.init(address=settings.address or "local", **how)
     except Exception as error:
@@ -41,6 +43,8 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
 
 
 def import_ray() -> Any:
+    # Ray would print that an actor was lost, which its caller reports.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "worker died or was killed")
     try:
         import ray
     except ImportError as error:

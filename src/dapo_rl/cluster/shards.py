@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from dapo_rl.base.hashing import Digests
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
 
 SHARDS = "shards"
 """The directory of the shards within a checkpoint."""
+METADATA = ".metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +40,7 @@ class LoadedShards:
             self.own[name].copy_(tensor)
 
 
-def write_shards(
-    directory: Path, model: Any, optimizer: torch.optim.Optimizer, extra: Mapping[str, Any], group: dist.ProcessGroup
-) -> None:
-    """Writes the weights, the moments, and `extra`, which is the same on all ranks."""
-    save({**_tensors(model, optimizer), **extra}, checkpoint_id=directory / SHARDS, process_group=group)
-
-
-def read_shards(
-    directory: Path, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
-) -> LoadedShards:
-    """Reads what `write_shards` wrote, into new memory."""
-    own = _tensors(model, optimizer)
-    reader = FileSystemReader(directory / SHARDS)
-    try:
-        entries = reader.read_metadata().state_dict_metadata
-    except Exception as error:
-        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
-    stored = {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
-    if other := _difference(own, stored):
-        raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
-    state: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in own.items()}
-    extra = [name for name in entries if name not in stored]
-    state |= dict.fromkeys(extra)
-    try:
-        load(state, storage_reader=reader, process_group=group)
-    except Exception as error:
-        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
-    return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
-
-
-def _tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The weights and their moments, which the first step would create."""
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
@@ -80,6 +54,57 @@ def _tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
             moments["exp_avg_sq"] = torch.zeros_like(weight.detach())
         tensors |= {f"moments.{name}.{key}": moment for key, moment in moments.items()}
     return tensors
+
+
+def write_shards(directory: Path, state: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+    """Writes tensors, of which every rank has shards, and other values, which are the same on all ranks."""
+    try:
+        save(dict(state), checkpoint_id=directory / SHARDS, process_group=group)
+    except CheckpointException as error:
+        raise UserError(
+            f"{directory}: the checkpoint cannot be written: {_first(error)}; earlier ones are untouched"
+        ) from error
+
+
+def own_digests(directory: Path, rank: int) -> Digests:
+    """The hashes of the files that a rank has written; the first has also written the metadata."""
+    folder = directory / SHARDS
+    files = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
+    return {file.relative_to(directory).as_posix(): _sha256(file) for file in files}
+
+
+def read_shards(
+    directory: Path, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+) -> LoadedShards:
+    """Reads what `write_shards` wrote, into new memory."""
+    own = shard_tensors(model, optimizer)
+    reader = FileSystemReader(directory / SHARDS)
+    try:
+        entries = reader.read_metadata().state_dict_metadata
+    except Exception as error:
+        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
+    stored = {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
+    if other := _difference(own, stored):
+        raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
+    state: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in own.items()}
+    extra = [name for name in entries if name not in stored]
+    state |= dict.fromkeys(extra)
+    try:
+        load(state, storage_reader=reader, process_group=group)
+    except CheckpointException as error:
+        raise UserError(f"{directory}: cannot be read as a checkpoint: {_first(error)}") from error
+    return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
+
+
+def _first(error: CheckpointException) -> str:
+    """What went wrong on the first rank that failed. All ranks raise the same error."""
+    reason, _ = error.failures[min(error.failures)]
+    return one_line(reason)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _difference(own: Mapping[str, Tensor], stored: Mapping[str, list[int]]) -> str | None:

@@ -6,8 +6,8 @@ import copy
 import os
 import pickle
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
@@ -33,16 +33,25 @@ CPU_FEATURES = Path("/proc/cpuinfo")
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, in float32 on its device, and the tokenizer."""
-    name = settings.name
-    path = find_model(name)
     device = pick_device(settings.device)
+    return _found(settings.name, lambda path: _load(path, settings.name, device))
+
+
+def load_empty(settings: ModelSettings) -> tuple[Any, Any]:
+    """The model without its weights, on torch's meta device, and the tokenizer."""
+    return _found(settings.name, lambda path: _load_empty(path, settings.name))
+
+
+def _found(name: str, load: Callable[[str | Path], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Loads from a directory, from the hub, or from its cache while the hub cannot be reached."""
+    path = find_model(name)
     if isinstance(path, Path):
         _check_directory(path, name)
     elif problem := hub_problem():
         _check_cached(name, problem)
         with cache_only():
-            return _load(path, name, device)
-    return _load(path, name, device)
+            return load(path)
+    return load(path)
 
 
 def load_tokenizer(name: str) -> Any:
@@ -88,6 +97,20 @@ def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
             f"model.name: the weights of {name} need {gibibytes:.1f} GiB, more than is free on the GPU; "
             "use a smaller model, or stop other programs on the GPU"
         ) from None
+
+
+def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
+    tokenizer = _tokenizer(path, name)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
+    with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    check_tokenizer(tokenizer, name)
+    return model.eval(), tokenizer
 
 
 def find_model(name: str) -> str | Path:
@@ -338,10 +361,12 @@ def _multiplies_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" and not words.isdisjoint({"amx_bf16", "avx512_bf16", "bf16"})
 
 
-def describe_model(model: Any, dtype: torch.dtype) -> str:
-    """A short description of a model: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`."""
+def describe_model(model: Any, dtype: torch.dtype, where: str | None = None) -> str:
+    """A short description of a model: `LlamaForCausalLM, 0.9 M parameters, float32 on cpu`; `where` replaces the
+    device."""
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     share = "" if trained == millions else f", of which {trained:,.2f} M are trained"
     size = f"{type(model).__name__}, {millions:,.1f} M parameters{share}"
-    return f"{size}, {str(dtype).removeprefix('torch.')} on {next(model.parameters()).device.type}"
+    where = where or next(model.parameters()).device.type
+    return f"{size}, {str(dtype).removeprefix('torch.')} on {where}"

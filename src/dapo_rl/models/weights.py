@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dapo_rl.models.lora import plain_weights
-
 BUCKET_BYTES = 1 << 30
 
 
@@ -31,6 +29,9 @@ class ModelWeights:
         self._model = model
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        # Imports transformers, which a process that only passes weights on does without.
+        from dapo_rl.models.lora import plain_weights
+
         bucket: list[tuple[str, Tensor]] = []
         size = 0
         for name, tensor in plain_weights(self._model):

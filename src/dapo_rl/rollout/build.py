@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,14 +36,17 @@ def build_engine(
     copies: bool = True,
     kv_bytes: int | None = None,
     rests: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Engine:
     """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run. Without
     `copies` nothing else may use the model afterwards, so that the native engine needs no copy of it. `kv_bytes` is the
-    size of the native engine's cache, unless the settings give it; with `rests` it can give up its memory.
+    size of the native engine's cache, unless the settings give it; with `rests` it can give up its memory. `options`
+    are the setting `engine_options`.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
-    `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`.
+    `Class(model, tokenizer, settings, dtype=dtype, longest=longest, **options)`.
     """
+    options = options or {}
     if named == "native":
         memory = kv_bytes if settings.kv_memory_gib is None else int(settings.kv_memory_gib * 2**30)
         return NativeEngine(
@@ -61,10 +64,10 @@ def build_engine(
     if named == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 
-        return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None)
+        return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None, **options)
     name, make = (named, _load(named)) if isinstance(named, str) else (spec_of(named), named)
     try:
-        engine = make(model, tokenizer, settings, dtype=dtype, longest=longest)
+        engine = make(model, tokenizer, settings, dtype=dtype, longest=longest, **options)
     except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
         raise
     except BaseException as error:

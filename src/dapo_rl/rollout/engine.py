@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -159,8 +159,9 @@ class Completion:
 class Engine(Protocol):
     """Generates samples. They depend on requests and weights alone, not on how requests are batched.
 
-    An engine may also have `close()`, `rest()`, which gives up its GPU memory until the next `receive`, and
-    `preempted`, the number of samples that had to wait in mid-generation because memory ran out.
+    An engine may also have `close()`; `rest()`, which gives up its GPU memory until the next `receive`; `preempted`,
+    the number of samples that had to wait in mid-generation because memory ran out; `pending`, the number of samples
+    submitted and not yet returned; and `figures()`, which says what each engine of several did since the last call.
     """
 
     @property
@@ -188,6 +189,21 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What one of several engines did since the last look."""
+
+    queue: int
+    """Samples that it has not finished."""
+    version: int
+    tokens_per_s: float
+    """Tokens of finished samples."""
+    busy: float
+    """Share of the time in which it generated."""
+    lost: int
+    """How often it was lost since the start of the run."""
+
+
 def rest_engine(engine: Engine) -> None:
     """Lets an engine that can rest give up the memory of its weights and its cache until the next `receive`.
     Unfinished samples are kept with their tokens."""
@@ -198,3 +214,11 @@ def rest_engine(engine: Engine) -> None:
 def preempted_samples(engine: Engine) -> int:
     """How often a sample had to wait in mid-generation so far."""
     return int(getattr(engine, "preempted", 0))
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """The figures of each of several engines since the last call, by its number."""
+    figures: Callable[[], list[EngineFigures]] | None = getattr(engine, "figures", None)
+    if figures is None:
+        return {}
+    return {f"engine/{i}/{name}": value for i, of_one in enumerate(figures()) for name, value in asdict(of_one).items()}

@@ -37,12 +37,14 @@ class Flight:
 
 
 class Flights:
-    """All flights by request id. Between steps the engine holds none of them."""
+    """All flights by request id. Between steps the engine holds none of them, unless it samples during updates."""
 
     def __init__(self, engine: Engine, params: SamplingParams, group_size: int, seed: int) -> None:
         self._engine, self._params, self._group_size, self._seed = engine, params, group_size, seed
         self._flights: dict[str, Flight] = {}
         self.next_draw = 0
+        self.aboard = False
+        """Whether the engine holds them."""
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -75,9 +77,11 @@ class Flights:
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, or of an interrupted one, in the order in which the engine
-        returned them."""
-        for flight in self:
-            self._engine.submit(flight.request)
+        returned them, unless it still has them."""
+        if not self.aboard:
+            for flight in self:
+                self._engine.submit(flight.request)
+        self.aboard = True
 
     def poll(
         self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing
@@ -96,8 +100,11 @@ class Flights:
     def land(self) -> tuple[list[Flight], int]:
         """Takes all unfinished requests out of the engine, with their tokens. Returns the same as `poll`, for samples
         that had finished and were not polled yet."""
+        if not self.aboard:
+            return [], 0
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
         whole, tokens = self._arrived(self._engine.poll(0.0))
+        self.aboard = False
         if unfinished.keys() != self._flights.keys():
             lost = sorted(unfinished.keys() ^ self._flights.keys())
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")

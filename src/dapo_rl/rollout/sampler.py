@@ -4,6 +4,10 @@ With `surplus: carry`, groups still in flight when the batch is full continue in
 `pacing.py` limits how many are started. A step ends only when no group is left that would be too old in the next one.
 A step can be interrupted while it samples: what it has sampled so far is part of the sampler's state, and the next
 `fill` continues with it.
+
+With `during_updates`, for engines that have GPUs of their own, a step leaves its unfinished groups in the engine, and
+as many more as pacing allows and `sampling.ahead` asks for. The engine continues with them during the update, and loads
+the new weights in mid-generation.
 """
 
 from __future__ import annotations
@@ -64,7 +68,10 @@ class Sampler:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_step: Callable[[int], None] = lambda version: None,
         vocabulary: int = 2**31 - 1,
+        during_updates: bool = False,
     ) -> None:
+        """`during_updates` needs `surplus: carry`."""
+        self._during_updates = during_updates
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
         self._max_error_share, self._keep = max_error_share, keep
         self._on_progress, self._on_step = on_progress, on_step
@@ -88,12 +95,22 @@ class Sampler:
         try:
             return self._fill(filling)
         except StopRequested:
-            self._land(filling)
             filling.earlier_seconds += time.perf_counter() - started
-            self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
+            self._interrupt(filling)
             raise
         finally:
             self._check = check_nothing  # it refers to the run, which refers to this sampler
+
+    def land(self) -> None:
+        """Between steps: takes work that continues during updates out of the engine. The next `fill` continues with
+        it."""
+        if self._flights.aboard:
+            self._on_step(self._engine.version)  # what has finished meanwhile is judged as part of the next step
+            self._interrupt(Filling(0))
+
+    def _interrupt(self, filling: Filling) -> None:
+        self._land(filling)
+        self._interrupted = Interrupted(filling, self._admission.rejected, self._judging.interrupt())
 
     def _begin(self, n: int) -> Filling:
         """A new batch, or the one that was interrupted."""
@@ -122,7 +139,8 @@ class Sampler:
             if not self._out():
                 break
             self._advance(filling)
-        self._land(filling)
+        if not self._during_updates:
+            self._land(filling)
         self._judge(filling, everything=True)
         filled_up, at_the_cap = at_cap(filling, self._settings) if filling.missing else (frozenset[int](), None)
         self._settle(filling)
@@ -173,6 +191,7 @@ class Sampler:
     def save(self, directory: Path) -> None:
         """Between steps, and after an interrupted `fill`: saves everything that the next `fill` depends on, except
         prompts and weights."""
+        self.land()
         draw, flights = self._flights.next_draw, tuple(self._flights)
         state = SamplerState(draw, self._acceptance, self._grading, self.carried, flights, self._interrupted)
         state.write(directory)
@@ -185,6 +204,8 @@ class Sampler:
         self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
         self._interrupted = state.interrupted
         self._admission = Admission(state.carried, state.interrupted.rejected if state.interrupted else ())
+        self._flights.land()
+        self._judging.interrupt()
         self._flights.remove(lambda flight: True)
         for flight in state.flights:
             self._flights.add(flight)
@@ -274,6 +295,10 @@ class Sampler:
 
     def _settle(self, filling: Filling) -> None:
         """Ends a step: carries, requeues or drops what is left."""
+        if self._during_updates:
+            self._top_up(filling)
+            self._admission.settle(filling, self._settings.surplus)
+            return
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
         if self._settings.surplus != "carry":
             self._put_back(filling, lambda flight: True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import save_model
@@ -50,19 +51,28 @@ class VLLMEngine:
         self._submitted = 0
         # vLLM reads the model from a directory, and reads the tokenizer again later.
         self._directory = TemporaryDirectory(prefix="dapo-vllm-")
+        if options.get("tensor_parallel_size", 1) > 1:
+            # New weights are sent to vLLM's workers as a function, which they accept only if this is set.
+            os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
         LLM, self._sampling_params_type, self._final_only = _import_vllm(in_process)
         save_model(model, tokenizer, self._directory.name)
-        self._engine: Any = LLM(
-            model=self._directory.name,
-            dtype=str(dtype).removeprefix("torch."),
+        how = {
+            "model": self._directory.name,
+            "dtype": str(dtype).removeprefix("torch."),
             **({} if settings.max_batch is None else {"max_num_seqs": settings.max_batch}),
-            gpu_memory_utilization=gpu_memory_utilization,
-            logprobs_mode=_logprobs_mode(settings),
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "logprobs_mode": _logprobs_mode(settings),
             # The sampling settings in a model's generation_config.json would change the policy.
-            generation_config="vllm",
-            trust_remote_code=False,
+            "generation_config": "vllm",
+            "trust_remote_code": False,
             **options,
-        ).llm_engine
+        }
+        try:
+            self._engine: Any = LLM(**how).llm_engine
+        except (TypeError, ValueError) as error:  # of an option that vLLM does not have, or a value that it refuses
+            if not options.keys() - {"max_model_len"}:
+                raise
+            raise UserError(f"engine_options: vLLM refuses {', '.join(options)}: {one_line(error)}") from error
 
     @property
     def pending(self) -> int:

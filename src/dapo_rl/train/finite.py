@@ -31,7 +31,10 @@ def not_finite(values: Any) -> str | None:
 
 
 def weights_not_finite(source: WeightSource) -> str | None:
-    """The name of the first weight that is not finite, or None."""
+    """The name of the first weight that is not finite, or None. Weights that are elsewhere are checked there."""
+    if elsewhere := getattr(source, "not_finite", None):
+        found: str | None = elsewhere()
+        return found
     return next((name for bucket in source.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,9 +14,9 @@ from dapo_rl.algo.registry import Advantages
 from dapo_rl.base.format import counted
 from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
-from dapo_rl.errors import DivergedError, NonFiniteError, StopRequested, UserError
+from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Engine, preempted_samples, rest_engine
+from dapo_rl.rollout.engine import Engine, engine_metrics, preempted_samples, rest_engine
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -31,6 +32,8 @@ from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
+
+Recover = Callable[[RankLostError], None]
 
 
 class Policy(Protocol):
@@ -74,6 +77,8 @@ class Training:
     callbacks: Callbacks = field(default_factory=Callbacks)
     turns: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
+    recover: Recover | None = None
+    """Restores the run after a rank was lost; raises if it cannot."""
 
     def check(self) -> None:
         """Called during sampling, which a stop interrupts, and evaluation, which it abandons. An update is finished."""
@@ -84,10 +89,28 @@ class Training:
 def train(run: Training) -> None:
     """Trains from the current progress to the last step, or until a stop is requested."""
     run.callbacks.train_begin()
+    with_restarts(partial(_to_the_end, run), run.recover)
+    run.callbacks.train_end()
+
+
+def with_restarts(work: Callable[[], None], recover: Recover | None) -> None:
+    """Does the work again after a rank was lost, from the last checkpoint."""
+    lost: RankLostError | None = None
+    while True:
+        try:
+            if lost is not None and recover is not None:
+                recover(lost)
+            return work()
+        except RankLostError as error:
+            if recover is None:
+                raise
+            lost = error
+
+
+def _to_the_end(run: Training) -> None:
     with suppress(StopRequested):
         _train(run)
     run.checkpoints.wait()
-    run.callbacks.train_end()
 
 
 def _train(run: Training) -> None:
@@ -236,6 +259,7 @@ def _step(run: Training, step: int) -> _Done:
         "timing_s/update": ended - sampled,
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
+        **engine_metrics(run.engine),
     }
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 

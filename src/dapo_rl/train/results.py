@@ -10,7 +10,7 @@ from typing import Any
 from dapo_rl.base.files import directory_beside
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
-from dapo_rl.errors import UserError
+from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
 from dapo_rl.train.progress import Progress
@@ -26,6 +26,8 @@ def save_result(save_model: Callable[[Path], None], path: Path) -> None:
             save_model(draft)
     except OSError as error:
         raise UserError(f"{path}: the model cannot be saved: {error.strerror}; {rest}") from error
+    except RankLostError:  # the run continues
+        raise
     except UserError as error:
         raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
 

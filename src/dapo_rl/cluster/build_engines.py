@@ -1,0 +1,129 @@
+"""Builds the engines of a cluster: in the driver what is sent to each actor, in the actor its engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dapo_rl.cluster.engine_pool import EnginePool
+from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
+from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.config import ClusterSettings, Config, SamplingSettings
+from dapo_rl.errors import UserError
+from dapo_rl.models.weights import WeightSource
+from dapo_rl.rollout.build import build_engine, is_engine
+from dapo_rl.rollout.engine import Engine
+from dapo_rl.rollout.native.budget import memory_share
+
+SEPARATE_SHARE = 0.85
+"""Of the memory of a GPU that an engine has to itself."""
+COLOCATED_GPUS = 0.4
+"""The share of a GPU that Ray sets aside for an engine that shares it with a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """All that an actor needs to build its engine, except weights."""
+
+    named: str | Callable[..., Any]
+    skeleton: Any
+    tokenizer: Any
+    sampling: SamplingSettings
+    dtype: torch.dtype
+    longest: int
+    device: str
+    threads: int
+    kv_bytes: int | None = None
+    kv_share: float | None = None
+    """`native`: the cache's share of the GPU memory that the weights leave, instead of `kv_bytes`."""
+    rests: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, weights: StoredWeights) -> Engine:
+        torch.set_num_threads(self.threads)
+        # vLLM reads the model from files, and has memory of its own.
+        device = torch.device("cpu" if self.named == "vllm" else self.device)
+        model = flesh_out(self.skeleton, weights, device, stored_type(self.named, self.dtype))
+        kv_bytes = self.kv_bytes
+        if device.type == "cuda" and self.kv_share is not None:
+            kv_bytes = int(torch.cuda.mem_get_info(device)[0] * self.kv_share)
+        engine = build_engine(
+            self.named,
+            model,
+            self.tokenizer,
+            self.sampling,
+            self.dtype,
+            self.longest,
+            copies=False,
+            kv_bytes=kv_bytes,
+            rests=self.rests,
+            options=self.options,
+        )
+        if weights.version != engine.version:
+            engine.receive(weights.version, weights)
+        return engine
+
+
+def stored_type(named: str | Callable[..., Any], dtype: torch.dtype) -> torch.dtype | None:
+    """The type in which weights are sent and held. `native` and `vllm` round them to the type that they compute in;
+    other engines get them as they are."""
+    return dtype if named in ("native", "vllm") else None
+
+
+def build_engine_pool(
+    config: Config,
+    named: Any,
+    model: Any,
+    weights: WeightSource,
+    tokenizer: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    longest: int,
+    note: Callable[[str], None],
+) -> EnginePool:
+    """The engines of a run, on `device` each. `named` is the setting `engine`, or what the caller passes instead.
+    `model` is a plain model, which needs no weights, and `weights` those to begin with. Ray is connected."""
+    if not isinstance(named, str) and is_engine(named):
+        raise UserError("engine: an engine object cannot be sent to a cluster; give its class")
+    cluster = config.cluster
+    separate, on_gpu = cluster.placement == "separate", device.type == "cuda"
+    parts = EngineParts(
+        named=named,
+        skeleton=skeleton_of(model),
+        tokenizer=tokenizer,
+        sampling=config.sampling,
+        dtype=dtype,
+        longest=longest,
+        device=device.type,
+        threads=max(1, torch.get_num_threads() // cluster.engines),
+        kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
+        kv_share=SEPARATE_SHARE if separate else None,
+        rests=takes_turns(config, device),
+        options={**(_for_vllm(cluster) if named == "vllm" else {}), **config.engine_options},
+    )
+    return EnginePool(
+        parts,
+        weights,
+        cluster,
+        background=separate or cluster.engines > 1,
+        dtype=stored_type(named, dtype),
+        options={"num_gpus": cluster.engine_gpus if separate else COLOCATED_GPUS} if on_gpu else {},
+        note=note,
+    )
+
+
+def takes_turns(config: Config, device: torch.device) -> bool:
+    """Whether engines give up their memory during updates."""
+    return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine == "native"
+
+
+def _for_vllm(cluster: ClusterSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if cluster.placement == "separate":
+        options["gpu_memory_utilization"] = SEPARATE_SHARE
+    if cluster.engine_gpus > 1:  # its workers are processes of the actor
+        options |= {"tensor_parallel_size": cluster.engine_gpus, "distributed_executor_backend": "mp"}
+    return options

@@ -1,0 +1,127 @@
+"""Builds the policy on ranks from the settings of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.ray_ranks import Placing, RayRanks
+from dapo_rl.cluster.session import import_ray
+from dapo_rl.config import Config
+from dapo_rl.errors import RankLostError, UserError
+from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
+from dapo_rl.models.recompute import can_recompute
+from dapo_rl.train.memory import MemoryPlan
+from dapo_rl.train.random_state import seed_everything
+
+COLOCATED_GPUS = 0.6
+"""The share of a GPU that Ray sets aside for a rank that shares it with an engine: no two ranks get the same one."""
+ALONE = "or leave out cluster.backend"
+
+
+def check_ranks(config: Config, *, loaded: bool, adapters: bool) -> None:
+    """Refuses what cannot be trained on ranks; `loaded` if the caller has passed a loaded model, `adapters` if it has
+    passed a `peft_config`."""
+    if loaded:
+        raise UserError(f"model: a loaded model cannot be sent to ranks; give its name or directory, {ALONE}")
+    if config.model.lora is not None or adapters:
+        raise UserError(f"model.lora: adapters cannot be trained on ranks; leave it out, {ALONE}")
+    if config.train.optimizer != "adamw":
+        raise UserError(f"train.optimizer: {config.train.optimizer} cannot be used on ranks; use adamw, {ALONE}")
+    if config.train.memory == "turns":
+        raise UserError(f"train.memory: turns is for one process; use cluster.placement=colocated, {ALONE}")
+
+
+def ranks_device(config: Config) -> torch.device:
+    """Where ranks compute: on GPUs if the Ray cluster has them."""
+    ray, wanted = import_ray(), config.model.device
+    if not ray.is_initialized():
+        return pick_device(wanted)
+    gpus, ranks = int(ray.cluster_resources().get("GPU", 0)), config.cluster.ranks
+    if wanted == "cuda" and not gpus:
+        raise UserError("model.device: cuda was requested, but the Ray cluster has no GPU; use auto or cpu")
+    if wanted == "cpu" or not gpus:
+        return torch.device("cpu")
+    if ranks > gpus:
+        raise UserError(f"cluster.ranks: {ranks} ranks need a GPU each, and the Ray cluster has {gpus}; lower it")
+    return torch.device("cuda")
+
+
+def ranks_plan(config: Config, model: Any) -> MemoryPlan:
+    """Ranks do not compute what fits: on GPUs, layers are recomputed unless the settings say otherwise."""
+    wanted = config.train.gradient_checkpointing
+    on_gpu = ranks_device(config).type == "cuda"
+    return MemoryPlan(recompute=wanted is True or (wanted == "auto" and on_gpu and can_recompute(model)))
+
+
+def build_ranked_policy(
+    config: Config, tokenizer: Any, longest: int, save_dtype: torch.dtype, plan: MemoryPlan
+) -> RankedPolicy:
+    """Starts the ranks, which load the model themselves; `longest` is the longest sample of the run."""
+    cluster, device = config.cluster, ranks_device(config)
+    path = find_model(config.model.name)
+    if isinstance(path, Path):  # a rank may have another working directory
+        here = config.model.model_copy(update={"name": str(path.resolve())})
+        config = config.model_copy(update={"model": here})
+    gpus = 0.0 if device.type == "cpu" else COLOCATED_GPUS if cluster.placement == "colocated" else 1.0
+    placing = Placing(device.type, gpus, max(1, torch.get_num_threads() // cluster.ranks))
+    recipe = RankRecipe(config, tokenizer, longest, save_dtype, plan.recompute)
+    start: Callable[[], RayRanks] = partial(
+        RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
+    )
+    try:
+        return RankedPolicy(start)
+    except RankLostError as error:
+        raise UserError(f"cluster.ranks: the ranks cannot be started: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecipe:
+    """Builds a rank's part of the policy. It is sent to every rank."""
+
+    config: Config
+    tokenizer: Any
+    longest: int
+    save_dtype: torch.dtype
+    recompute: bool
+
+    def __call__(self, place: Place) -> Any:
+        from transformers.utils import logging
+
+        from dapo_rl.cluster.rank import RankPolicy
+
+        logging.disable_progress_bar()
+        config = self.config
+        seed_everything(config.seed)
+        dtype = getattr(torch, config.model.dtype)
+        assert isinstance(dtype, torch.dtype), "the driver resolves `auto`"
+        return RankPolicy(
+            self._load,
+            place=place,
+            offload=config.cluster.offload,
+            pad_id=pad_id(self.tokenizer),
+            temperature=config.sampling.temperature,
+            algo=config.algo,
+            train=config.train.model_copy(update={"gradient_checkpointing": self.recompute}),
+            norm_length=config.norm_length,
+            token_budget=config.token_budget,
+            longest=self.longest,
+            dtype=dtype,
+            tokenizer=self.tokenizer,
+            settings=config.model,
+            save_dtype=self.save_dtype,
+        )
+
+    def _load(self) -> tuple[Any, Any]:
+        """On the host: a layer is moved to the device when it is sharded."""
+        model, _ = load_model(self.config.model.model_copy(update={"device": "cpu"}))
+        frozen = copy.deepcopy(model).requires_grad_(False) if self.config.algo.kl_coef > 0 else None
+        return model, frozen

@@ -1,0 +1,273 @@
+"""An engine in a process of its own. One thread runs the engine; the others hand it commands, which it carries out
+between two polls of the engine, in the order in which they came."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from dapo_rl.cluster.packing import Done, PackedSamples
+from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.rollout.engine import Completion, Engine, Request, preempted_samples, rest_engine
+
+POLL_S = 0.1
+"""Seconds that the engine generates before the thread looks for commands."""
+IDLE_S = 0.5
+GATHER_S = 0.01
+"""An engine that was idle begins when no more requests have come for this long: they are computed together."""
+LINGER_S = 0.01
+"""A report waits this long for more samples after the first."""
+
+MakeEngine = Callable[[StoredWeights], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception, as it is sent to the driver."""
+
+    kind: str
+    text: str
+    more: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        for kind, known in _KINDS.items():
+            if isinstance(error, known):
+                return cls(kind, str(error), getattr(error, "more", ""))
+        return cls("other", "".join(traceback.format_exception(error)))
+
+    def error(self, engine: int) -> Exception:
+        """The exception as the driver raises it: a mistake of the user as it is, any other with the engine's
+        traceback."""
+        if self.kind == "user":
+            return UserError(self.text, self.more)
+        return _KINDS.get(self.kind, RuntimeError)(f"engine {engine}: {self.text}")
+
+
+_KINDS: dict[str, type[Exception]] = {
+    "user": UserError,
+    "not finite": NonFiniteError,
+    "memory": torch.OutOfMemoryError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine tells the driver."""
+
+    done: PackedSamples = field(default_factory=lambda: PackedSamples.of([]))
+    """Finished samples that no earlier report has."""
+    stuck_s: float = 0.0
+    """For how long the engine has not returned."""
+    tokens: int = 0
+    """Tokens of all samples finished so far."""
+    busy_s: float = 0.0
+    """Seconds of generation so far."""
+    preempted: int = 0
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a command."""
+
+    value: Any = None
+    failure: Failure | None = None
+
+
+@dataclass(slots=True)
+class _Order:
+    number: int
+    missing: set[int]
+
+
+class EngineActor:
+    """Runs as a Ray actor. The methods of the group `control` are called in the order in which the driver calls them;
+    `collect` is called at the same time as they are."""
+
+    def __init__(self, background: bool) -> None:
+        """In the background the engine generates whenever it has work; otherwise in `poll` alone."""
+        self._background = background
+        self._engine: Engine | None = None
+        self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
+        self._orders: dict[str, _Order] = {}
+        self._resting = False
+        self._beat = time.monotonic()
+        self._tokens, self._busy_s = 0, 0.0
+        self._failure: Failure | None = None
+        self._done: list[Done] = []
+        self._news = threading.Condition()
+        """Guards what is reported."""
+        self._hurry = False
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def start(self, make: MakeEngine, weights: StoredWeights) -> Answer:
+        def build() -> None:
+            self._engine = make(weights)
+
+        return self._answer(build)
+
+    def submit(self, number: int, request: Request) -> None:
+        def add() -> None:
+            self._orders[request.id] = _Order(number, set(request.indices))
+            self._own().submit(request)
+
+        self._commands.put((add, None))
+
+    def cancel(self, ids: Collection[str], numbers: Collection[int]) -> Answer:
+        def forget() -> int:
+            unwanted = set(numbers)
+            with self._news:
+                lost = sum(len(c.sample.token_ids) for number, c in self._done if number in unwanted)
+                self._done = [entry for entry in self._done if entry[0] not in unwanted]
+            for name in ids:
+                self._orders.pop(name, None)
+            return lost + self._own().cancel(ids)
+
+        return self._answer(forget)
+
+    def take_unfinished(self) -> Answer:
+        """The unfinished requests, and the finished samples that no report has; wakes up `collect`."""
+
+        def take() -> tuple[list[Request], EngineReport]:
+            requests = self._own().take_unfinished()
+            self._keep(self._own().poll())  # what had finished already
+            self._orders.clear()
+            with self._news:
+                self._hurry = True
+                self._news.notify_all()
+                return requests, self._report()
+
+        return self._answer(take)
+
+    def receive(self, weights: StoredWeights) -> Answer:
+        """Loads new weights. If that fails, the engine does not generate any more."""
+
+        def load() -> None:
+            self._own().receive(weights.version, weights)
+            self._resting = False
+
+        return self._answer(load)
+
+    def rest(self) -> Answer:
+        def stop() -> None:
+            self._resting = True
+            rest_engine(self._own())
+
+        return self._answer(stop)
+
+    def poll(self, timeout_s: float) -> Answer:
+        """Generates until samples finish, or for so long."""
+
+        def generate() -> EngineReport:
+            self._generate(timeout_s)
+            with self._news:
+                return self._report()
+
+        return self._answer(generate)
+
+    def close(self) -> Answer:
+        def end() -> None:
+            close: Callable[[], None] | None = getattr(self._engine, "close", None)
+            if close is not None:
+                close()
+
+        return self._answer(end)
+
+    def about(self) -> tuple[int, int]:
+        """The id of the process, and the number of samples that it has not finished."""
+        return os.getpid(), sum(len(order.missing) for order in list(self._orders.values()))
+
+    def collect(self, wait_s: float) -> EngineReport:
+        """Waits until samples have finished, and returns them."""
+        with self._news:
+            self._news.wait_for(lambda: self._done or self._failure or self._hurry, wait_s)
+            hurry, self._hurry = self._hurry, False
+        if not hurry:
+            time.sleep(LINGER_S)
+        with self._news:
+            return self._report()
+
+    def _report(self) -> EngineReport:
+        done, self._done = self._done, []
+        return EngineReport(
+            PackedSamples.of(done),
+            stuck_s=time.monotonic() - self._beat,
+            tokens=self._tokens,
+            busy_s=self._busy_s,
+            preempted=0 if self._engine is None else preempted_samples(self._engine),
+            failure=self._failure,
+        )
+
+    def _own(self) -> Engine:
+        assert self._engine is not None, "start comes first"
+        return self._engine
+
+    def _answer(self, command: Callable[[], Any]) -> Answer:
+        """Has the engine's thread carry out the command, and waits for it."""
+        result: Future[Any] = Future()
+        self._commands.put((command, result))
+        try:
+            return Answer(result.result())
+        except BaseException as error:  # SystemExit among them, of an engine of the user's
+            return Answer(failure=Failure.of(error))
+
+    def _run(self) -> None:
+        was_idle = True
+        while True:
+            self._beat = time.monotonic()
+            busy = self._background and bool(self._orders) and not self._resting and self._failure is None
+            try:
+                if busy and not was_idle:
+                    command, result = self._commands.get_nowait()
+                else:
+                    command, result = self._commands.get(timeout=GATHER_S if busy else IDLE_S)
+            except Empty:
+                was_idle = not busy
+                if busy:
+                    self._try(lambda: self._generate(POLL_S), None)
+                continue
+            self._try(command, result)
+
+    def _try(self, command: Callable[[], Any], result: Future[Any] | None) -> None:
+        try:
+            value = command()
+        except BaseException as error:
+            with self._news:  # what the engine holds now is not known
+                self._failure = self._failure or Failure.of(error)
+                self._news.notify_all()
+            if result is not None:
+                result.set_exception(error)
+        else:
+            if result is not None:
+                result.set_result(value)
+
+    def _generate(self, timeout_s: float) -> None:
+        started = time.perf_counter()
+        completions = self._own().poll(timeout_s)
+        self._busy_s += time.perf_counter() - started
+        self._keep(completions)
+
+    def _keep(self, completions: list[Completion]) -> None:
+        done: list[Done] = []
+        for completion in completions:
+            order = self._orders[completion.request_id]
+            order.missing.discard(completion.index)
+            if not order.missing:
+                del self._orders[completion.request_id]
+            done.append((order.number, completion))
+            self._tokens += len(completion.sample.token_ids)
+        if done:
+            with self._news:
+                self._done += done
+                self._news.notify_all()

@@ -1,0 +1,278 @@
+"""An Engine over many, each in a Ray actor.
+
+A request goes, with all its samples, to the engine with the fewest unfinished samples. Engines generate on their own,
+whatever the driver does meanwhile; `poll` collects what has finished. Which engine samples a request makes no
+difference: samples follow from the request and the weights.
+
+The driver keeps every request until all its samples have come back. If an engine is lost, what it has not returned is
+sampled again on another, from the state in which it was submitted; the engine is started again with the current
+weights. A sample comes back once: reports name the order that a sample belongs to, and an order is closed when it is
+given to another engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dapo_rl.base.format import counted
+from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
+from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
+from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.config import ClusterSettings
+from dapo_rl.errors import UserError
+from dapo_rl.models.weights import WeightSource
+from dapo_rl.rollout.engine import Completion, EngineFigures, Request
+
+LOOK_S = 0.25
+"""Seconds between looks at engines that are lost or starting."""
+START_S = 600.0
+"""Seconds that an engine may take to start."""
+LOAD_PATIENCE = 10
+"""New weights may take this many times longer than `cluster.timeout_s`."""
+CLOSE_S = 5.0
+
+
+class EnginePool:
+    def __init__(
+        self,
+        make: MakeEngine,
+        weights: WeightSource,
+        settings: ClusterSettings,
+        *,
+        background: bool = True,
+        dtype: torch.dtype | None = None,
+        options: Mapping[str, Any] | None = None,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Starts `settings.engines` engines, and returns when all are in service. Ray is connected.
+
+        Without `background` an engine generates in `poll` alone, so that one engine in the pool does exactly what it
+        does outside it. Weights are sent in `dtype`. `options` are those of Ray for the actors. `note` is told of
+        engines that are lost.
+        """
+        self._ray = import_ray()
+        self._settings, self._background, self._dtype, self._note = settings, background, dtype, note
+        self._make = self._ray.put(make)
+        self._weights = StoredWeights.put(0, weights, dtype)
+        how = (background, settings.timeout_s, options or {})
+        self._replicas = [EngineReplica(index, *how) for index in range(settings.engines)]
+        self._next = 0
+        self._waiting: list[Order] = []
+        """Orders while no engine is in service."""
+        self._finished: list[Completion] = []
+        self._looked = time.perf_counter()
+        self._seen = [replica.totals for replica in self._replicas]
+        try:
+            for replica in self._replicas:
+                replica.start(self._make, self._weights)
+            self._await_start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def version(self) -> int:
+        return self._weights.version
+
+    @property
+    def pending(self) -> int:
+        """Samples submitted and not yet returned."""
+        orders = [*self._waiting, *(order for replica in self._replicas for order in replica.orders.values())]
+        return len(self._finished) + sum(len(order.missing) for order in orders)
+
+    @property
+    def preempted(self) -> int:
+        return sum(replica.totals.preempted for replica in self._replicas)
+
+    def submit(self, request: Request) -> None:
+        self._place(request)
+
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._finished and self.pending:
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if left <= 0:
+                break
+            self._tend()
+            busy = [replica for replica in self._replicas if replica.in_service and replica.orders]
+            if not busy:
+                time.sleep(min(left, 0.02))
+            elif self._background:
+                self._collect(busy, left)
+            else:
+                self._step(busy, left)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def cancel(self, ids: Collection[str]) -> int:
+        unwanted = set(ids)
+        lost = sum(len(done.sample.token_ids) for done in self._finished if done.request_id in unwanted)
+        self._finished = [done for done in self._finished if done.request_id not in unwanted]
+        lost += sum(order.request.tokens for order in self._waiting if order.request.id in unwanted)
+        self._waiting = [order for order in self._waiting if order.request.id not in unwanted]
+        calls = []
+        for replica in self._replicas:
+            numbers = [number for number, order in replica.orders.items() if order.request.id in unwanted]
+            if numbers:
+                names = [replica.orders.pop(number).request.id for number in numbers]
+                calls.append((replica, replica.send("cancel", names, numbers)))
+        for replica, ref in calls:
+            with self._or_lost(replica):
+                lost += replica.result(ref, self._settings.timeout_s)
+        return lost
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        """Gives all engines new weights. They generate until all of these are in the object store; each then stops
+        between two decode steps, loads them, and goes on."""
+        self._weights = StoredWeights.put(version, source, self._dtype)
+        self._everywhere("receive", self._weights)
+        for replica in self._replicas:
+            replica.version = version
+
+    def rest(self) -> None:
+        """Lets all engines give up their memory until the next `receive`."""
+        self._everywhere("rest")
+
+    def take_unfinished(self) -> list[Request]:
+        """What has finished meanwhile is returned by the next `poll`."""
+        taken: list[Request] = []
+        calls = [(replica, replica.send("take_unfinished")) for replica in self._replicas if replica.in_service]
+        for replica, ref in calls:
+            with self._or_lost(replica):
+                requests, last = replica.result(ref, self._settings.timeout_s)
+                if self._background:
+                    self._take(replica, replica.report())  # what it was reporting meanwhile
+                self._take(replica, last)
+                _check_same(replica, requests)
+                replica.orders.clear()
+                taken += requests
+        waiting, self._waiting = self._waiting, []  # with those of engines that have just been lost
+        return [*taken, *(order.left() for order in waiting)]
+
+    def figures(self) -> list[EngineFigures]:
+        """What each engine did since the last call."""
+        now, before, seen = time.perf_counter(), self._seen, [replica.totals for replica in self._replicas]
+        seconds = max(now - self._looked, 1e-9)
+        self._looked, self._seen = now, seen
+        return [
+            EngineFigures(
+                queue=replica.load,
+                version=replica.version,
+                tokens_per_s=(totals.tokens - old.tokens) / seconds,
+                busy=min(1.0, (totals.busy_s - old.busy_s) / seconds),
+                lost=replica.lost,
+            )
+            for replica, totals, old in zip(self._replicas, seen, before, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Ends all engines."""
+        calls = [replica.send("close") for replica in self._replicas if replica.in_service]
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=CLOSE_S)
+        for replica in self._replicas:
+            replica.end()
+
+    def _await_start(self) -> None:
+        """Waits until all engines are in service."""
+        end = time.monotonic() + START_S
+        for replica in self._replicas:
+            if not replica.started(max(0.0, end - time.monotonic())):
+                raise UserError(
+                    f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within "
+                    f"{START_S:.0f} s; the cluster may not have room for it"
+                )
+
+    def _place(self, request: Request) -> None:
+        """Gives a request to the engine with the least work."""
+        order = Order(self._next, request, set(request.indices))
+        self._next += 1
+        there = [replica for replica in self._replicas if replica.in_service]
+        if there:
+            min(there, key=lambda replica: replica.load).submit(order)
+        else:
+            self._waiting.append(order)
+
+    def _tend(self) -> None:
+        """Looks after engines that do not answer, are lost, or are starting again, and after the orders of these."""
+        for replica in self._replicas:
+            with self._or_lost(replica):
+                if replica.in_service:
+                    replica.check()
+                else:
+                    replica.started(0)
+        if self._waiting and any(replica.in_service for replica in self._replicas):
+            waiting, self._waiting = self._waiting, []
+            for order in waiting:
+                self._place(order.left())
+
+    def _collect(self, busy: Sequence[EngineReplica], timeout_s: float) -> None:
+        """Takes the reports of engines as they come."""
+        asked = {replica.asks(): replica for replica in busy}
+        ready, _ = self._ray.wait(list(asked), timeout=timeout_s)
+        if ready and len(asked) > 1:
+            ready, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=0)
+        for ref in ready:
+            with self._or_lost(asked[ref]):
+                self._take(asked[ref], asked[ref].report())
+
+    def _step(self, busy: Sequence[EngineReplica], timeout_s: float) -> None:
+        """Has engines generate until each has finished samples."""
+        calls = [(replica, replica.send("poll", timeout_s)) for replica in busy]
+        for replica, ref in calls:
+            with self._or_lost(replica):
+                self._take(replica, replica.result(ref, timeout_s + self._settings.timeout_s))
+
+    def _take(self, replica: EngineReplica, report: EngineReport) -> None:
+        replica.note(report)
+        for number, completion in report.done.unpack():
+            order = replica.orders.get(number)
+            if order is None or completion.index not in order.missing:
+                continue  # it was cancelled
+            order.missing.discard(completion.index)
+            if not order.missing:
+                del replica.orders[number]
+            self._finished.append(completion)
+
+    def _everywhere(self, method: str, *arguments: Any) -> None:
+        """Calls a method of all engines, and waits for those in service; the others carry it out once they are."""
+        calls = [(replica, replica.send(method, *arguments)) for replica in self._replicas]
+        for replica, ref in calls:
+            if replica.in_service:
+                with self._or_lost(replica):
+                    replica.result(ref, self._settings.timeout_s * LOAD_PATIENCE)
+
+    @contextmanager
+    def _or_lost(self, replica: EngineReplica) -> Iterator[None]:
+        """Starts an engine again that turns out to be lost. Its orders wait for another."""
+        try:
+            yield
+        except EngineLostError as error:
+            orders = replica.end()
+            replica.lost += 1
+            if replica.lost > self._settings.restarts:
+                times = "once" if replica.lost == 1 else f"{replica.lost} times"
+                raise UserError(
+                    f"engine {replica.index} was lost {times}, and cluster.restarts is {self._settings.restarts}; "
+                    f"the last time: {error}",
+                    error.more,
+                ) from None
+            self._waiting += orders
+            again = f"; {counted(len(orders), 'group')} will be sampled again" if orders else ""
+            self._note(f"engine {replica.index} was lost: {error}{again}")
+            replica.start(self._make, self._weights)
+
+
+def _check_same(replica: EngineReplica, requests: Sequence[Request]) -> None:
+    """An engine returns every sample that it has not finished."""
+    returned = {request.id: set(request.indices) for request in requests}
+    expected = {order.request.id: order.missing for order in replica.orders.values()}
+    if returned != expected:
+        wrong = next(name for name in {**expected, **returned} if expected.get(name) != returned.get(name))
+        raise RuntimeError(f"engine {replica.index} returned other samples of {wrong} than are unfinished")

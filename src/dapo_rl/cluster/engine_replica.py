@@ -1,0 +1,169 @@
+"""One engine of a pool, as the driver sees it: its actor, and the orders that it has not finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
+from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.rollout.engine import Request
+
+REPORT_S = 1.0
+"""Seconds after which an engine reports, even if no sample has finished."""
+CONTROL, COLLECT = "control", "collect"
+"""Groups of methods, each with a thread."""
+
+
+class EngineLostError(Exception):
+    """The actor has ended, does not answer, or has failed. `more` is the traceback of a failure."""
+
+    def __init__(self, message: str, more: str = "") -> None:
+        super().__init__(message)
+        self.more = more
+
+
+@dataclass(slots=True)
+class Order:
+    """A request on its way, and the samples of it that have not come back."""
+
+    number: int
+    request: Request
+    """As it was submitted."""
+    missing: set[int]
+
+    def left(self) -> Request:
+        """The request without the samples that have come back. What an engine generated of the others is not known."""
+        begun = tuple(sample for sample in self.request.begun if sample.index in self.missing)
+        new = tuple(index for index in self.request.starting if index in self.missing)
+        return replace(self.request, begun=begun, new=new)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What an engine has done so far, over all its actors."""
+
+    tokens: int = 0
+    busy_s: float = 0.0
+    preempted: int = 0
+
+
+class EngineReplica:
+    """Starts the actor, and starts another in its place after it was lost."""
+
+    def __init__(self, index: int, background: bool, timeout_s: float, options: Mapping[str, Any]) -> None:
+        self.index, self._background, self._timeout_s = index, background, timeout_s
+        self._ray = import_ray()
+        self._class = self._ray.remote(concurrency_groups={CONTROL: 1, COLLECT: 1})(EngineActor)
+        self._options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **options}
+        self._actor: Any = None
+        self._starting: Any = None
+        self._collecting: Any = None
+        self._asked = 0.0
+        self._earlier, self._now = Totals(), Totals()
+        self.orders: dict[int, Order] = {}
+        self.version = 0
+        self.lost = 0
+        """How often."""
+
+    @property
+    def load(self) -> int:
+        """Samples that it has not finished."""
+        return sum(len(order.missing) for order in self.orders.values())
+
+    @property
+    def in_service(self) -> bool:
+        return self._actor is not None and self._starting is None
+
+    @property
+    def totals(self) -> Totals:
+        before, now = self._earlier, self._now
+        return Totals(before.tokens + now.tokens, before.busy_s + now.busy_s, before.preempted + now.preempted)
+
+    def start(self, make: Any, weights: StoredWeights) -> None:
+        """`make` is a MakeEngine in the object store. Does not wait."""
+        self._actor = self._class.options(**self._options).remote(self._background)
+        self._starting = self.send("start", make, weights)
+        self.version = weights.version
+
+    def started(self, timeout_s: float) -> bool:
+        """Whether the engine is in service, after so long at most."""
+        if self._starting is None:
+            return True
+        if not self._ray.wait([self._starting], timeout=timeout_s)[0]:
+            return False
+        self.result(self._starting)
+        self._starting = None
+        return True
+
+    def submit(self, order: Order) -> None:
+        self.orders[order.number] = order
+        self.send("submit", order.number, order.request)
+
+    def send(self, method: str, *arguments: Any) -> Any:
+        """Calls a method of the actor; `result` waits for it."""
+        return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
+
+    def asks(self) -> Any:
+        """The report that the engine was asked for."""
+        if self._collecting is None:
+            collect = self._actor.collect.options(concurrency_group=COLLECT)
+            self._collecting, self._asked = collect.remote(REPORT_S), time.monotonic()
+        return self._collecting
+
+    def report(self) -> EngineReport:
+        """What the engine reports; waits for it."""
+        ref, self._collecting = self.asks(), None
+        report: EngineReport = self.result(ref, REPORT_S + self._timeout_s)
+        self.note(report)
+        if report.stuck_s > self._timeout_s and self.orders:
+            raise EngineLostError(f"no progress for {report.stuck_s:.0f} s")
+        return report
+
+    def check(self) -> None:
+        """Raises if it has not reported for too long."""
+        late = self._collecting is not None and time.monotonic() > self._asked + REPORT_S + self._timeout_s
+        if late and not self._ray.wait([self._collecting], timeout=0)[0]:
+            raise EngineLostError(f"no answer for {self._timeout_s:g} s")
+
+    def note(self, report: EngineReport) -> None:
+        self._now = Totals(report.tokens, report.busy_s, report.preempted)
+
+    def end(self) -> list[Order]:
+        """Kills the actor; returns the orders that it has not finished."""
+        if self._actor is not None:
+            self._ray.kill(self._actor)
+        self._actor = self._starting = self._collecting = None
+        self._earlier, self._now = self.totals, Totals()
+        orders, self.orders = list(self.orders.values()), {}
+        return orders
+
+    def result(self, ref: Any, timeout_s: float | None = None) -> Any:
+        """The result of a call. A mistake of the user's is raised as it was; after any other failure the engine counts
+        as lost."""
+        errors = self._ray.exceptions
+        try:
+            value = self._ray.get(ref, timeout=timeout_s)
+        except errors.GetTimeoutError:
+            raise EngineLostError(f"no answer for {timeout_s:g} s") from None
+        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
+            raise EngineLostError(_why(error)) from None
+        report = value.value if isinstance(value, Answer) else value
+        failure = value.failure or (report.failure if isinstance(report, EngineReport) else None)
+        if failure is not None:
+            if failure.kind != "other":
+                raise failure.error(self.index)
+            raise EngineLostError(f"it failed with {failure.text.strip().rpartition(chr(10))[2]}", failure.text)
+        return report
+
+
+def _why(error: Exception) -> str:
+    """One line from what Ray says at length."""
+    text = str(error)
+    for sign, line in (("node", "its node was lost"), ("SIGKILL", "its process was killed")):
+        if sign in text.partition("\n")[0]:
+            return line
+    return "its process ended"

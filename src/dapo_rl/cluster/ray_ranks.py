@@ -1,0 +1,382 @@
+"""Ranks as Ray actors, on this host or on many. The driver tells each what to call, and collects the results."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.session import import_ray
+from dapo_rl.errors import NonFiniteError, RankLostError, UserError
+
+GRACE_S = 5.0
+"""Seconds that the other ranks have to finish after one has failed."""
+LOOK_S = 1.0
+"""Seconds between two looks at the progress of ranks."""
+COLLECTIVE = timedelta(hours=24)
+"""The driver notices ranks that hang, sooner than a collective would."""
+GROUPS = {"watch": 1, "disk": 1}
+"""Threads of an actor besides the one that computes: it answers while it works, and writes while it computes."""
+SIOCGIFADDR = 0x8915
+
+MakePolicy = Callable[[Place], Any]
+"""Builds what a rank does: its methods are called by name. Sent to the rank, so that it is defined in a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """Where ranks run and how much they may take."""
+
+    device: str = "cpu"
+    gpus: float = 0
+    """The share of a GPU that Ray sets aside for a rank."""
+    threads: int = 1
+    """Threads of a rank on a CPU."""
+
+
+class RayRanks:
+    """Ranks that are started with the object, and ended with it."""
+
+    def __init__(
+        self,
+        make: MakePolicy,
+        world_size: int,
+        *,
+        placing: Placing | None = None,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 600.0,
+    ) -> None:
+        """`timeout_s` is how long the ranks may go without progress; to start they have `start_timeout_s`."""
+        self._ray = import_ray()
+        self.world_size, self._timeout_s = world_size, timeout_s
+        self._placing = placing or Placing()
+        self._lock = threading.Lock()
+        self._lost: RankLostError | None = None
+        """The first loss. A call in another thread then fails because the ranks are ended."""
+        self._actors: list[Any] = self._start()
+        try:
+            processes = self._first_words(start_timeout_s)
+            self.pids = [pid for _, pid in processes]
+            store = self._answer(self._actors[0].open_store.remote(), 0, "start")
+            starts = [_Start(make, place, self._placing, store) for place in _places(processes)]
+            self._run("join", [(start,) for start in starts], start_timeout_s)
+        except BaseException:
+            self.close(kill=True)
+            raise
+
+    def call(
+        self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patience: float = 1
+    ) -> list[Any]:
+        """Calls a method on every rank, with each rank's arguments; the results by rank. `patience` multiplies the time
+        that they may go without progress.
+
+        An error that all ranks agree on is raised, and they can be called again. After any other error all are ended.
+        """
+        values = arguments or [()] * self.world_size
+        return self._run("call", [(method, *own) for own in values], self._timeout_s * patience, name=method)
+
+    def call_aside(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]] | None = None,
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """`call` in a thread of its own, here and on the ranks, while `call` is used. It may take any time, as long as
+        the ranks' processes answer. `check` is called meanwhile; it raises to abandon the call."""
+        values = [(method, *own) for own in arguments or [()] * self.world_size]
+        return self._run("call", values, self._timeout_s, name=method, aside=True, check=check)
+
+    def close(self, *, kill: bool = False) -> None:
+        """Ends all ranks; `kill` does not let them leave the process group first."""
+        with self._lock:
+            actors, self._actors = self._actors, []
+        if actors:
+            self._end(actors, kill)
+
+    def _start(self) -> list[Any]:
+        make = self._ray.remote(num_cpus=1, num_gpus=self._placing.gpus, max_restarts=0, concurrency_groups=GROUPS)
+        actor = make(RankActor)
+        return [actor.remote() for _ in range(self.world_size)]
+
+    def _end(self, actors: Sequence[Any], kill: bool) -> None:
+        if not kill:
+            self._ray.wait([actor.leave.remote() for actor in actors], num_returns=len(actors), timeout=GRACE_S)
+        for actor in actors:
+            self._ray.kill(actor)
+
+    def _first_words(self, timeout_s: float) -> list[tuple[str, int]]:
+        """The host and the process of each rank, when they have all started."""
+        words = [actor.where.remote() for actor in self._actors]
+        _, waiting = self._ray.wait(words, num_returns=len(words), timeout=timeout_s)
+        if waiting:
+            raise RankLostError(f"{len(waiting)} of {len(words)} ranks did not start within {timeout_s:g} s")
+        return [self._answer(word, rank, "start") for rank, word in enumerate(words)]
+
+    def _run(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        timeout_s: float,
+        *,
+        name: str | None = None,
+        aside: bool = False,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        actors = self._actors
+        if not actors:
+            raise self._lost or RankLostError("the ranks have been ended")
+        group = {"concurrency_group": "disk"} if aside else {}
+        try:
+            calls = [
+                getattr(actor, method).options(**group).remote(*own)
+                for actor, own in zip(actors, arguments, strict=True)
+            ]
+            answers = self._answers(actors, calls, name or "start", timeout_s, aside, check)
+        except BaseException as error:  # what the ranks are doing is not known
+            with self._lock:
+                if isinstance(error, RankLostError) and self._lost is None:
+                    self._lost = error
+            self.close(kill=True)
+            if isinstance(error, RankLostError):
+                raise self._lost or error from None
+            raise
+        failed = [answer for answer in answers if answer is not None and answer.error is not None]
+        if not failed:
+            return [answer.value for answer in answers if answer is not None]
+        first = failed[0].error
+        assert first is not None
+        agreed = len(failed) == self.world_size and isinstance(first, UserError | NonFiniteError)
+        if not agreed:
+            self.close(kill=True)
+        raise first
+
+    def _answers(
+        self,
+        actors: Sequence[Any],
+        calls: Sequence[Any],
+        method: str,
+        timeout_s: float,
+        aside: bool,
+        check: Callable[[], None],
+    ) -> list[_Answer | None]:
+        """What each rank answered; None for those that did not answer because another failed."""
+        answers: list[_Answer | None] = [None] * len(calls)
+        watch = _Watch(self._ray, actors, any_answer=aside)
+        failed_at: float | None = None
+        while waiting := [rank for rank, answer in enumerate(answers) if answer is None]:
+            check()
+            done, _ = self._ray.wait([calls[rank] for rank in waiting], timeout=min(LOOK_S, timeout_s / 8))
+            for rank in (rank for rank in waiting if calls[rank] in done):
+                answer = answers[rank] = self._answer(calls[rank], rank, method)
+                watch.heard()
+                if answer.error is not None and failed_at is None:
+                    failed_at = time.monotonic()
+            if failed_at is not None:
+                if time.monotonic() > failed_at + GRACE_S:
+                    break
+            elif not done:
+                watch.look(waiting)
+                if (silent := watch.silent_s) > timeout_s:
+                    slowest = ", ".join(map(str, watch.slowest(waiting)))
+                    raise RankLostError(f"no progress for {silent:.0f} s in {method}, on rank {slowest}")
+        return answers
+
+    def _answer(self, call: Any, rank: int, method: str) -> Any:
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayActorError as error:
+            raise RankLostError(f"rank {rank} {_end_of(error)}, in {method}") from None
+
+
+class _Watch:
+    """How far ranks have come in a call."""
+
+    def __init__(self, ray: Any, actors: Sequence[Any], any_answer: bool) -> None:
+        """With `any_answer`, a rank that answers makes progress."""
+        self._ray, self._actors, self._any_answer = ray, actors, any_answer
+        self._steps = [0] * len(actors)
+        self._asked: dict[int, Any] = {}
+        self._heard = time.monotonic()
+        self._answered = [self._heard] * len(actors)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since any rank has made progress; with `any_answer`, since the rank that is silent for the longest
+        time has answered."""
+        return time.monotonic() - (min(self._answered) if self._any_answer else self._heard)
+
+    def heard(self) -> None:
+        self._heard = time.monotonic()
+
+    def look(self, waiting: Sequence[int]) -> None:
+        """Asks ranks for their progress, and takes the answers that have come."""
+        for rank in range(len(self._actors)):
+            if rank not in waiting:
+                self._answered[rank] = time.monotonic()
+            elif rank not in self._asked:
+                self._asked[rank] = self._actors[rank].steps.options(concurrency_group="watch").remote()
+        come, _ = self._ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+        for rank in [rank for rank, asked in self._asked.items() if asked in come]:
+            try:
+                steps = self._ray.get(self._asked.pop(rank))
+            except self._ray.exceptions.RayActorError:  # its call reports this
+                continue
+            self._answered[rank] = time.monotonic()
+            if steps != self._steps[rank]:
+                self._steps[rank] = steps
+                self.heard()
+
+    def slowest(self, waiting: Sequence[int]) -> list[int]:
+        """The ranks that have come least far, or do not answer."""
+        if mute := [rank for rank in waiting if time.monotonic() - self._answered[rank] > 2 * LOOK_S]:
+            return mute
+        fewest = min(self._steps[rank] for rank in waiting)
+        return [rank for rank in waiting if self._steps[rank] == fewest]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What an actor needs to become a rank."""
+
+    make: MakePolicy
+    place: _RankOf
+    placing: Placing
+    store: tuple[str, int]
+    """Where ranks find each other: an address on the host of the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _RankOf:
+    rank: int
+    world_size: int
+    on_host: int
+    of_host: int
+
+
+class RankActor:
+    """A process of Ray that becomes a rank."""
+
+    def __init__(self) -> None:
+        self._rank, self._steps = 0, 0
+        self._policy: Any = None
+        self._store: Any = None
+
+    def where(self) -> tuple[str, int]:
+        """Its host, and its process there."""
+        return import_ray().get_runtime_context().get_node_id(), os.getpid()
+
+    def open_store(self) -> tuple[str, int]:
+        host = import_ray().util.get_node_ip_address()
+        self._store = _tcp_store(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, start: _Start) -> _Answer:
+        """Joins the process group, and builds the policy."""
+        self._rank = start.place.rank
+        return self._answer(lambda: self._join(start))
+
+    def call(self, method: str, *arguments: Any) -> _Answer:
+        return self._answer(lambda: getattr(self._policy, method)(*arguments))
+
+    def steps(self) -> int:
+        """How often it has said that it makes progress."""
+        return self._steps
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        self._policy = self._store = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _join(self, start: _Start) -> None:
+        import torch
+        import torch.distributed as dist
+
+        of, on_gpu = start.place, start.placing.device == "cuda"
+        _use_interface(import_ray().util.get_node_ip_address())
+        if on_gpu:  # Ray shows an actor the GPUs that are set aside for it
+            torch.cuda.set_device(0)
+        else:
+            torch.set_num_threads(start.placing.threads)
+        store = self._store or _tcp_store(*start.store)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=store,
+            rank=of.rank,
+            world_size=of.world_size,
+            timeout=COLLECTIVE,
+        )
+        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        place = Place(of.rank, of.world_size, device, self._alive, of.on_host, of.of_host)
+        self._policy = start.make(place)
+
+    def _alive(self) -> None:
+        self._steps += 1
+
+    def _answer(self, work: Callable[[], Any]) -> _Answer:
+        try:
+            self._alive()
+            return _Answer(work())
+        except Exception as error:
+            return _Answer(error=_sendable(error, self._rank))
+
+
+def _places(processes: Sequence[tuple[str, int]]) -> list[_RankOf]:
+    hosts = [host for host, _ in processes]
+    return [_RankOf(r, len(hosts), hosts[:r].count(host), hosts.count(host)) for r, host in enumerate(hosts)]
+
+
+def _tcp_store(host: str, port: int, **how: Any) -> Any:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    return TCPStore(host, port, **how)
+
+
+def _use_interface(address: str) -> None:
+    """Ranks talk over the interface that Ray talks over, whatever the name of the host resolves to."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(packed[20:24]) == address:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+                return
+
+
+def _end_of(error: Exception) -> str:
+    """How an actor ended, as far as Ray knows."""
+    text = str(error)
+    if "ray.kill" in text:
+        return "was ended by ray.kill"
+    if "node has died" in text or "node is dead" in text:
+        return "was lost with its host"
+    return "was killed or crashed"
+
+
+def _sendable(error: Exception, rank: int) -> Exception:
+    """The error as the driver raises it: a mistake of the user as it is, any other with the rank's traceback."""
+    if isinstance(error, UserError):
+        return UserError(str(error), error.more)
+    if isinstance(error, NonFiniteError):
+        return NonFiniteError(str(error))
+    return RuntimeError(f"rank {rank}:\n{''.join(traceback.format_exception(error))}")

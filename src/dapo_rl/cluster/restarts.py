@@ -1,0 +1,67 @@
+"""A run continues from its last checkpoint by itself after a rank was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from dapo_rl.base.format import counted
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.errors import RankLostError, UserError
+from dapo_rl.train.checkpoint import Checkpoints, Part
+
+
+class Restarts:
+    """Starts the ranks again, at most `most` times, and restores the run."""
+
+    def __init__(
+        self,
+        policy: RankedPolicy,
+        others: Sequence[Part],
+        checkpoints: Checkpoints,
+        most: int,
+        resume: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """`others` are the parts of the run besides the policy. `resume` restores the last checkpoint, if there is one,
+        and gives the policy's weights to the engine."""
+        self._policy, self._others, self._checkpoints = policy, others, checkpoints
+        self._most, self._resume, self._note = most, resume, note
+        self._made = 0
+        self._beginning = _saved(others)
+        """What the other parts are without a checkpoint. The ranks load the model as it was."""
+
+    def __call__(self, error: RankLostError) -> None:
+        if self._made == self._most:
+            raise UserError(
+                f"{error}, after {counted(self._most, 'restart')}; look for the cause in Ray's logs, continue with "
+                "--resume, or raise cluster.restarts"
+            ) from error
+        self._made += 1
+        count = f"({self._made} of {self._most})"
+        self._note(f"{error}; starting the ranks again {count}")
+        with suppress(Exception):  # a checkpoint that ranks were writing is lost with them
+            self._checkpoints.wait()
+        self._policy.restart()
+        _restore(self._others, self._beginning)
+        self._resume()
+        # Notes on steps after the checkpoint are forgotten, also the one above.
+        self._note(f"the ranks were started again {count}, because {error}")
+
+
+def _saved(parts: Sequence[Part]) -> dict[str, bytes]:
+    """The files of parts that write all of them at once, by their names."""
+    with TemporaryDirectory(prefix="dapo-begin-") as folder:
+        for part in parts:
+            part.save(Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _restore(parts: Sequence[Part], files: dict[str, bytes]) -> None:
+    with TemporaryDirectory(prefix="dapo-begin-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        for part in parts:
+            part.load(Path(folder))
