@@ -174,7 +174,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         if not on_ranks(config):
             policy = build_policy(model, tokenizer, config, longest, losses, save_dtype, plan)
-        notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note]
+        notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note, _idle_engines(config)]
         progress = Progress()
         run = Run(
             config=config,
@@ -203,6 +203,21 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         )
         built.pop_all()
         return run
+
+
+def _idle_engines(config: Config) -> str | None:
+    """A note if engines of their own GPUs have little to do during updates."""
+    if config.cluster.backend is None or config.cluster.placement != "separate":
+        return None
+    if not config.during_updates:
+        return (
+            "cluster.placement=separate: nothing is sampled during updates, which needs surplus=carry, max_staleness=1"
+        )
+    if not config.sampling.ahead:
+        return (
+            "cluster.placement=separate: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
+        )
+    return None
 
 
 def on_ranks(config: Config) -> bool:

@@ -12,7 +12,7 @@ from dapo_rl.base.format import count, duration, sparkline
 from dapo_rl.config import Config
 from dapo_rl.runs.display import Pace, PlainDisplay, step_line
 from dapo_rl.runs.live import LiveDisplay, make_display
-from dapo_rl.runs.words import closing_rows, dropped
+from dapo_rl.runs.words import closing_rows, dropped, engines
 
 METRICS = {
     "reward/mean": -0.12,
@@ -278,3 +278,23 @@ def test_no_heavy_import():
         "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_engines_are_one_line():
+    assert engines(METRICS) is None
+    figures = {
+        "queue": (12, 30),
+        "version": (4, 4),
+        "tokens_per_s": (900.0, 1200.0),
+        "busy": (0.91, 0.979),
+        "lost": (0, 0),
+    }
+    metrics = {f"engine/{i}/{name}": values[i] for name, values in figures.items() for i in (0, 1)}
+    assert engines(metrics) == "2 engines  busy 91% to 98%  2.1k tok/s  queue 42  version 4"
+    metrics |= {"engine/1/lost": 2, "engine/1/busy": None, "engine/1/version": 3}
+    assert engines(metrics) == "2 engines  busy 91%  2.1k tok/s  queue 42  version 3 to 4  lost 2"
+    display, stream = live()
+    with display:
+        display.start(5, Config())
+        display.step(1, METRICS | metrics)
+    assert "2 engines  busy 91%" in stream.getvalue()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from dapo_rl.base.format import count, duration, percent, short_path
+from dapo_rl.base.format import count, counted, duration, fixed, percent, short_path
 from dapo_rl.fates import FATES, LOGGED, tokens_label
 
 
@@ -27,6 +28,31 @@ def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
     counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in LOGGED if fate != "kept")
     return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
+
+
+def engines(metrics: Mapping[str, Any]) -> str | None:
+    """What several engines did in a step, in one line; None if the run has one, in its own process."""
+    named = {name.split("/")[1] for name in metrics if re.fullmatch(r"engine/\d+/queue", name)}
+    if not named:
+        return None
+
+    def each(figure: str) -> list[float]:
+        values = (number(metrics, f"engine/{name}/{figure}") for name in named)
+        return [value for value in values if math.isfinite(value)] or [math.nan]
+
+    busy, versions, lost = each("busy"), each("version"), sum(each("lost"))
+    parts = [
+        f"busy {_span(*(percent(share) for share in (min(busy), max(busy))))}",
+        f"{count(sum(each('tokens_per_s')))} tok/s",
+        f"queue {count(sum(each('queue')))}",
+        f"version {_span(*(fixed(version, 0) for version in (min(versions), max(versions))))}",
+        *([f"lost {lost:.0f}"] if lost else []),
+    ]
+    return f"{counted(len(named), 'engine')}  {'  '.join(parts)}"
+
+
+def _span(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
 
 
 def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

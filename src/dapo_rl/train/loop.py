@@ -224,7 +224,7 @@ class _Done:
 
 def _step(run: Training, step: int) -> _Done:
     """One step of Algorithm 1."""
-    config, started = run.config, time.perf_counter()
+    config, started, cpu = run.config, time.perf_counter(), time.process_time()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     preempted = preempted_samples(run.engine)
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
@@ -261,6 +261,8 @@ def _step(run: Training, step: int) -> _Done:
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
     }
+    if config.cluster.backend is not None:
+        metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
 
 

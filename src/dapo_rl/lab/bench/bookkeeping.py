@@ -12,17 +12,23 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from rich.console import Console
+from torch import Tensor
 
-from dapo_rl.config import Config
+from dapo_rl.base.format import counted
+from dapo_rl.cluster.engine_pool import EnginePool
+from dapo_rl.cluster.session import ray_cluster
+from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.config import ClusterSettings, Config
 from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Begun, Completion, Request, SamplingParams
+from dapo_rl.rollout.engine import Begun, Completion, Engine, Request, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
@@ -36,9 +42,22 @@ AT_ONCE = 1024
 
 
 def measure_bookkeeping(
-    prompts: int, group: int, tokens: int, seed: int = 0, tell: Callable[[str], None] = lambda what: None
+    prompts: int,
+    group: int,
+    tokens: int,
+    seed: int = 0,
+    tell: Callable[[str], None] = lambda what: None,
+    engines: int = 0,
 ) -> dict[str, Any]:
-    """Measures one step of `prompts × group` samples: seconds by stage, peak memory, and live Python objects."""
+    """Measures one step of `prompts × group` samples: seconds by stage, peak memory, and live Python objects. With
+    `engines`, that many engines are Ray actors."""
+    with _engine(engines, tokens, seed) as engine:
+        return _measure(engine, prompts, group, tokens, seed, tell) | {"engines": engines}
+
+
+def _measure(
+    engine: Engine, prompts: int, group: int, tokens: int, seed: int, tell: Callable[[str], None]
+) -> dict[str, Any]:
     config = Config.build(
         {
             "sampling.prompts_per_step": prompts,
@@ -47,10 +66,9 @@ def measure_bookkeeping(
             "train.mini_batches": min(16, prompts),
         }
     )
-    engine = _Engine(np.random.default_rng(seed), tokens)
     params = SamplingParams.of(config.sampling)
     sampler = Sampler(EndlessPrompts(), engine, SaysSo(), params, config.sampling, cap=config.sampling_cap, seed=seed)
-    before = sys.getallocatedblocks()
+    before, cpu = sys.getallocatedblocks(), time.process_time()
     parts: dict[str, float] = {}
 
     @contextmanager
@@ -64,8 +82,9 @@ def measure_bookkeeping(
         directory = Path(name)
         with stage("sampler"):
             fill = sampler.fill(prompts)
-        parts["engine (stand-in)"] = engine.seconds
-        parts["sampler"] -= engine.seconds
+        if isinstance(engine, StandInEngine):
+            parts["engine (stand-in)"] = engine.seconds
+            parts["sampler"] -= engine.seconds
         with stage("batch"):
             rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
             batch = make_batch(fill.kept, config, fill.version, rewards=rewards)
@@ -90,6 +109,7 @@ def measure_bookkeeping(
         "tokens_trained": int(metrics["sampling/tokens_trained"]),
         "tokens_in_flight": sampler.begun_tokens,
         "written_bytes": written,
+        "cpu_seconds": time.process_time() - cpu,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "objects": sys.getallocatedblocks() - before,
     }
@@ -98,14 +118,38 @@ def measure_bookkeeping(
 def print_bookkeeping(result: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     samples = result["prompts"] * result["group"]
-    console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens", style="bold")
+    through = f", through {counted(result['engines'], 'engine')} on Ray" if result["engines"] else ""
+    console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens{through}", style="bold")
     for name, seconds in sorted(result["parts"].items(), key=lambda part: -part[1]):
         console.print(f"{name:<18} {seconds:8.2f} s")
     console.print(f"{'total':<18} {result['seconds']:8.2f} s, {result['peak_bytes'] / 2**30:.2f} GiB peak")
 
 
+@contextmanager
+def _engine(engines: int, tokens: int, seed: int) -> Iterator[Engine]:
+    if not engines:
+        yield StandInEngine(np.random.default_rng(seed), tokens)
+        return
+    settings = ClusterSettings(backend="ray", engines=engines)
+    with ray_cluster(settings):
+        pool = EnginePool(partial(_stand_in, tokens, seed), NoWeights(), settings)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+def _stand_in(tokens: int, seed: int, weights: StoredWeights) -> Engine:
+    return StandInEngine(np.random.default_rng(seed), tokens)
+
+
+class NoWeights:
+    def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        yield from ()
+
+
 @dataclass(slots=True)
-class _Engine:
+class StandInEngine:
     """Finishes samples in the order of their requests; running samples have half their tokens."""
 
     random: np.random.Generator

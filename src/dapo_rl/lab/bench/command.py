@@ -148,6 +148,7 @@ def bookkeeping(
     group: Annotated[int, typer.Option(min=2, help="Samples per group.")] = 16,
     tokens: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
+    engines: Annotated[int, typer.Option(min=0, help="Engines on Ray; 0: one, in this process.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Measure a step without its model.
@@ -158,7 +159,7 @@ def bookkeeping(
 
     console = Console(stderr=True)
     with console.status("") as status:
-        result = measure_bookkeeping(prompts, group, tokens, seed, status.update)
+        result = measure_bookkeeping(prompts, group, tokens, seed, status.update, engines)
     if as_json:
         print(json.dumps(result, indent=2))
     else:

@@ -1,0 +1,96 @@
+"""Runs whose engines are Ray actors: the run of one process, and the asynchronous one."""
+
+import io
+import json
+import os
+import signal
+
+import pyarrow.parquet as pq
+import pytest
+from rank_parts import WarmRanks
+from support import SMALL
+from transformers import TrainerCallback
+
+from dapo_rl import Config, DAPOTrainer
+from dapo_rl.cluster import build_policy
+from dapo_rl.cluster.session import import_ray
+from dapo_rl.runs.display import PlainDisplay
+
+pytestmark = pytest.mark.slow
+
+APART = ["cluster.backend=ray", "cluster.engines=2", "cluster.placement=separate"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_ranks(ray_instance):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_policy, "RayRanks", WarmRanks)
+        yield
+
+
+class AtStep(TrainerCallback):
+    """Does something at the beginning of a step."""
+
+    def __init__(self, step, action):
+        self.step, self.action = step, action
+
+    def on_step_begin(self, args, state, control, **others):
+        if state.global_step + 1 == self.step:
+            self.action()
+
+
+def run(path, *settings, resume=False, kill_at=None):
+    config = Config.load("demo", [*SMALL, "data.eval.size=8", "sampling.max_new_tokens=24", *settings])
+    with DAPOTrainer(config=config, run_dir=path, display=PlainDisplay(io.StringIO())) as trainer:
+        if kill_at is not None:
+            trainer.add_callback(AtStep(kill_at, lambda: kill(trainer._run.engine, 1)))
+        return trainer.train(resume=resume)
+
+
+def kill(pool, index):
+    pid, _ = import_ray().get(pool._replicas[index].send("about"))
+    os.kill(pid, signal.SIGKILL)
+
+
+def metrics(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def groups(path):
+    tables = [pq.read_table(file) for file in sorted((path / "rollouts").iterdir())]
+    names = ["step", "draw", "sample", "prompt_id", "token_ids", "version_first", "version_last", "score", "fate"]
+    return [table.select(names).to_pylist() for table in tables]
+
+
+def test_without_staleness_engines_of_their_own_give_the_run_of_one_process(tmp_path):
+    settings = ["sampling.max_staleness=0", "train.steps=2"]
+    run(tmp_path / "plain", *settings)
+    run(tmp_path / "apart", *settings, *APART)
+    assert groups(tmp_path / "apart") == groups(tmp_path / "plain")
+    for mine, other in zip(metrics(tmp_path / "apart"), metrics(tmp_path / "plain"), strict=True):
+        for name in {"eval/accuracy", "acc/mean", "actor/grad_norm", "rollout/mismatch_kl"} & other.keys():
+            assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-4), name
+
+
+def test_an_asynchronous_run_adds_up_although_an_engine_is_killed_and_it_is_resumed(tmp_path):
+    path = tmp_path / "run"
+    settings = [*APART, "sampling.ahead=1", "eval.every=2", "checkpoint.every=1"]
+    run(path, *settings, "train.steps=3", kill_at=2)
+    summary = run(path, *settings, "train.steps=5", resume=True)
+    assert summary["finished"]
+    tokens = summary["tokens"]
+    assert tokens["total"] == sum(count for name, count in tokens.items() if name != "total")
+    rows = [row for table in groups(path) for row in table]
+    seen = [(row["draw"], row["sample"]) for row in rows if row["fate"] != "carried"]
+    assert len(set(seen)) == len(seen), "a sample was counted twice"
+    kept = [row["draw"] for row in rows if row["fate"] == "kept"]
+    assert kept == sorted(kept), "groups are admitted in the order drawn"
+    decided = sorted({row["draw"] for row in rows})
+    assert decided == list(range(len(decided))), "a group was lost"
+    steps = [row for row in metrics(path) if row["step"] > 0]
+    assert [row["sampling/kept"] >= 4 for row in steps] == [True] * 5
+    assert max(row["sampling/staleness"] for row in steps) == 1
+    assert any(row["sampling/in_flight"] + row["sampling/carried"] > 0 for row in steps)
+    assert all(row[f"engine/{i}/version"] == row["step"] for row in steps for i in (0, 1))
+    notes = [json.loads(line)["text"] for line in (path / "notes.jsonl").read_text().splitlines()]
+    assert sum(note.startswith("engine 1 was lost: ") for note in notes) == 1
