@@ -999,6 +999,30 @@ def _(_here):
     return ["train", *QUICK, *words, "--run", "run"]
 
 
+# Clusters
+
+
+@case("several ranks without a cluster")
+def _(_here):
+    return ["train", *QUICK, "cluster.ranks=2", "--run", "run"]
+
+
+@case("LoRA on ranks")
+def _(_here):
+    return ["train", *QUICK, "cluster.backend=ray", "model.lora.rank=4", "--run", "run"]
+
+
+@case("an 8-bit optimizer on ranks")
+def _(_here):
+    return ["train", *QUICK, "cluster.backend=ray", "train.optimizer=adamw_8bit", "--run", "run"]
+
+
+@case("--resume of a run of one process on ranks")
+def _(here):
+    here.finished()
+    return ["train", "--run", "run", "--resume", "cluster.backend=ray"]
+
+
 # Memory
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +63,8 @@ class RankPolicy(HFPolicy):
         train = train.model_copy(update={"fused": False})
         for turn in range(max(self._gather(place.of_host))):
             if turn == place.on_host:
-                model, reference = load()
+                with _alive_meanwhile(place):  # a download may take long
+                    model, reference = load()
                 super().__init__(model, train=train, algo=algo, reference=reference, **how)
                 del model, reference
             place.alive()
@@ -232,6 +235,22 @@ class RankPolicy(HFPolicy):
         """Raises on all ranks if a tensor of one is not finite."""
         if name := self._not_finite(tensors):
             raise NonFiniteError(f"{what} are not finite, in {name}")
+
+
+@contextmanager
+def _alive_meanwhile(place: Place) -> Iterator[None]:
+    """Says every second that the rank makes progress."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(1.0):
+            place.alive()
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _local(value: Any) -> Any:

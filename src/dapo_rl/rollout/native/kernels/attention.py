@@ -81,22 +81,22 @@ def decode_attention(
         q_BHD, k_new_BKD, v_new_BKD, k_cache, v_cache, table, slots_B, positions_B, parts, stats,
         float(scale) * math.log2(math.e), table.stride(0), table.shape[1] * P,
         *q_BHD.stride()[:2], *k_new_BKD.stride()[:2], *v_new_BKD.stride()[:2], *k_cache.stride()[:3],
-        R=R, D=D, RP=max(next_power_of_2(R), 16), DP=DP, P=P, SPLITS=splits, **config,
+        splits, R=R, D=D, RP=max(next_power_of_2(R), 16), DP=DP, P=P, WHOLE=splits == 1, **config,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(B * H,)](
-            parts, stats, out_BHD, D=D, DP=DP, SPLITS=splits, SP=next_power_of_2(splits), num_warps=2
+            parts, stats, out_BHD, splits, D=D, DP=DP, SP=next_power_of_2(splits), num_warps=2
         )
     return out_BHD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _attention_kernel(
     q, k_new, v_new, k_cache, v_cache, table, slots, positions, parts, stats,
     scale, table_s, capacity,
     q_b, q_h, k_new_b, k_new_h, v_new_b, v_new_h,
-    cache_p, cache_h, cache_n,
-    R: tl.constexpr, D: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, SPLITS: tl.constexpr,
+    cache_p, cache_h, cache_n, splits,
+    R: tl.constexpr, D: tl.constexpr, RP: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row, one key-value head, one part of its keys; scores are base-2 logarithms.
@@ -121,7 +121,7 @@ def _attention_kernel(
     q_RD = tl.load(q + b * q_b + (head * R + r)[:, None] * q_h + d[None, :], mask=real, other=0.0)
 
     # The last part also handles the new key, from registers: the value stored here is not read back.
-    last = split == SPLITS - 1
+    last = split == splits - 1
     k_D = tl.load(k_new + b * k_new_b + head * k_new_h + d, mask=inside & last, other=0.0)
     v_D = tl.load(v_new + b * v_new_b + head * v_new_h + d, mask=inside & last, other=0.0)
     room = inside & last & (position < capacity)
@@ -134,7 +134,7 @@ def _attention_kernel(
     total_R = tl.where(last, tl.full([RP], 1.0, tl.float32), tl.zeros([RP], tl.float32))
     sum_RD = tl.zeros([RP, DP], tl.float32) + v_D.to(tl.float32)[None, :]
 
-    span = tl.cdiv(tl.cdiv(length, SPLITS), BLOCK_N) * BLOCK_N
+    span = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
     start = split * span
     end = tl.minimum(start + span, length)
     n = tl.arange(0, BLOCK_N)
@@ -155,29 +155,29 @@ def _attention_kernel(
         top_R = new_top_R
 
     row_R = b * (tl.num_programs(1) * R) + head * R + r
-    if SPLITS == 1:
+    if WHOLE:
         out_RD = sum_RD / total_R[:, None]
         tl.store(parts + row_R[:, None] * D + d[None, :], out_RD.to(parts.dtype.element_ty), mask=real)
     else:
-        part_R = row_R * SPLITS + split
+        part_R = row_R * splits + split
         tl.store(parts + part_R[:, None] * D + d[None, :], sum_RD, mask=real)
         tl.store(stats + part_R * 2, top_R, mask=r < R)
         tl.store(stats + part_R * 2 + 1, total_R, mask=r < R)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _merge_kernel(
-    parts, stats, out, D: tl.constexpr, DP: tl.constexpr, SPLITS: tl.constexpr, SP: tl.constexpr
+    parts, stats, out, splits, D: tl.constexpr, DP: tl.constexpr, SP: tl.constexpr
 ):  # fmt: skip
     """One head of one row. A part without keys has maximum −inf and weight 0; the last part always has a key."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, SP)
     d = tl.arange(0, DP)
-    part_S = row * SPLITS + s
-    top_S = tl.load(stats + part_S * 2, mask=s < SPLITS, other=float("-inf"))
-    total_S = tl.load(stats + part_S * 2 + 1, mask=s < SPLITS, other=0.0)
+    part_S = row * splits + s
+    top_S = tl.load(stats + part_S * 2, mask=s < splits, other=float("-inf"))
+    total_S = tl.load(stats + part_S * 2 + 1, mask=s < splits, other=0.0)
     weight_S = tl.exp2(top_S - tl.max(top_S, axis=0))
-    tile = (s < SPLITS)[:, None] & (d < D)[None, :]
+    tile = (s < splits)[:, None] & (d < D)[None, :]
     sum_SD = tl.load(parts + part_S[:, None] * D + d[None, :], mask=tile, other=0.0)
     out_D = tl.sum(sum_SD * weight_S[:, None], axis=0) / tl.sum(total_S * weight_S, axis=0)
     tl.store(out + row * D + d, out_D.to(out.dtype.element_ty), mask=d < D)
