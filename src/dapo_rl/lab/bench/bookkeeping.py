@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from torch import Tensor
 
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings, Config
-from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo
+from dapo_rl.lab.bench.sampling import EndlessPrompts, NoWeights, SaysSo
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Begun, Completion, Engine, Request, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
@@ -141,11 +140,6 @@ def _engine(engines: int, tokens: int, seed: int) -> Iterator[Engine]:
 
 def _stand_in(tokens: int, seed: int, weights: StoredWeights) -> Engine:
     return StandInEngine(np.random.default_rng(seed), tokens)
-
-
-class NoWeights:
-    def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        yield from ()
 
 
 @dataclass(slots=True)

@@ -84,9 +84,7 @@ def decode_attention(
         splits, R=R, D=D, RP=max(next_power_of_2(R), 16), DP=DP, P=P, WHOLE=splits == 1, **config,
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(B * H,)](
-            parts, stats, out_BHD, splits, D=D, DP=DP, SP=next_power_of_2(splits), num_warps=2
-        )
+        _merge_kernel[(B * H,)](parts, stats, out_BHD, splits, D=D, DP=DP, SP=next_power_of_2(splits), num_warps=2)
     return out_BHD
 
 
