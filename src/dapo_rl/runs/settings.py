@@ -16,7 +16,7 @@ FREE_TO_CHANGE = (
     "train.memory",
     *("sampling.cap", "sampling.on_cap", "sampling.metric", "sampling.max_batch", "sampling.kv_memory_gib"),
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
-    *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype"),
+    *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype", "cluster."),
 )
 """Settings that may change when a run is resumed: its length, its outputs, and those that error messages recommend
 changing. Any other change would make it a different run."""
