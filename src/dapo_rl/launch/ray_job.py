@@ -75,24 +75,28 @@ def _words(launch: Launch) -> list[str]:
 
 def _connect(address: str) -> Any:
     import_ray()
-    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
         raise UserError(_no_client(error)) from error
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("ray.")]:
+        logging.getLogger(name).setLevel(logging.ERROR)  # each has a level of its own
     if not address.startswith(("http://", "https://")):
         raise UserError(f"--address: {address} is not the address of a Ray dashboard, for example http://HEAD:{PORT}")
     for name in OVERRIDING:
         os.environ.pop(name, None)
     try:
         return JobSubmissionClient(address)
-    except RuntimeError as error:
-        if "ray[default]" in str(error):
-            raise UserError(_no_client(error)) from error
-        raise UserError(f"--address: {address}: {one_line(error)}") from error
-    except (ConnectionError, ValueError) as error:
+    except ConnectionError as error:
         why = "nothing answers there; is a Ray head with a dashboard running (`ray start --head`), and its port open?"
         raise UserError(f"--address: {address}: {why}") from error
+    except Exception as error:  # of several libraries
+        if "ray[default]" in str(error):
+            raise UserError(_no_client(error)) from error
+        if type(error).__name__ == "AuthenticationError":
+            why = "the cluster asks for its token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token"
+            raise UserError(f"--address: {address}: {why}") from error
+        raise UserError(f"--address: {address}: {one_line(error)}") from error
 
 
 def _no_client(error: Exception) -> str:

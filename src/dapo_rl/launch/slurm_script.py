@@ -57,6 +57,8 @@ def log_path(run: Path, job: str) -> Path:
 
 
 def _options(launch: Launch, allocation: Allocation) -> Iterator[str]:
+    if "\\" in str(launch.run):
+        raise UserError(f"--run: {launch.run} has a backslash, which Slurm drops from the path of a log")
     output = str(launch.run).replace("%", "%%")  # Slurm replaces %j by the job's number
     signal = "USR1" if allocation.until_done else "TERM"
     values = {

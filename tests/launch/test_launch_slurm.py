@@ -1,0 +1,69 @@
+"""`dapo launch slurm` on a real Slurm cluster of two nodes, which the test starts on this host."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from slurm_cluster import missing_programs, slurm_cluster, wait_until
+from support import SMALL, dapo
+
+pytest.importorskip("ray", reason="ray is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(missing_programs()), reason=f"Slurm is not installed: no {', '.join(missing_programs())}"),
+]
+SETTINGS = [*SMALL, "data.eval=null", "eval.every=null", "checkpoint.every=1000"]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with slurm_cluster() as cluster:
+        yield cluster
+
+
+def steps(run):
+    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def launch(slurm, cwd, *words):
+    environment = slurm.environment | {"OMP_NUM_THREADS": "1"}
+    result = dapo("launch", "slurm", *SETTINGS, *words, cwd=cwd, env=environment)
+    assert result.returncode == 0, result.stderr
+    return re.match(r"job (\d+) (trains|resumes) ", result.stdout).groups()
+
+
+def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
+    """Names and settings are data: a shell would run this one, and Slurm would replace its %j."""
+    run = tmp_path / "runs" / """it's $(touch hacked) "%j" """.strip()
+    prompt = "data.system_prompt='$(touch hacked)'"
+    number, verb = launch(slurm, tmp_path, prompt, "train.steps=5000", "--nodes", "2", "--run", run)
+    assert verb == "trains"
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(steps(run)) > 0, 180)
+    slurm.call("scancel", "--batch", "--signal=TERM", number)
+    job = slurm.ended(number)
+    assert (job["JobState"], job["ExitCode"], job["NodeList"]) == ("FAILED", "143:0", "one,two")
+    done = steps(run)[-1]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
+    assert (run / f"ray-{number}.log").read_text().count("Ray runtime started.") == 2
+
+    number, verb = launch(slurm, tmp_path, prompt, f"train.steps={done + 2}", "--run", run)
+    assert verb == "resumes"
+    job = slurm.ended(number)
+    log = (run / f"slurm-{number}.log").read_text()
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), log
+    assert f"resumed from {run}/checkpoints/step-{done}" in log
+    assert steps(run) == list(range(1, done + 3))
+    assert json.loads((run / "summary.json").read_text())["finished"]
+
+    assert not any(tmp_path.rglob("hacked"))
+    assert not list(Path("/tmp").glob("dapo-ray-[12]"))
+    wait_until(lambda: not slurm.processes(), 20)
+
+
+def test_what_slurm_refuses_is_one_line(slurm, tmp_path):
+    result = dapo("launch", "slurm", "--partition", "nosuch", "--run", "a", cwd=tmp_path, env=slurm.environment)
+    assert result.returncode == 2
+    assert re.fullmatch(r"dapo: sbatch refused a/launch.sh: .*invalid partition.*\n", result.stderr)
+    assert os.listdir(tmp_path / "a") == ["launch.sh"]
