@@ -24,7 +24,8 @@ def slurm():
 
 
 def steps(run):
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    path = run / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def launch(slurm, cwd, *words):
@@ -37,10 +38,11 @@ def launch(slurm, cwd, *words):
 def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
     """Names and settings are data: a shell would run this one, and Slurm would replace its %j."""
     run = tmp_path / "runs" / """it's $(touch hacked) "%j" """.strip()
-    prompt = "data.system_prompt='$(touch hacked)'"
-    number, verb = launch(slurm, tmp_path, prompt, "train.steps=5000", "--nodes", "2", "--run", run)
+    ends = "sampling.stop=['$(touch hacked)']"
+    number, verb = launch(slurm, tmp_path, ends, "train.steps=5000", "--nodes", "2", "--run", run)
     assert verb == "trains"
-    wait_until(lambda: (run / "metrics.jsonl").exists() and len(steps(run)) > 0, 180)
+    wait_until(lambda: steps(run) or slurm.job(number)["JobState"] not in ("PENDING", "RUNNING"), 180)
+    assert steps(run), (run / f"slurm-{number}.log").read_text()
     slurm.call("scancel", "--batch", "--signal=TERM", number)
     job = slurm.ended(number)
     assert (job["JobState"], job["ExitCode"], job["NodeList"]) == ("FAILED", "143:0", "one,two")
@@ -48,7 +50,7 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
     assert (run / f"ray-{number}.log").read_text().count("Ray runtime started.") == 2
 
-    number, verb = launch(slurm, tmp_path, prompt, f"train.steps={done + 2}", "--run", run)
+    number, verb = launch(slurm, tmp_path, ends, f"train.steps={done + 2}", "--run", run)
     assert verb == "resumes"
     job = slurm.ended(number)
     log = (run / f"slurm-{number}.log").read_text()
