@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED")
 CONFIG = """ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
@@ -66,8 +67,11 @@ class SlurmCluster:
         """What `scontrol show job` tells: JobState, ExitCode and others."""
         return dict(word.partition("=")[::2] for word in self.call("scontrol", "show", "job", number).split())
 
+    def has_ended(self, number: str) -> bool:
+        return self.job(number)["JobState"] in ENDED
+
     def ended(self, number: str) -> dict[str, str]:
-        wait_until(lambda: self.job(number)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING"), 240)
+        wait_until(lambda: self.has_ended(number), 240)
         return self.job(number)
 
     def processes(self) -> dict[int, str]:

@@ -92,7 +92,7 @@ def _quoted(word: str, option: str) -> str:
 BODY = f"""
 # The first signal lets the run save. Slurm sends one to this shell before the time limit; so does
 # `scancel --batch --signal=TERM JOB`.
-training= stopping= at_limit= steps=()
+training= stopping= at_limit= again= steps=()
 stop() {{
     stopping=1
     if [[ $training ]]; then kill -TERM "$training" 2>/dev/null; fi
@@ -120,6 +120,8 @@ end() {{
         wait "${{steps[@]}}"
         srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 rm -rf -- "$temporary" &>>"$ray_log"
     fi
+    trap - TERM
+    if [[ $again ]]; then scontrol requeue "$SLURM_JOB_ID"; fi  # which ends this script
     exit "$code"
 }}
 trap end EXIT
@@ -151,8 +153,8 @@ code=$?
 """
 UNTIL_DONE = f"""
 if [[ $at_limit && $code == 143 && -d $run/{CHECKPOINTS} ]]; then
+    again=1
     echo "dapo: saved at the time limit; the job goes back to the queue"
-    scontrol requeue "$SLURM_JOB_ID"
 fi
 """
 END = """
