@@ -1,4 +1,4 @@
-"""A Slurm cluster of two nodes on this host, with its own configuration, ports and directories."""
+"""A Slurm cluster of two nodes on this host, with its own configuration, ports, directories and job numbers."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
+FirstJobId={ports[0]}
+SchedulerParameters=sched_interval=1
 KillWait=60
 SlurmdParameters=config_overrides
 NodeName=one NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
