@@ -56,7 +56,7 @@ def resumes(launch: Launch) -> bool:
     """Whether the directory has a run to resume; raises if that run has other settings."""
     if not (run := launch.run / NAME).exists():
         return (launch.run / CHECKPOINTS).is_dir()
-    config_to_resume(run.parent, None, launch.recipe, launch.settings)
+    config_to_resume(run.parent, None, launch.recipe, [*launch.settings, "cluster.backend=ray"])
     return True
 
 
