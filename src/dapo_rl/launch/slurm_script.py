@@ -121,7 +121,7 @@ end() {{
         srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 rm -rf -- "$temporary" &>>"$ray_log"
     fi
     trap - TERM
-    if [[ $again ]]; then scontrol requeue "$SLURM_JOB_ID"; fi  # which ends this script
+    if [[ $again ]]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi  # Slurm ends this script meanwhile
     exit "$code"
 }}
 trap end EXIT
