@@ -56,7 +56,7 @@ class ShardedLogps(ResponseLogps):
             module.register_forward_pre_hook(lambda module, arguments: self._begun.add(module))
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         return self._computes_on  # offloaded parameters are on the host
 
     def _run(self, forward: Callable[[], TokenStats]) -> TokenStats:

@@ -59,7 +59,7 @@ class ResponseLogps:
     @contextmanager
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
         """Log-probabilities of the samples. Run the backward pass inside, since it may recompute layers."""
-        device = self._device
+        device = self.device
         # autocast's cache would hold copies of all weights until the end of the forward pass. Autograd keeps the same
         # copies for the backward pass anyway, unless there is none or it recomputes them.
         cached = torch.is_grad_enabled() and not self._recompute
@@ -82,7 +82,7 @@ class ResponseLogps:
                 yield stats
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
         """Where the model computes."""
         device: torch.device = next(self._model.parameters()).device
         return device

@@ -247,8 +247,7 @@ class HFPolicy:
         self, samples: Sequence[TrainSample], counts: _Counts, micro_batches: int
     ) -> tuple[dict[str, Tensor], _Tokens]:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
-        algo = self._algo
-        device = next(self.model.parameters()).device
+        algo, device = self._algo, self._responses.device
         behaviour_logps = to_device(_padded([s.old_logps for s in samples]), device)
         advantages = to_device(_padded([s.advantages for s in samples]), device)
         written = to_device(_padded([s.mask for s in samples]), device)
