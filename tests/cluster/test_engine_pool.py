@@ -34,7 +34,7 @@ def small_buckets():
 
 
 @pytest.fixture(scope="module")
-def three(ray_instance):
+def three(ray_instance, warm_engines):
     """A pool of three engines that tests share. It recovers from what they do to it."""
     notes = []
     pool = EnginePool(
@@ -207,7 +207,7 @@ def test_engines_killed_at_random_moments(pool):
     assert with_kills == steps_of(SteppingEngine(Numbers(0)), max_staleness=0)
 
 
-def test_the_same_groups_are_admitted_in_the_same_order_by_any_number_of_engines(pool, ray_instance):
+def test_the_same_groups_are_admitted_in_the_same_order_by_any_number_of_engines(pool):
     """One engine at a time with the driver does the same as in its process, step by step; several do if a step's groups
     depend on verdicts alone, and not on when they are known."""
     alone = EnginePool(stepping(), Numbers(0), ClusterSettings(engines=1), background=False)
@@ -241,7 +241,7 @@ def sampler_on(engine, during_updates=False, **settings):
     return Sampler(Prompts(), engine, TextVerifier(), PARAMS, chosen, cap=1000, seed=0, during_updates=during_updates)
 
 
-def test_an_engine_that_fails_while_it_loads_is_replaced(ray_instance, tmp_path):
+def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, load=7.0, flag=str(tmp_path / "failed"))
     pool = EnginePool(make, Numbers(0), ClusterSettings(engines=1, restarts=1, timeout_s=20), note=notes.append)
@@ -265,7 +265,7 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(ray_instance, tmp_path)
         pool.close()
 
 
-def test_an_engine_that_hangs_is_noticed_and_a_mistake_of_the_users_is_raised(ray_instance, tmp_path):
+def test_an_engine_that_hangs_is_noticed_and_a_mistake_of_the_users_is_raised(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, hang="draw-2", refuse="draw-5", flag=str(tmp_path / "hung"))
     pool = EnginePool(make, Numbers(0), ClusterSettings(engines=2, timeout_s=2), note=notes.append)

@@ -22,7 +22,7 @@ APART = ["cluster.backend=ray", "cluster.engines=2", "cluster.placement=separate
 
 
 @pytest.fixture(scope="module", autouse=True)
-def warm_ranks(ray_instance):
+def warm_ranks(ray_instance, warm_engines):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_policy, "RayRanks", WarmRanks)
         yield

@@ -92,8 +92,8 @@ class EngineReplica:
 
     def start(self, make: Any, weights: StoredWeights) -> None:
         """`make` is a MakeEngine in the object store. Does not wait."""
-        self._actor = self._class.options(**self._options).remote(self._background)
-        self._starting = self.send("start", make, weights)
+        self._actor = self._new_actor()
+        self._starting = self.send("start", make, weights, self._background)
         self.version = weights.version
 
     def started(self, timeout_s: float) -> bool:
@@ -140,9 +140,9 @@ class EngineReplica:
         self._now = Totals(report.tokens, report.busy_s, report.preempted)
 
     def end(self) -> list[Order]:
-        """Kills the actor; returns the orders that it has not finished."""
+        """Ends the actor; returns the orders that it has not finished."""
         if self._actor is not None:
-            self._ray.kill(self._actor)
+            self._end_actor()
         self._actor = self._starting = self._collecting = None
         self._earlier, self._now = self.totals, Totals()
         orders, self.orders = list(self.orders.values()), {}
@@ -165,6 +165,12 @@ class EngineReplica:
                 raise failure.error(self.index)
             raise EngineLostError(f"it failed with {failure.text.strip().rpartition(chr(10))[2]}", failure.text)
         return report
+
+    def _new_actor(self) -> Any:
+        return self._class.options(**self._options).remote()
+
+    def _end_actor(self) -> None:
+        self._ray.kill(self._actor)
 
 
 def _why(error: Exception) -> str:
