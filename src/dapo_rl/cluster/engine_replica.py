@@ -12,6 +12,8 @@ from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.rollout.engine import Request
 
+FIRST_PATIENCE = 10
+"""The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""
 REPORT_S = 1.0
 """Seconds after which an engine reports, even if no sample has finished."""
 CONTROL, COLLECT = "control", "collect"
@@ -79,6 +81,11 @@ class EngineReplica:
         return self._actor is not None and self._starting is None
 
     @property
+    def timeout_s(self) -> float:
+        """How long it may go without progress."""
+        return self._timeout_s if self._now.tokens else self._timeout_s * FIRST_PATIENCE
+
+    @property
     def totals(self) -> Totals:
         before, now = self._earlier, self._now
         return Totals(before.tokens + now.tokens, before.busy_s + now.busy_s, before.preempted + now.preempted)
@@ -117,9 +124,9 @@ class EngineReplica:
     def report(self) -> EngineReport:
         """What the engine reports; waits for it."""
         ref, self._collecting = self.asks(), None
-        report: EngineReport = self.result(ref, REPORT_S + self._timeout_s)
+        report: EngineReport = self.result(ref, REPORT_S + self.timeout_s)
         self.note(report)
-        if report.stuck_s > self._timeout_s and self.orders:
+        if report.stuck_s > self.timeout_s and self.orders:
             raise EngineLostError(f"no progress for {report.stuck_s:.0f} s")
         return report
 
