@@ -4,13 +4,16 @@ import socket
 
 import pytest
 
+from dapo_rl.cluster import session
 from dapo_rl.cluster.session import import_ray, ray_cluster
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(import_ray(), "is_initialized", lambda: False)  # other tests of this process share a cluster
+    # Other tests of this process share a cluster, and its environment.
+    monkeypatch.setattr(import_ray(), "is_initialized", lambda: False)
+    monkeypatch.setattr(session, "_set_environment", lambda address: None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
