@@ -301,6 +301,7 @@ def test_sampling_goes_on_during_updates(pool):
         trained += sum(group.tokens for group in fill.kept)
         assert [group.draw for group in fill.kept] == list(range(5 * version - 5, 5 * version))
         assert fill.in_flight + fill.carried_over == 5
+        assert not any(replica._unsent for replica in pool._replicas)
         _update(pool)
         pool.receive(version, Numbers(version))
         versions = {int(v) for group in fill.kept for sample in group.samples for v in sample.versions}

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -123,10 +123,11 @@ class EngineActor:
 
         return self._answer(build)
 
-    def submit(self, number: int, request: Request) -> None:
+    def submit(self, numbered: Sequence[tuple[int, Request]]) -> None:
         def add() -> None:
-            self._orders[request.id] = _Order(number, set(request.indices))
-            self._own().submit(request)
+            for number, request in numbered:
+                self._orders[request.id] = _Order(number, set(request.indices))
+                self._own().submit(request)
 
         self._commands.put((add, None))
 

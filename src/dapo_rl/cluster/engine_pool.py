@@ -96,7 +96,13 @@ class EnginePool:
     def submit(self, request: Request) -> None:
         self._place(request)
 
+    def flush(self) -> None:
+        """Sends all requests to the engines."""
+        for replica in self._replicas:
+            replica.flush()
+
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        self.flush()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._finished and self.pending:
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
@@ -218,6 +224,7 @@ class EnginePool:
             waiting, self._waiting = self._waiting, []
             for order in waiting:
                 self._place(order.left())
+            self.flush()
 
     def _collect(self, busy: Sequence[EngineReplica], timeout_s: float) -> None:
         """Takes the reports of engines as they come."""

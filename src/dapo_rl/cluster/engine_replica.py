@@ -16,6 +16,8 @@ FIRST_PATIENCE = 10
 """The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""
 REPORT_S = 1.0
 """Seconds after which an engine reports, even if no sample has finished."""
+AT_ONCE = 32
+"""Orders that are sent together. A call costs the driver as much as the rest that it does for a group."""
 CONTROL, COLLECT = "control", "collect"
 """Groups of methods, each with a thread."""
 
@@ -67,6 +69,7 @@ class EngineReplica:
         self._asked = 0.0
         self._earlier, self._now = Totals(), Totals()
         self.orders: dict[int, Order] = {}
+        self._unsent: list[tuple[int, Request]] = []
         self.version = 0
         self.lost = 0
         """How often."""
@@ -107,11 +110,21 @@ class EngineReplica:
         return True
 
     def submit(self, order: Order) -> None:
+        """Adds an order. It is sent with others, by `flush` or before the next call."""
         self.orders[order.number] = order
-        self.send("submit", order.number, order.request)
+        self._unsent.append((order.number, order.request))
+        if len(self._unsent) == AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the orders that have not been sent yet."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self.send("submit", unsent)
 
     def send(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the actor; `result` waits for it."""
+        self.flush()
         return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def asks(self) -> Any:
@@ -145,7 +158,7 @@ class EngineReplica:
             self._end_actor()
         self._actor = self._starting = self._collecting = None
         self._earlier, self._now = self.totals, Totals()
-        orders, self.orders = list(self.orders.values()), {}
+        orders, self.orders, self._unsent = list(self.orders.values()), {}, []
         return orders
 
     def result(self, ref: Any, timeout_s: float | None = None) -> Any:
