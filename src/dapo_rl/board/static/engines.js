@@ -1,22 +1,24 @@
-// The engines of the selected runs, as they were in the last step.
-import { count, fill, h, percent, short, throttle } from "./dom.js";
+// The engines and ranks of the selected runs, as they were in the last step.
+import { count, fill, fixed, h, percent, short, throttle } from "./dom.js";
 import { colour, get, store } from "./store.js";
 import { long } from "./names.js";
 
-const COLUMNS = [
-  ["engine", "engine", String],
-  ["tokens_per_s", "tokens/s", count],
-  ["busy", "busy", (value) => percent(value, 0)],
-  ["queue", "queue", count],
-  ["version", "version", short],
-  ["lost", "lost", short],
-];
-const WHY = {
-  tokens_per_s: "tokens of finished samples in the last step",
-  busy: "share of the last step in which it generated",
-  queue: "samples that it has not finished",
-  version: "version of its weights",
-  lost: "how often it was lost, and started again",
+const share = (value) => percent(value, 0);
+const TABLES = {
+  engines: [
+    ["number", "engine", String],
+    ["tokens_per_s", "tokens/s", count, "tokens of finished samples in the last step"],
+    ["busy", "busy", share, "share of the last step in which it generated"],
+    ["queue", "queue", count, "samples that it has not finished"],
+    ["version", "version", short, "version of its weights"],
+    ["lost", "lost", short, "how often it was lost, and started again"],
+  ],
+  ranks: [
+    ["number", "rank", String],
+    ["tokens", "tokens", count, "tokens that it trained on in the last step"],
+    ["busy", "busy", share, "share of the last step that it spent on scores and updates"],
+    ["memory_gib", "GiB", (value) => fixed(value, 1), "its peak memory: of its GPU, or of its process"],
+  ],
 };
 
 export function engines() {
@@ -42,35 +44,38 @@ export function engines() {
   };
 }
 
-const card = (name, rows) =>
+const card = (name, found) =>
   h(
     "div",
     { class: "card scroll" },
     h("h3", { class: "key", vars: { "--c": colour(name) } }, long(name)),
-    rows.length
-      ? h(
-          "table",
+    Object.keys(TABLES).some((kind) => found[kind].length)
+      ? Object.entries(TABLES).map(([kind, columns]) => (found[kind].length ? table(columns, found[kind]) : null))
+      : h("p", { class: "empty" }, "One process samples and trains."),
+  );
+
+const table = (columns, rows) =>
+  h(
+    "table",
+    {},
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        columns.map(([, label, , why]) => h("th", { class: "number", title: why }, label)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      rows.map((row) =>
+        h(
+          "tr",
           {},
-          h(
-            "thead",
-            {},
-            h(
-              "tr",
-              {},
-              COLUMNS.map(([key, label]) => h("th", { class: "number", title: WHY[key] }, label)),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            rows.map((row) =>
-              h(
-                "tr",
-                {},
-                COLUMNS.map(([key, , text]) => h("td", { class: "number" }, text(row[key]))),
-              ),
-            ),
-          ),
-        )
-      : h("p", { class: "empty" }, "One engine, in the process of the run."),
+          columns.map(([key, , text]) => h("td", { class: "number" }, text(row[key]))),
+        ),
+      ),
+    ),
   );
