@@ -294,7 +294,7 @@ def test_the_engines_of_a_run_on_a_cluster(browser, tmp_path):  # noqa: F811
     run.append_metrics(5, {f"rank/{i}/{name}": values[i] for name, values in ranks.items() for i in (0, 1)})
     make_run(tmp_path / "runs" / "plain")
     with served(tmp_path / "runs") as address, opened(browser, address, "#/runs?run=cluster") as page:
-        page.get_by_role("tab", name="Engines").click()
+        page.get_by_role("tab", name="Cluster").click()
         rows = page.locator(".grid.tables tbody tr")
         expect(rows).to_have_count(4)
         expect(rows.nth(0).locator("td")).to_have_text(["0", "1.2 k", "91 %", "12", "4", "0"])
@@ -303,4 +303,4 @@ def test_the_engines_of_a_run_on_a_cluster(browser, tmp_path):  # noqa: F811
         expect(rows.nth(3).locator("td")).to_have_text(["1", "49.8 k", "50 %", "70.0"])
         page.get_by_label("Show cluster").uncheck()
         page.get_by_label("Show plain").check()
-        expect(page.get_by_role("tab", name="Engines")).to_have_count(0)
+        expect(page.get_by_role("tab", name="Cluster")).to_have_count(0)
