@@ -198,6 +198,83 @@ def entropy_from_logits(logits: ArrayLike) -> Array:
     return np.asarray(-terms.sum(-1))
 
 
+def gae(
+    values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float = 1.0
+) -> Array:
+    values_BT, counted, given = np.asarray(values, float), np.asarray(mask, bool), np.asarray(rewards, float)
+    advantages = np.zeros_like(values_BT)
+    lambdas = np.broadcast_to(np.asarray(lambda_, float), len(values_BT))
+    for i, written in enumerate(counted):
+        after = following = 0.0  # the advantage and the value of the token after
+        for place, t in enumerate(reversed(np.nonzero(written)[0])):
+            reward = given[i, t] if given.ndim == 2 else given[i] if place == 0 else 0.0
+            after = reward + gamma * following - values_BT[i, t] + gamma * lambdas[i] * after
+            advantages[i, t], following = after, values_BT[i, t]
+    return advantages
+
+
+def decoupled_gae(
+    values: ArrayLike,
+    rewards: ArrayLike,
+    mask: ArrayLike,
+    *,
+    policy_lambda: float | ArrayLike,
+    critic_lambda: float | ArrayLike = 1.0,
+    gamma: float = 1.0,
+) -> tuple[Array, Array]:
+    targets = gae(values, rewards, mask, critic_lambda, gamma) + np.asarray(values, float)
+    return gae(values, rewards, mask, policy_lambda, gamma), np.where(np.asarray(mask, bool), targets, 0.0)
+
+
+def adaptive_lambda(lengths: ArrayLike, alpha: float = 0.05, lowest: float = 0.0) -> Array:
+    return np.array([max(lowest, 1 - 1 / (alpha * length)) for length in np.asarray(lengths, float)])
+
+
+def whitened(advantages: ArrayLike, mask: ArrayLike, eps: float = 1e-8) -> Array:
+    counted, values = np.asarray(mask, bool), np.asarray(advantages, float)
+    members = values[counted]
+    variance = members.var(ddof=1) if len(members) > 1 else 0.0
+    return np.where(counted, (values - members.mean()) / np.sqrt(variance + eps), 0.0)
+
+
+def value_loss(
+    values: ArrayLike,
+    old_values: ArrayLike,
+    targets: ArrayLike,
+    mask: ArrayLike,
+    *,
+    clip: float | None = None,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+) -> float:
+    new, old, wanted = (np.asarray(array, float) for array in (values, old_values, targets))
+    losses = np.zeros_like(new)
+    for place in zip(*np.nonzero(mask), strict=True):
+        v, before, r = new[place], old[place], wanted[place]
+        near = v if clip is None else min(max(v, before - clip), before + clip)
+        losses[place] = max((v - r) ** 2, (near - r) ** 2) / 2
+    return aggregate(losses, mask, aggregation, denominator)
+
+
+def explained_variance(values: ArrayLike, targets: ArrayLike, mask: ArrayLike) -> float:
+    counted = np.asarray(mask, bool)
+    predicted, wanted = np.asarray(values, float)[counted], np.asarray(targets, float)[counted]
+    return float(1 - np.var(wanted - predicted) / np.var(wanted)) if np.ptp(wanted) > 0 else float("nan")
+
+
+def positive_lm_loss(
+    logps: ArrayLike,
+    correct: ArrayLike,
+    mask: ArrayLike,
+    *,
+    weight: float = 0.1,
+    denominator: float | None = None,
+) -> float:
+    chosen = np.asarray(mask, bool) & np.asarray(correct, bool)[:, None]
+    surprise = -np.asarray(logps, float)[chosen].sum()
+    return float(weight * surprise / (denominator or max(chosen.sum(), 1)))
+
+
 def _as_matrices(
     new_logps: ArrayLike, old_logps: ArrayLike, advantages: ArrayLike, mask: ArrayLike | None
 ) -> tuple[Array, Array, Array, Array]:
