@@ -50,6 +50,47 @@ def dapo_policy_loss(
     return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
 
 
+def gspo_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Array:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros_like(new)
+    for i, written in enumerate(counted):
+        if written.any():
+            s = np.exp(np.clip((new[i, written] - old[i, written]).mean(), -BOUND, BOUND))
+            for t in np.nonzero(written)[0]:
+                a = advantage[i, t]
+                losses[i, t] = -(min(s, 1 + clip_high) * a if a >= 0 else max(s, 1 - clip_low) * a)
+    return losses
+
+
+gspo_token_losses = gspo_losses
+"""The two differ in the gradient only."""
+
+
+def cispo_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Array:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros_like(new)
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        weight = min(max(np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), 1 - clip_low), 1 + clip_high)
+        losses[i, t] = -weight * advantage[i, t] * new[i, t]
+    return losses
+
+
 def importance_weights(
     proximal_logps: ArrayLike,
     behaviour_logps: ArrayLike,
@@ -160,6 +201,35 @@ def group_advantages(
     return advantages
 
 
+def opo_advantages(rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike) -> Array:
+    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, float)
+    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    advantages = np.zeros_like(rewards_PG)
+    for p, included in enumerate(counted):
+        if included.any():
+            baseline = np.average(rewards_PG[p, included], weights=lengths_PG[p, included])
+            advantages[p, included] = rewards_PG[p, included] - baseline
+    return advantages
+
+
+def reinforce_plus_plus(
+    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
+) -> Array:
+    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, int)
+    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    tokens = np.repeat(rewards_PG[counted], lengths_PG[counted])  # the return of every token
+    if len(tokens) <= ddof or tokens.max() == tokens.min():
+        return np.zeros_like(rewards_PG)
+    return np.where(counted, (rewards_PG - tokens.mean()) / (tokens.std(ddof=ddof) + eps), 0.0)
+
+
+def reinforce_plus_plus_baseline(
+    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
+) -> Array:
+    differences = group_advantages(rewards, normalize="none", mask=mask)
+    return reinforce_plus_plus(differences, mask, lengths=lengths, ddof=ddof, eps=eps)
+
+
 def soft_overlong_punishment(lengths: ArrayLike, max_length: int, cache_length: int, factor: float = 1.0) -> Array:
     def punishment(length: float) -> float:
         if length <= max_length - cache_length:
@@ -249,7 +319,7 @@ def value_loss(
 ) -> float:
     new, old, wanted = (np.asarray(array, float) for array in (values, old_values, targets))
     losses = np.zeros_like(new)
-    for place in zip(*np.nonzero(mask), strict=True):
+    for place in zip(*np.nonzero(np.asarray(mask, bool)), strict=True):
         v, before, r = new[place], old[place], wanted[place]
         near = v if clip is None else min(max(v, before - clip), before + clip)
         losses[place] = max((v - r) ** 2, (near - r) ** 2) / 2
