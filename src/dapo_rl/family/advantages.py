@@ -29,8 +29,6 @@ class AdvantageEntry:
     """Whether a sample can be compared without others of its prompt."""
     verl: tuple[str, ...] = ()
     """verl's names for it, in `algorithm.adv_estimator`."""
-    swift: tuple[str, ...] = ()
-    """ms-swift's names for it, in `advantage_estimator`."""
 
 
 ADVANTAGES: dict[str, AdvantageEntry] = {}
@@ -79,7 +77,6 @@ ADVANTAGES["group"] = AdvantageEntry(
     source="DAPO, Eq. 9",
     by_std=True,
     verl=("grpo", "grpo_vectorized"),
-    swift=("grpo",),
 )
 
 
@@ -118,7 +115,6 @@ ADVANTAGES["reinforce++"] = AdvantageEntry(
     by_std=True,
     alone=True,
     verl=("reinforce_plus_plus",),
-    swift=("reinforce_plus_plus",),
 )
 
 
