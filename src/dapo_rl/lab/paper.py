@@ -227,10 +227,10 @@ def _kl_term(config: Config) -> Finding:
 
 
 @_component("Clip bounds", "Eq. 10", "settings", "low 0.2, high 0.28", "algo.clip_low", "algo.clip_high")
-def _clip_bounds(config: Config) -> Finding:
+def _clip_bounds(config: Config) -> Finding | None:
     low, high = config.algo.clip_low, config.algo.clip_high
     if (entry := LOSSES.get(config.algo.loss)) is not None and entry.ratio is not None:
-        return f"low {low:g}, high {high:g}", False, "they bound the ratio of a sequence, not of a token"
+        return None  # bounds of a sequence's ratio, for which the paper has no value
     effects = []
     if high != 0.28:
         room = "more" if high > 0.28 else "less"
