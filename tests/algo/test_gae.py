@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl import algo
-from dapo_rl.algo import adaptive_lambda, decoupled_gae, gae, reference, whitened
+from dapo_rl.algo import adaptive_lambda, decoupled_gae, gae, reference, token_rewards, whitened
 
 QUICK = settings(max_examples=40, deadline=None)
 VALUES = torch.tensor([[0.5, 0.25, 1.0, 0.0], [2.0, 7.0, 1.0, 9.0]])
@@ -50,6 +50,16 @@ def test_lambda_adapts_to_the_length():
     np.testing.assert_allclose(adaptive_lambda(lengths), reference.adaptive_lambda(lengths), atol=1e-6)
     each = torch.tensor([0.5, 0.0])
     assert gae(VALUES, REWARDS, MASK, each).tolist() == [[0.125, 0.75, 0.0, 0.0], [-1.0, 0.0, -2.0, 0.0]]
+
+
+def test_the_reward_is_at_the_last_token_and_the_kl_penalty_at_each():
+    kl = torch.tensor([[1.0, 2.0, 3.0, torch.nan], [0.0, torch.nan, -1.0, torch.nan]])
+    plain = [[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, -1.0, 0.0]]
+    with_kl = [[-0.5, -1.0, -0.5, 0.0], [0.0, 0.0, -0.5, 0.0]]
+    for library in (algo, reference):
+        assert library.token_rewards(REWARDS, MASK).tolist() == plain
+        assert library.token_rewards(REWARDS, MASK, kl, 0.5).tolist() == with_kl
+    assert gae(VALUES, token_rewards(REWARDS, MASK), MASK, 0.5).tolist() == gae(VALUES, REWARDS, MASK, 0.5).tolist()
 
 
 def test_whitening_by_hand():

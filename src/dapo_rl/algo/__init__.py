@@ -4,7 +4,7 @@ Token losses and advantages are in `dapo_rl.family`. `dapo_rl.algo.reference` ha
 """
 
 from dapo_rl.algo.filter import dynamic_sampling_filter
-from dapo_rl.algo.gae import adaptive_lambda, decoupled_gae, gae, whitened
+from dapo_rl.algo.gae import adaptive_lambda, decoupled_gae, gae, token_rewards, whitened
 from dapo_rl.algo.importance import importance_weights
 from dapo_rl.algo.kl import entropy_from_logits, kl_penalty
 from dapo_rl.algo.loss import ClipFractions, aggregate, clip_fractions, dapo_policy_loss
@@ -31,6 +31,7 @@ __all__ = [
     "pass_at_k",
     "positive_lm_loss",
     "soft_overlong_punishment",
+    "token_rewards",
     "value_loss",
     "whitened",
 ]

@@ -50,12 +50,20 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, lambda_: float | Tensor, 
     """
     mask = mask.bool()
     values_BT = torch.where(mask, values.float(), 0.0)
-    rewards_BT = rewards.float() if rewards.dim() == 2 else _at_the_end(rewards.float(), mask)
+    rewards_BT = rewards.float() if rewards.dim() == 2 else token_rewards(rewards, mask)
     errors_BT = rewards_BT + gamma * _next_written(values_BT, mask) - values_BT
     lambda_B1 = torch.as_tensor(lambda_, dtype=torch.float32, device=values_BT.device).reshape(-1, 1)
     # A skipped token passes on what comes after it.
     decay_BT = torch.where(mask, (gamma * lambda_B1).expand_as(values_BT), 1.0)
     return torch.where(mask, _scan(torch.where(mask, errors_BT, 0.0), decay_BT), 0.0)
+
+
+def token_rewards(rewards: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
+    """`rewards[B]` at the last written token of each sample, less `kl_coef` times the KL estimate of each token, which
+    is how PPO has KL in the reward; 0 where masked."""
+    is_last_BT = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
+    rewards_BT = torch.where(is_last_BT, rewards.float()[:, None], 0.0)
+    return rewards_BT if kl is None else torch.where(mask, rewards_BT - kl_coef * kl.float(), 0.0)
 
 
 def adaptive_lambda(lengths: Tensor, alpha: float = LENGTH_ALPHA, lowest: float = 0.0) -> Tensor:
@@ -73,12 +81,6 @@ def whitened(advantages: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
     values = torch.where(mask, advantages.float(), 0.0)
     centred = torch.where(mask, values - values.sum() / count, 0.0)
     return centred / (centred.square().sum() / (count - 1).clamp(min=1) + eps).sqrt()
-
-
-def _at_the_end(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """Rewards at the last written token of each sample."""
-    is_last_BT = mask_BT & (mask_BT.flip(-1).cumsum(-1).flip(-1) == 1)
-    return torch.where(is_last_BT, rewards_B[:, None], 0.0)
 
 
 def _next_written(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

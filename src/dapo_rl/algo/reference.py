@@ -296,6 +296,15 @@ def decoupled_gae(
     return gae(values, rewards, mask, policy_lambda, gamma), np.where(np.asarray(mask, bool), targets, 0.0)
 
 
+def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: float = 0.0) -> Array:
+    counted, given = np.asarray(mask, bool), np.asarray(rewards, float)
+    result = np.zeros(counted.shape) if kl is None else np.where(counted, -kl_coef * np.asarray(kl, float), 0.0)
+    for i, written in enumerate(counted):
+        if written.any():
+            result[i, np.nonzero(written)[0][-1]] += given[i]
+    return result
+
+
 def adaptive_lambda(lengths: ArrayLike, alpha: float = 0.05, lowest: float = 0.0) -> Array:
     return np.array([max(lowest, 1 - 1 / (alpha * length)) for length in np.asarray(lengths, float)])
 
