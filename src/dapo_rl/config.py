@@ -528,7 +528,7 @@ class Config(Section):
             yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
         loss, advantage = LOSSES.get(algo.loss), ADVANTAGES.get(algo.advantage)
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
-            if loss is not None and loss.wide_bounds:
+            if loss is None or loss.wide_bounds:
                 if not 0 <= bound < math.inf:
                     yield (
                         key,

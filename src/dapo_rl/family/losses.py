@@ -130,7 +130,7 @@ def gspo_token_losses(
 LOSSES["gspo-token"] = LossEntry(
     gspo_token_losses,
     formula="min(s A, clip(s) A), with the gradient of each token's own r",
-    source="[GSPO](https://arxiv.org/abs/2507.18071), Eq. 13",
+    source="[GSPO](https://arxiv.org/abs/2507.18071), Sec. 4.3",
     effect="as gspo, for advantages that differ between the tokens of a sequence",
     ratio=sequence_ratio,
     level=("sequence_token",),
