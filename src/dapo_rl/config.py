@@ -504,8 +504,11 @@ class Config(Section):
         sampling, algo, overlong = self.sampling, self.algo, self.overlong
         for key, name, known in (("algo.loss", algo.loss, LOSSES), ("algo.advantage", algo.advantage, ADVANTAGES)):
             if name not in known and not is_function(name):
-                same = next((n for n, choice in NORMALIZATIONS.items() if choice.after.lower() == name.lower()), None)
-                remedy = f"set algo.normalize={same}" if same and known is ADVANTAGES else ""
+                methods = {
+                    choice.after.lower(): normalize for normalize, choice in NORMALIZATIONS.items() if choice.after
+                }
+                same = methods.get(name.lower()) if known is ADVANTAGES else None
+                remedy = f"set algo.normalize={same}" if same else ""
                 hint = remedy or did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
                 yield key, f"{shown(name)} is not one of {', '.join(known)}", hint.removeprefix("; ")
         for entry in self.reward.verifiers:
