@@ -4,7 +4,7 @@ A server process imports everything once and forks itself for each command. The 
 the one that started it, with its own process id, streams, directory, environment, limits and signals; what it leaves
 out is the start of Python and the imports, and with them what libraries read from the environment at that time. Tests
 of those, and of the installed script, use subprocess itself, and so does any other program that is started here.
-`dapo` commands that start others (ablate, bench, board) have a server of their own.
+`dapo` commands that start others (ablate, bench, board, launch) have a server of their own.
 
 Forking is safe because the server has a single thread, and checks that before each fork.
 """
@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 DAPO = Path(sys.executable).with_name("dapo")
 MAIN_MODULES = ("dapo_rl.cli", "dapo_rl.lab.bench.worker")
-STARTS_OTHERS = ("ablate", "bench", "board")
+STARTS_OTHERS = ("ablate", "bench", "board", "launch")
 PRELOADED = (
     "dapo_rl.cli",
     "dapo_rl.trainer",

@@ -20,7 +20,7 @@ LAYERS = [
     {"build"},
     {"trainer"},
     {"lab"},
-    {"board"},
+    {"board", "launch"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -50,7 +50,7 @@ WITHOUT_TORCH = {
         "config",
         "demo",
     ),
-    *("completion", "data", "rewards", "envs", "runs", "board", "moving"),
+    *("completion", "data", "rewards", "envs", "runs", "board", "moving", "launch"),
 }
 
 

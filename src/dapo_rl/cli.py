@@ -36,9 +36,10 @@ from dapo_rl.demo import chosen_settings, source_name, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.launch.command import app as launch_app
 from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.recipe import setting_named
-from dapo_rl.recipes import find_recipe, measured, packaged_recipe, recipe_names
+from dapo_rl.recipes import measured, packaged_recipe, recipe_names, split_arguments
 from dapo_rl.version import __version__
 
 WIDEST_HELP = 100
@@ -59,6 +60,7 @@ app = typer.Typer(
 model_app = typer.Typer(help="Download or build a model to start from.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
+app.add_typer(launch_app, name="launch")
 
 
 def _settings_help() -> str:
@@ -109,7 +111,7 @@ def train(
         bool, typer.Option("--resume", help="Resume --run, or the newest run in runs/, from its last checkpoint.")
     ] = False,
 ) -> None:
-    recipe, overrides = _split(arguments)
+    recipe, overrides = split_arguments(arguments)
     notes: list[str] = []
     name = (recipe or DEFAULT_RECIPE).stem
     if resume:
@@ -155,7 +157,7 @@ def check(
     The report lists each component of the paper, the batch sizes, and the memory of a run: an estimate from the
     model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
     """
-    recipe, overrides = _split(arguments)
+    recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
     _quiet_transformers()
     from dapo_rl.lab.check import conformance, conformance_json, print_conformance
@@ -197,7 +199,7 @@ def plan(
     It simulates the run's sampler on engines whose speed follows from the GPU's
     data sheet and from measurements, in rounds, streaming and asynchronous.
     """
-    recipe, overrides = _split(arguments)
+    recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
     _quiet_transformers()
     from dapo_rl.lab.plan.command import run_plan
@@ -220,7 +222,7 @@ def verify(
     with its verdict and reward, and lists what it finds. Nothing is trained or written. Exits with 2 if `dapo train`
     would stop with an error.
     """
-    recipe, overrides = _split(arguments)
+    recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
     _stop_at_once()
     _quiet_transformers()
@@ -298,7 +300,7 @@ def ablate(
 ) -> None:
     from dapo_rl.lab.ablate.command import run_ablation
 
-    recipe, overrides = _split(arguments)
+    recipe, overrides = split_arguments(arguments)
     code = run_ablation(
         recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs, keep_models=keep_models
     )
@@ -436,7 +438,7 @@ def _invoke(words: list[str]) -> int:
 
 def _explain_option(words: list[str], option: str | None) -> None:
     """Raises UserError for an unknown option that is the name of a setting: `--seed 3` or `--train.lr=1e-6`."""
-    if option is None or words[0] not in TAKE_SETTINGS:
+    if option is None or not set(words[:2]) & set(TAKE_SETTINGS):
         return
     name = option.lstrip("-").replace("-", "_")
     key = name if name in known_keys() else setting_named(name, known_keys())
@@ -498,15 +500,6 @@ def _complain(line: str, more: str = "") -> None:
         print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
         if more:
             print(printable(more), file=sys.stderr)
-
-
-def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
-    """The recipe, if there is one, and the overrides."""
-    words = arguments or []
-    recipes = [word for word in words if "=" not in word]
-    if len(recipes) > 1:
-        raise UserError(f"two recipes, {recipes[0]} and {recipes[1]}; an override is written key=value")
-    return (find_recipe(recipes[0]) if recipes else None), [word for word in words if "=" in word]
 
 
 def _newest_run() -> Path:

@@ -22,7 +22,7 @@ from dapo_rl.recipes import SUFFIX, recipe_names
 
 INSTRUCTION, LINE, BREAKS = "_DAPO_COMPLETE", "_DAPO_LINE", "_DAPO_BREAKS"
 ASKS = "complete_"
-TAKE_RECIPES = ("train", "check", "plan", "verify", "ablate")
+TAKE_RECIPES = ("train", "check", "plan", "verify", "ablate", "local", "ray", "slurm")
 TAKE_SETTINGS = (*TAKE_RECIPES, "eval", "rollout", "update", "step")
 """Commands with KEY=VALUE arguments."""
 NAMES = {

@@ -278,3 +278,29 @@ def test_long_names_fit(browser, address, size):  # noqa: F811
             for table in page.locator("table.runs, .grid.tables table, table.figures, table.differences").all():
                 if table.is_visible():  # fits its card without scrolling
                     assert table.evaluate("t => t.scrollWidth - t.parentElement.clientWidth") <= 0, view
+
+
+def test_the_engines_of_a_run_on_a_cluster(browser, tmp_path):  # noqa: F811
+    run = make_run(tmp_path / "runs" / "cluster", **{"cluster.backend": "ray", "cluster.engines": 2})
+    figures = {
+        "queue": (12, 0),
+        "version": (4, 4),
+        "tokens_per_s": (1234.0, 56.0),
+        "busy": (0.914, 1.0),
+        "lost": (0, 2),
+    }
+    run.append_metrics(4, {f"engine/{i}/{name}": values[i] for name, values in figures.items() for i in (0, 1)})
+    ranks = {"tokens": (51200, 49800), "busy": (0.5, 0.499), "memory_gib": (71.25, 70.0)}
+    run.append_metrics(5, {f"rank/{i}/{name}": values[i] for name, values in ranks.items() for i in (0, 1)})
+    make_run(tmp_path / "runs" / "plain")
+    with served(tmp_path / "runs") as address, opened(browser, address, "#/runs?run=cluster") as page:
+        page.get_by_role("tab", name="Engines").click()
+        rows = page.locator(".grid.tables tbody tr")
+        expect(rows).to_have_count(4)
+        expect(rows.nth(0).locator("td")).to_have_text(["0", "1.2 k", "91 %", "12", "4", "0"])
+        expect(rows.nth(1).locator("td")).to_have_text(["1", "56", "100 %", "0", "4", "2"])
+        expect(rows.nth(2).locator("td")).to_have_text(["0", "51.2 k", "50 %", "71.3"])
+        expect(rows.nth(3).locator("td")).to_have_text(["1", "49.8 k", "50 %", "70.0"])
+        page.get_by_label("Show cluster").uncheck()
+        page.get_by_label("Show plain").check()
+        expect(page.get_by_role("tab", name="Engines")).to_have_count(0)

@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 from rank_parts import Rank, RanksOfTests, WarmRanks
+from warm_engines import WarmReplica
 
+from dapo_rl.cluster import engine_pool
 from dapo_rl.cluster.session import import_ray
 
 
@@ -37,8 +39,16 @@ def ray_instance():
     os.environ["PYTHONPATH"] = before
     yield nodes
     WarmRanks.actors.clear()
+    WarmReplica.idle.clear()
     ray.shutdown()
     nodes.shutdown()
+
+
+@pytest.fixture(scope="module")
+def warm_engines(ray_instance):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_pool, "EngineReplica", WarmReplica)
+        yield
 
 
 @pytest.fixture(scope="session")

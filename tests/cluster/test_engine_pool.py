@@ -14,7 +14,7 @@ import pytest
 from stepping_engine import LONGEST, Numbers, SteppingEngine, stepping
 from support import Prompts, TextVerifier, ids
 
-from dapo_rl.cluster import stored_weights
+from dapo_rl.cluster import engine_pool, stored_weights
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.config import ClusterSettings, SamplingSettings
@@ -34,7 +34,7 @@ def small_buckets():
 
 
 @pytest.fixture(scope="module")
-def three(ray_instance):
+def three(ray_instance, warm_engines):
     """A pool of three engines that tests share. It recovers from what they do to it."""
     notes = []
     pool = EnginePool(
@@ -207,7 +207,7 @@ def test_engines_killed_at_random_moments(pool):
     assert with_kills == steps_of(SteppingEngine(Numbers(0)), max_staleness=0)
 
 
-def test_the_same_groups_are_admitted_in_the_same_order_by_any_number_of_engines(pool, ray_instance):
+def test_the_same_groups_are_admitted_in_the_same_order_by_any_number_of_engines(pool):
     """One engine at a time with the driver does the same as in its process, step by step; several do if a step's groups
     depend on verdicts alone, and not on when they are known."""
     alone = EnginePool(stepping(), Numbers(0), ClusterSettings(engines=1), background=False)
@@ -241,7 +241,7 @@ def sampler_on(engine, during_updates=False, **settings):
     return Sampler(Prompts(), engine, TextVerifier(), PARAMS, chosen, cap=1000, seed=0, during_updates=during_updates)
 
 
-def test_an_engine_that_fails_while_it_loads_is_replaced(ray_instance, tmp_path):
+def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, load=7.0, flag=str(tmp_path / "failed"))
     pool = EnginePool(make, Numbers(0), ClusterSettings(engines=1, restarts=1, timeout_s=20), note=notes.append)
@@ -265,22 +265,31 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(ray_instance, tmp_path)
         pool.close()
 
 
-def test_an_engine_that_hangs_is_noticed_and_a_mistake_of_the_users_is_raised(ray_instance, tmp_path):
+def test_an_engine_that_hangs_is_noticed_and_a_mistake_of_the_users_is_raised(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, hang="draw-2", refuse="draw-5", flag=str(tmp_path / "hung"))
     pool = EnginePool(make, Numbers(0), ClusterSettings(engines=2, timeout_s=2), note=notes.append)
     try:
-        started = time.monotonic()
+        for number in (10, 11):
+            pool.submit(request(number))
+        everything(pool)  # the first samples may take longer
         for number in range(4):
             pool.submit(request(number))
         assert everything(pool) == plain_samples(range(4))
-        assert time.monotonic() - started < 60
         assert notes[0].startswith("engine 0 was lost: no progress for")
         pool.submit(request(5))
         with pytest.raises(UserError, match=r"^engine: this request is refused$"):
             everything(pool)
     finally:
         pool.close()
+
+
+def test_engines_for_which_there_is_no_room_are_one_line(ray_instance, monkeypatch):
+    monkeypatch.setattr(engine_pool, "START_S", 0.5)
+    with pytest.raises(
+        UserError, match=r"^cluster.engines: engine 0 of 1 did not start within 0 s; the cluster may not"
+    ):
+        EnginePool(stepping(), Numbers(0), ClusterSettings(), options={"resources": {"nowhere": 1}})
 
 
 def test_sampling_goes_on_during_updates(pool):
@@ -292,6 +301,7 @@ def test_sampling_goes_on_during_updates(pool):
         trained += sum(group.tokens for group in fill.kept)
         assert [group.draw for group in fill.kept] == list(range(5 * version - 5, 5 * version))
         assert fill.in_flight + fill.carried_over == 5
+        assert not any(replica._unsent for replica in pool._replicas)
         _update(pool)
         pool.receive(version, Numbers(version))
         versions = {int(v) for group in fill.kept for sample in group.samples for v in sample.versions}

@@ -76,7 +76,7 @@ def two_ranks(tmp_path_factory):
 
 def metrics(path):
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    aside = ("timing_s/", "perf/")
+    aside = ("timing_s/", "perf/", "rank/")
     return [{k: math.nan if v is None else v for k, v in row.items() if not k.startswith(aside)} for row in rows]
 
 
@@ -84,6 +84,14 @@ def groups(path):
     tables = [pq.read_table(file) for file in sorted((path / "rollouts").iterdir())]
     names = ["step", "draw", "sample", "prompt_id", "token_ids", "version_first", "version_last", "score", "fate"]
     return [table.select(names).to_pylist() for table in tables]
+
+
+def test_the_log_tells_what_each_rank_did(two_ranks):
+    rows = [json.loads(line) for line in (two_ranks / "metrics.jsonl").read_text().splitlines()]
+    for row in (row for row in rows if row["step"]):
+        both = sum(row[f"rank/{n}/tokens"] for n in (0, 1))
+        assert both == 2 * row["sampling/tokens_trained"], "in the two passes of a step"
+        assert all(0 < row[f"rank/{n}/busy"] <= 1 and row[f"rank/{n}/memory_gib"] > 0.05 for n in (0, 1))
 
 
 def notes(path):

@@ -153,6 +153,12 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
         (["sampling.stop=['']"], "sampling.stop", "leave it out"),
         (["sampling.group_size=1", "sampling.dynamic=off", "algo.normalize=none"], "sampling.group_size", "2 or more"),
         (["sampling.dynamic=false", "sampling.dynamic_batch=true"], "sampling.dynamic_batch", "sampling.dynamic=true"),
+        (["engine_options.enforce_eager=true"], "engine_options", "engine=native has no options of its own"),
+        (["engine=vllm", "engine_options.dtype=half"], "engine_options", "set model.dtype"),
+        (["engine=vllm", "engine_options.tensor_parallel_size=2"], "engine_options", "set cluster.engine_gpus"),
+        (["cluster.engines=2"], "cluster.engines", "set cluster.backend=ray"),
+        (["cluster.engine_gpus=2"], "cluster.engine_gpus", "set engine=vllm"),
+        (["engine=vllm", "cluster.engine_gpus=2"], "cluster.engine_gpus", "set cluster.placement=separate"),
     ],
 )
 def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, remedy):
@@ -241,3 +247,25 @@ def test_prose_on_the_command_line_needs_no_quotes_of_yaml():
         Config.load(None, ["train.lr=about: 1e-6: so"])
     with pytest.raises(UserError, match="is not a value; quote it as in YAML"):
         Config.load(None, ["data.system_prompt={open"])
+
+
+def test_options_of_an_engine_are_kept_as_they_are():
+    options = ["engine=vllm", "engine_options.max_num_batched_tokens=8192", "engine_options={enforce_eager: true}"]
+    config = Config.load(None, options)
+    assert config.engine_options == {"max_num_batched_tokens": 8192, "enforce_eager": True}
+    assert Config.build(config.resolved()).engine_options == config.engine_options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], False),
+        (["cluster.backend=ray"], False),
+        (["cluster.backend=ray", "cluster.placement=separate"], True),
+        (["cluster.placement=separate"], False),
+        (["cluster.backend=ray", "cluster.placement=separate", "sampling.max_staleness=0"], False),
+        (["cluster.backend=ray", "cluster.placement=separate", "sampling.surplus=drop"], False),
+    ],
+)
+def test_only_engines_of_their_own_sample_during_updates(overrides, expected):
+    assert Config.load(None, overrides).during_updates is expected

@@ -94,8 +94,22 @@ def test_a_part_that_fails_after_the_engine_closes_it(tmp_path, mine):
     assert [engine.closed for engine in made] == [1]
 
 
-def build(named):
-    return build_engine(named, small_model(), tokenizer(), SamplingSettings(), torch.float32, 40)
+def build(named, **options):
+    how = (small_model(), tokenizer(), SamplingSettings(), torch.float32, 40)
+    return build_engine(named, *how, options=options)
+
+
+def test_options_are_arguments_of_the_class():
+    made = {}
+
+    def make(model, tokenizer, settings, *, dtype, longest, pace=1):
+        made.update(pace=pace, longest=longest)
+        return build("hf")
+
+    build(make, pace=3)
+    assert made == {"pace": 3, "longest": 40}
+    with pytest.raises(UserError, match=r"make raised TypeError: .*unexpected keyword argument 'speed'"):
+        build(make, speed=3)
 
 
 def test_names():

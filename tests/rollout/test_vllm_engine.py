@@ -78,11 +78,16 @@ class StandInEngine:
 
 @pytest.fixture
 def engine(monkeypatch):
-    made = {}
+    made, calls = {}, []
 
     def llm(**arguments):
         made.update(arguments)
-        return SimpleNamespace(llm_engine=StandInEngine())
+        if "max_num_batched_token" in arguments:
+            raise TypeError("EngineArgs.__init__() got an unexpected keyword argument 'max_num_batched_token'")
+        sleep = lambda level: calls.append(f"sleep {level}")  # noqa: E731
+        return SimpleNamespace(
+            llm_engine=StandInEngine(), sleep=sleep, wake_up=lambda: calls.append("wake up"), calls=calls
+        )
 
     vllm, params = ModuleType("vllm"), ModuleType("vllm.sampling_params")
     vllm.LLM, vllm.SamplingParams = llm, StandInParams
@@ -203,3 +208,33 @@ def test_without_vllm_it_is_one_line(monkeypatch):
 
     with pytest.raises(UserError, match="pip install vllm"):
         VLLMEngine(small_model(), tokenizer(), SamplingSettings(), torch.float32)
+
+
+def test_options_go_to_vllm_and_a_wrong_one_is_one_line(engine):
+    _, arguments = engine(enforce_eager=True, gpu_memory_utilization=0.7)
+    assert arguments["enforce_eager"] is True
+    assert arguments["gpu_memory_utilization"] == 0.7
+    with pytest.raises(UserError, match=r"^engine_options: vLLM refuses max_num_batched_token: .*unexpected keyword"):
+        engine(max_num_batched_token=8192)
+
+
+def test_it_rests_until_the_next_weights(engine):
+    ours, arguments = engine(rests=True)
+    assert arguments["enable_sleep_mode"] is True
+    ours.submit(request("a", tokens=3, ignore_eos=True))
+    ours._engine.step()
+    ours.rest()
+    ours.rest()
+    assert ours._llm.calls == ["sleep 2"]
+    ours.submit(request("b", count=1, tokens=2, ignore_eos=True))
+    assert ours.poll(0.01) == []
+    assert ours.pending == 3
+    ours.receive(1, OneWeight())
+    assert ours._llm.calls == ["sleep 2", "wake up"]
+    assert ours._engine.loaded == ["model.norm.weight"]
+    done = {(c.request_id, c.index): c.sample for c in drain(ours)}
+    assert {key: len(sample.token_ids) for key, sample in done.items()} == {("a", 0): 3, ("a", 1): 3, ("b", 0): 2}
+    assert done["a", 0].versions.tolist() == [0, 1, 1]
+    ours.rest()
+    ours.submit(request("c"))
+    assert [left.id for left in ours.take_unfinished()] == ["c"]

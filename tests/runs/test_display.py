@@ -12,7 +12,7 @@ from dapo_rl.base.format import count, duration, sparkline
 from dapo_rl.config import Config
 from dapo_rl.runs.display import Pace, PlainDisplay, step_line
 from dapo_rl.runs.live import LiveDisplay, make_display
-from dapo_rl.runs.words import closing_rows, dropped, engines
+from dapo_rl.runs.words import closing_rows, dropped, engines, ranks
 
 METRICS = {
     "reward/mean": -0.12,
@@ -280,7 +280,7 @@ def test_no_heavy_import():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_engines_are_one_line():
+def test_engines_and_ranks_are_one_line_each():
     assert engines(METRICS) is None
     figures = {
         "queue": (12, 30),
@@ -293,8 +293,13 @@ def test_engines_are_one_line():
     assert engines(metrics) == "2 engines  busy 91% to 98%  2.1k tok/s  queue 42  version 4"
     metrics |= {"engine/1/lost": 2, "engine/1/busy": None, "engine/1/version": 3}
     assert engines(metrics) == "2 engines  busy 91%  2.1k tok/s  queue 42  version 3 to 4  lost 2"
+    figures = {"tokens": (51200, 49800), "busy": (0.5, 0.497), "memory_gib": (71.25, 70.0)}
+    metrics |= {f"rank/{i}/{name}": values[i] for name, values in figures.items() for i in (0, 1)}
+    assert ranks(METRICS) is None
+    assert ranks(metrics) == "2 ranks  busy 50%  49.8k to 51.2k tokens each  71.2 GiB"
     display, stream = live()
     with display:
         display.start(5, Config())
         display.step(1, METRICS | metrics)
     assert "2 engines  busy 91%" in stream.getvalue()
+    assert "2 ranks  busy 50%" in stream.getvalue()

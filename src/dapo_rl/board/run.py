@@ -181,6 +181,7 @@ class BoardRun:
             "model": as_text(settings.get("model.name")),
             "seed": as_count(settings.get("seed"), LARGEST_COUNT),
             "techniques": self._settings.value[1] if self._settings.value else None,
+            "engines": as_count(settings.get("cluster.engines")) if settings.get("cluster.backend") else None,
             "before": evaluations.get(0) if len(evaluations) > 1 else None,
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
             **figures,
@@ -233,7 +234,9 @@ class BoardRun:
 _EMPTY_ROW: dict[str, Any] = {
     **dict.fromkeys(("name", "state")),
     "step": 0,
-    **dict.fromkeys(("steps", "preset", "model", "seed", "techniques", "before", "accuracy", *RECENT, *TOTALS)),
+    **dict.fromkeys(
+        ("steps", "preset", "model", "seed", "techniques", "engines", "before", "accuracy", *RECENT, *TOTALS)
+    ),
     **{"started": None, "rollouts": False, "seen": 0, "error": None, "problem": None},
 }
 

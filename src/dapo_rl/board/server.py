@@ -22,6 +22,7 @@ from dapo_rl.base.quote import printable
 from dapo_rl.board.ablation import BoardAblation
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
+from dapo_rl.board.engines import engines_and_ranks
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
 from dapo_rl.board.guard import Guard, is_loopback, token_matches
 from dapo_rl.board.lab import Lab, Start
@@ -167,6 +168,10 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
             rows = [{"step": step, **{n: column.get(step) for n, column in columns.items()}} for step in steps]
             result[run.name] = rows[-200:]
         return Plain(result)
+
+    @app.get("/api/engines")
+    def engines(names: Names) -> Plain:
+        return Plain({run.name: engines_and_ranks(run) for run in catalogue.with_logs(names)})
 
     @app.get("/api/record")
     def record(names: Names) -> Plain:

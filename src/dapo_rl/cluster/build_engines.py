@@ -20,6 +20,8 @@ from dapo_rl.rollout.native.budget import memory_share
 
 SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""
+RESTFUL = ("native", "vllm")
+"""Engines that can give up their memory."""
 COLOCATED_GPUS = 0.4
 """The share of a GPU that Ray sets aside for an engine that shares it with a rank."""
 
@@ -117,7 +119,7 @@ def build_engine_pool(
 
 def takes_turns(config: Config, device: torch.device) -> bool:
     """Whether engines give up their memory during updates."""
-    return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine == "native"
+    return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine in RESTFUL
 
 
 def _for_vllm(cluster: ClusterSettings) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -95,32 +95,39 @@ class EngineActor:
     """Runs as a Ray actor. The methods of the group `control` are called in the order in which the driver calls them;
     `collect` is called at the same time as they are."""
 
-    def __init__(self, background: bool) -> None:
-        """In the background the engine generates whenever it has work; otherwise in `poll` alone."""
+    def __init__(self) -> None:
+        self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
+        self._news = threading.Condition()
+        """Guards what is reported."""
+        self._begin(background=False)
+        threading.Thread(target=self._run, name="engine", daemon=True).start()
+
+    def _begin(self, background: bool) -> None:
         self._background = background
         self._engine: Engine | None = None
-        self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
         self._orders: dict[str, _Order] = {}
         self._resting = False
         self._beat = time.monotonic()
         self._tokens, self._busy_s = 0, 0.0
         self._failure: Failure | None = None
         self._done: list[Done] = []
-        self._news = threading.Condition()
-        """Guards what is reported."""
         self._hurry = False
-        threading.Thread(target=self._run, name="engine", daemon=True).start()
 
-    def start(self, make: MakeEngine, weights: StoredWeights) -> Answer:
+    def start(self, make: MakeEngine, weights: StoredWeights, background: bool) -> Answer:
+        """Builds the engine, in the place of one that was there before. In the background it generates whenever it has
+        work; otherwise in `poll` alone."""
+
         def build() -> None:
+            self._begin(background)
             self._engine = make(weights)
 
         return self._answer(build)
 
-    def submit(self, number: int, request: Request) -> None:
+    def submit(self, numbered: Sequence[tuple[int, Request]]) -> None:
         def add() -> None:
-            self._orders[request.id] = _Order(number, set(request.indices))
-            self._own().submit(request)
+            for number, request in numbered:
+                self._orders[request.id] = _Order(number, set(request.indices))
+                self._own().submit(request)
 
         self._commands.put((add, None))
 

@@ -33,6 +33,7 @@ LOOK_S = 0.25
 """Seconds between looks at engines that are lost or starting."""
 START_S = 600.0
 """Seconds that an engine may take to start."""
+ROOM = "the cluster may not have room for it: `ray status` shows what is free"
 LOAD_PATIENCE = 10
 """New weights may take this many times longer than `cluster.timeout_s`."""
 CLOSE_S = 5.0
@@ -66,6 +67,8 @@ class EnginePool:
         self._waiting: list[Order] = []
         """Orders while no engine is in service."""
         self._finished: list[Completion] = []
+        self._served = time.monotonic()
+        """When an engine was last in service."""
         self._looked = time.perf_counter()
         self._seen = [replica.totals for replica in self._replicas]
         try:
@@ -93,7 +96,13 @@ class EnginePool:
     def submit(self, request: Request) -> None:
         self._place(request)
 
+    def flush(self) -> None:
+        """Sends all requests to the engines."""
+        for replica in self._replicas:
+            replica.flush()
+
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        self.flush()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._finished and self.pending:
             left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
@@ -124,7 +133,7 @@ class EnginePool:
                 calls.append((replica, replica.send("cancel", names, numbers)))
         for replica, ref in calls:
             with self._or_lost(replica):
-                lost += replica.result(ref, self._settings.timeout_s)
+                lost += replica.result(ref, replica.timeout_s)
         return lost
 
     def receive(self, version: int, source: WeightSource) -> None:
@@ -145,7 +154,7 @@ class EnginePool:
         calls = [(replica, replica.send("take_unfinished")) for replica in self._replicas if replica.in_service]
         for replica, ref in calls:
             with self._or_lost(replica):
-                requests, last = replica.result(ref, self._settings.timeout_s)
+                requests, last = replica.result(ref, replica.timeout_s)
                 if self._background:
                     self._take(replica, replica.report())  # what it was reporting meanwhile
                 self._take(replica, last)
@@ -186,7 +195,7 @@ class EnginePool:
             if not replica.started(max(0.0, end - time.monotonic())):
                 raise UserError(
                     f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within "
-                    f"{START_S:.0f} s; the cluster may not have room for it"
+                    f"{START_S:.0f} s; {ROOM}"
                 )
 
     def _place(self, request: Request) -> None:
@@ -207,10 +216,15 @@ class EnginePool:
                     replica.check()
                 else:
                     replica.started(0)
+        if any(replica.in_service for replica in self._replicas):
+            self._served = time.monotonic()
+        elif time.monotonic() > self._served + START_S:
+            raise UserError(f"cluster.engines: no engine is left, and none started within {START_S:.0f} s; {ROOM}")
         if self._waiting and any(replica.in_service for replica in self._replicas):
             waiting, self._waiting = self._waiting, []
             for order in waiting:
                 self._place(order.left())
+            self.flush()
 
     def _collect(self, busy: Sequence[EngineReplica], timeout_s: float) -> None:
         """Takes the reports of engines as they come."""
@@ -227,7 +241,7 @@ class EnginePool:
         calls = [(replica, replica.send("poll", timeout_s)) for replica in busy]
         for replica, ref in calls:
             with self._or_lost(replica):
-                self._take(replica, replica.result(ref, timeout_s + self._settings.timeout_s))
+                self._take(replica, replica.result(ref, timeout_s + replica.timeout_s))
 
     def _take(self, replica: EngineReplica, report: EngineReport) -> None:
         replica.note(report)

@@ -12,8 +12,12 @@ from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.rollout.engine import Request
 
+FIRST_PATIENCE = 10
+"""The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""
 REPORT_S = 1.0
 """Seconds after which an engine reports, even if no sample has finished."""
+AT_ONCE = 32
+"""Orders that are sent together. A call costs the driver as much as the rest that it does for a group."""
 CONTROL, COLLECT = "control", "collect"
 """Groups of methods, each with a thread."""
 
@@ -65,6 +69,7 @@ class EngineReplica:
         self._asked = 0.0
         self._earlier, self._now = Totals(), Totals()
         self.orders: dict[int, Order] = {}
+        self._unsent: list[tuple[int, Request]] = []
         self.version = 0
         self.lost = 0
         """How often."""
@@ -79,14 +84,19 @@ class EngineReplica:
         return self._actor is not None and self._starting is None
 
     @property
+    def timeout_s(self) -> float:
+        """How long it may go without progress."""
+        return self._timeout_s if self._now.tokens else self._timeout_s * FIRST_PATIENCE
+
+    @property
     def totals(self) -> Totals:
         before, now = self._earlier, self._now
         return Totals(before.tokens + now.tokens, before.busy_s + now.busy_s, before.preempted + now.preempted)
 
     def start(self, make: Any, weights: StoredWeights) -> None:
         """`make` is a MakeEngine in the object store. Does not wait."""
-        self._actor = self._class.options(**self._options).remote(self._background)
-        self._starting = self.send("start", make, weights)
+        self._actor = self._new_actor()
+        self._starting = self.send("start", make, weights, self._background)
         self.version = weights.version
 
     def started(self, timeout_s: float) -> bool:
@@ -100,11 +110,21 @@ class EngineReplica:
         return True
 
     def submit(self, order: Order) -> None:
+        """Adds an order. It is sent with others, by `flush` or before the next call."""
         self.orders[order.number] = order
-        self.send("submit", order.number, order.request)
+        self._unsent.append((order.number, order.request))
+        if len(self._unsent) == AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the orders that have not been sent yet."""
+        if self._unsent:
+            unsent, self._unsent = self._unsent, []
+            self.send("submit", unsent)
 
     def send(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the actor; `result` waits for it."""
+        self.flush()
         return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def asks(self) -> Any:
@@ -117,9 +137,9 @@ class EngineReplica:
     def report(self) -> EngineReport:
         """What the engine reports; waits for it."""
         ref, self._collecting = self.asks(), None
-        report: EngineReport = self.result(ref, REPORT_S + self._timeout_s)
+        report: EngineReport = self.result(ref, REPORT_S + self.timeout_s)
         self.note(report)
-        if report.stuck_s > self._timeout_s and self.orders:
+        if report.stuck_s > self.timeout_s and self.orders:
             raise EngineLostError(f"no progress for {report.stuck_s:.0f} s")
         return report
 
@@ -133,12 +153,12 @@ class EngineReplica:
         self._now = Totals(report.tokens, report.busy_s, report.preempted)
 
     def end(self) -> list[Order]:
-        """Kills the actor; returns the orders that it has not finished."""
+        """Ends the actor; returns the orders that it has not finished."""
         if self._actor is not None:
-            self._ray.kill(self._actor)
+            self._end_actor()
         self._actor = self._starting = self._collecting = None
         self._earlier, self._now = self.totals, Totals()
-        orders, self.orders = list(self.orders.values()), {}
+        orders, self.orders, self._unsent = list(self.orders.values()), {}, []
         return orders
 
     def result(self, ref: Any, timeout_s: float | None = None) -> Any:
@@ -158,6 +178,12 @@ class EngineReplica:
                 raise failure.error(self.index)
             raise EngineLostError(f"it failed with {failure.text.strip().rpartition(chr(10))[2]}", failure.text)
         return report
+
+    def _new_actor(self) -> Any:
+        return self._class.options(**self._options).remote()
+
+    def _end_actor(self) -> None:
+        self._ray.kill(self._actor)
 
 
 def _why(error: Exception) -> str:

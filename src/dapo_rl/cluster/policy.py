@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,8 @@ class RankedPolicy:
         """`start` starts the ranks, here and by `restart`."""
         self._start = start
         self._ranks = start()
+        self._tokens = [0] * self._ranks.world_size
+        self._looked = time.perf_counter()
         self.note, self.save_note = self._ranks.call("notes")[0]
 
     def restart(self) -> None:
@@ -79,12 +82,26 @@ class RankedPolicy:
             return Update({}, tuple(seen))
         trained = [samples[i] for i in places]
         dealt = deal(trained, self._ranks.world_size)
+        for rank, indices in enumerate(dealt):
+            self._tokens[rank] += sum(trained[i].trained_tokens for i in indices)
         updates: list[Update] = self._on_shares("update", trained, dealt, lr)
         for indices, update in zip(dealt, updates, strict=True):
             for i, of_sample in zip(indices, update.seen, strict=True):
                 seen[places[i]] = of_sample
         notes = dict.fromkeys(note for update in updates for note in update.notes)
         return Update(updates[0].metrics, tuple(seen), tuple(notes))
+
+    def figures(self) -> dict[str, float]:
+        """What each rank did since the last call: the tokens that it trained on, the share of the time that it spent on
+        scores and updates, and its peak memory."""
+        now, tokens = time.perf_counter(), self._tokens
+        seconds, self._looked, self._tokens = max(now - self._looked, 1e-9), now, [0] * self._ranks.world_size
+        metrics: dict[str, float] = {}
+        for rank, (busy_s, nbytes) in enumerate(self._ranks.call("work_done")):
+            metrics[f"rank/{rank}/tokens"] = tokens[rank]
+            metrics[f"rank/{rank}/busy"] = min(1.0, busy_s / seconds)
+            metrics[f"rank/{rank}/memory_gib"] = nbytes / 2**30
+        return metrics
 
     def weights(self) -> RankedWeights:
         """The current weights, valid until the next update."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +32,7 @@ from dapo_rl.models.load import save_weights
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.policy import HFPolicy, _Counts, budget_note
-from dapo_rl.types import TrainSample
+from dapo_rl.types import FloatArray, TrainSample, Update
 
 T = TypeVar("T")
 
@@ -53,6 +56,7 @@ class RankPolicy(HFPolicy):
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
         `offload` keeps the shards in host memory. The others are the arguments of `HFPolicy`."""
         self._place, self._offload = place, offload
+        self._busy_s = 0.0
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
         self._host_mesh = self._mesh if place.device.type == "cpu" else init_device_mesh("cpu", (place.world_size,))
         # Waits on the host alone: what ranks agree on does not synchronise the device.
@@ -72,6 +76,31 @@ class RankPolicy(HFPolicy):
         self._token_budget = min(self._gather(self._token_budget))
         if not all(self._gather(self._copies is not None)):
             self._copies = None
+
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        with self._timed():
+            return super().score(samples)
+
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+        with self._timed():
+            return super().update(samples, lr)
+
+    def work_done(self) -> tuple[float, int]:
+        """The seconds spent on scores and updates since the last call, and the peak memory so far, in bytes: of its
+        GPU, or of the process."""
+        seconds, self._busy_s = self._busy_s, 0.0
+        if self._place.device.type == "cuda":
+            return seconds, torch.cuda.max_memory_allocated()
+        unit = 1 if sys.platform == "darwin" else 1024
+        return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._busy_s += time.perf_counter() - started
 
     def notes(self) -> tuple[str | None, str | None]:
         """Notes for the user on how the model is trained, and on how checkpoints are written."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import one_line
@@ -14,21 +16,21 @@ from dapo_rl.errors import UserError
 
 CPUS = 1024
 """Logical CPUs of a cluster on this host. Actors are placed by GPUs; they share the CPUs there are."""
+CONNECT_S = 10.0
 
 
 @contextmanager
 def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
     """Connects this process to Ray, and disconnects it at the end, which ends all actors of the run."""
+    _set_environment(settings.address)
     ray = import_ray()
     if ray.is_initialized():  # the caller's own connection, which stays
         yield
         return
-    # Set before the first process of Ray starts; what the user has set stays.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     how: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     if settings.address is None:
         how |= {"num_cpus": CPUS, "include_dashboard": False}
+    _check_reachable(settings.address)
     # It warns that a cluster on this host has a token, which is the default.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
@@ -40,6 +42,27 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _set_environment(address: str | None) -> None:
+    """Ray reads these when it is imported; what the user has set stays."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").exists()
+    if address is not None and has_token:  # a cluster asks for a token where there is one; a client does not send it
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def _check_reachable(address: str | None) -> None:
+    """Ray itself would try for a minute. Other addresses than HOST:PORT are left to it."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        reason = one_line(error.strerror or error)
+        raise UserError(f"cluster.address: there is no Ray cluster at {address}: {reason}") from error
 
 
 def import_ray() -> Any:

@@ -12,6 +12,7 @@ It is a comment, so that it cannot change a run. Names are DATA-MODEL, with `-cp
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -40,6 +41,19 @@ def find_recipe(given: str | os.PathLike[str]) -> Path:
     if not os.path.lexists(path) and path.parent == Path() and path.name in recipe_names():
         return packaged_recipe(path.name)
     return path
+
+
+def packaged_name(path: Path) -> str | None:
+    """The name of a recipe of the package; None for another file."""
+    return path.stem if path.parent == _HOME else None
+
+
+def split_arguments(words: Sequence[str] | None) -> tuple[Path | None, list[str]]:
+    """The recipe among the arguments of a command, if there is one, and the overrides."""
+    recipes = [word for word in words or () if "=" not in word]
+    if len(recipes) > 1:
+        raise UserError(f"two recipes, {recipes[0]} and {recipes[1]}; an override is written key=value")
+    return (find_recipe(recipes[0]) if recipes else None), [word for word in words or () if "=" in word]
 
 
 def no_such_recipe(path: Path) -> UserError:

@@ -40,8 +40,8 @@ def build_engine(
 ) -> Engine:
     """An engine that samples from `model` and computes in `dtype`. `longest` is the longest context of the run. Without
     `copies` nothing else may use the model afterwards, so that the native engine needs no copy of it. `kv_bytes` is the
-    size of the native engine's cache, unless the settings give it; with `rests` it can give up its memory. `options`
-    are the setting `engine_options`.
+    size of the native engine's cache, unless the settings give it; with `rests`, `native` and `vllm` can give up their
+    memory. `options` are the setting `engine_options`.
 
     `named` is the setting `engine`, or a class or function that is called like a custom engine:
     `Class(model, tokenizer, settings, dtype=dtype, longest=longest, **options)`.
@@ -64,7 +64,7 @@ def build_engine(
     if named == "vllm":
         from dapo_rl.rollout.vllm import VLLMEngine
 
-        return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None, **options)
+        return VLLMEngine(model, tokenizer, settings, dtype, max_model_len=longest or None, rests=rests, **options)
     name, make = (named, _load(named)) if isinstance(named, str) else (spec_of(named), named)
     try:
         engine = make(model, tokenizer, settings, dtype=dtype, longest=longest, **options)

@@ -97,6 +97,12 @@ class Flights:
             raise RuntimeError(f"the engine returned nothing with {len(self._flights)} unfinished requests")
         return self._arrived(completions)
 
+    def go_on(self) -> None:
+        """Has the engine begin with all that it was given, without a poll."""
+        flush: Callable[[], None] | None = getattr(self._engine, "flush", None)
+        if flush is not None:
+            flush()
+
     def land(self) -> tuple[list[Flight], int]:
         """Takes all unfinished requests out of the engine, with their tokens. Returns the same as `poll`, for samples
         that had finished and were not polled yet."""

@@ -297,6 +297,7 @@ class Sampler:
         """Ends a step: carries, requeues or drops what is left."""
         if self._during_updates:
             self._top_up(filling)
+            self._flights.go_on()
             self._admission.settle(filling, self._settings.surplus)
             return
         filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)

@@ -39,11 +39,14 @@ class VLLMEngine:
         gpu_memory_utilization: float = 0.4,
         in_process: bool = True,
         seeded: bool = True,
+        rests: bool = False,
         **options: Any,
     ) -> None:
         """`options` go to vLLM's `LLM`. With `in_process=False`, sampling overlaps with bookkeeping, but the weights
-        cannot be updated."""
+        cannot be updated. If it `rests`, `rest` gives up the memory of weights and cache until the next `receive`."""
         self.version = 0
+        self._resting: list[Request] | None = None
+        """While it rests: what is unfinished."""
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._running: dict[str, tuple[Request, Begun]] = {}
@@ -65,21 +68,26 @@ class VLLMEngine:
             # The sampling settings in a model's generation_config.json would change the policy.
             "generation_config": "vllm",
             "trust_remote_code": False,
+            **({"enable_sleep_mode": True} if rests else {}),
             **options,
         }
         try:
-            self._engine: Any = LLM(**how).llm_engine
+            self._llm: Any = LLM(**how)
         except (TypeError, ValueError) as error:  # of an option that vLLM does not have, or a value that it refuses
             if not options.keys() - {"max_model_len"}:
                 raise
             raise UserError(f"engine_options: vLLM refuses {', '.join(options)}: {one_line(error)}") from error
+        self._engine: Any = self._llm.llm_engine
 
     @property
     def pending(self) -> int:
         """Samples submitted and not yet returned."""
-        return len(self._running)
+        return len(self._running) + sum(request.samples for request in self._resting or ())
 
     def submit(self, request: Request) -> None:
+        if self._resting is not None:
+            self._resting.append(request)
+            return
         for begun in (*request.begun, *(Begun.nothing(index) for index in request.starting)):
             self._submitted += 1
             name = f"{self._submitted}:{request.id}:{begun.index}"
@@ -96,9 +104,19 @@ class VLLMEngine:
 
     def cancel(self, ids: Collection[str]) -> int:
         names = [name for name, (request, _) in self._running.items() if request.id in ids]
+        if self._resting is not None:
+            lost = sum(request.tokens for request in self._resting if request.id in ids)
+            self._resting = [request for request in self._resting if request.id not in ids]
+            return lost
         lost = sum(len(self._written(name).token_ids) for name in names)
         self._abort(names)
         return lost
+
+    def rest(self) -> None:
+        """Gives up the memory of weights and cache, if the engine was built for that."""
+        if self._resting is None:
+            self._resting = self.take_unfinished()
+            self._llm.sleep(level=2)  # the next weights come from outside
 
     @torch.no_grad()
     def receive(self, version: int, source: WeightSource) -> None:
@@ -106,6 +124,9 @@ class VLLMEngine:
             raise RuntimeError("weights can be updated only if vLLM runs in this process")
         # The KV cache, prefixes included, was computed with the old weights.
         unfinished = self.take_unfinished()
+        if self._resting is not None:
+            self._llm.wake_up()
+            self._resting = None
         for bucket in source.buckets(BUCKET_BYTES):
             self._engine.apply_model(lambda model, bucket=bucket: model.load_weights(iter(bucket)))
         self._engine.reset_prefix_cache()
@@ -114,6 +135,9 @@ class VLLMEngine:
             self.submit(request)
 
     def take_unfinished(self) -> list[Request]:
+        if self._resting is not None:
+            unfinished, self._resting = self._resting, []
+            return unfinished
         requests: dict[str, Request] = {}
         written: dict[str, list[Begun]] = {}
         for name, (request, _) in self._running.items():

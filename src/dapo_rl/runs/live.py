@@ -22,7 +22,7 @@ from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.fates import FATES
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline
-from dapo_rl.runs.words import closing_rows, dropped, engines, kept_and_filled, number
+from dapo_rl.runs.words import closing_rows, dropped, engines, kept_and_filled, number, ranks
 
 TREND_STEPS = 30
 
@@ -112,7 +112,11 @@ class LiveDisplay:
                 self._phase_line(),
                 self._table(),
                 self._groups_line(),
-                *([Text(line, no_wrap=True, overflow="ellipsis")] if (line := engines(self._latest)) else []),
+                *(
+                    Text(line, no_wrap=True, overflow="ellipsis")
+                    for line in (engines(self._latest), ranks(self._latest))
+                    if line
+                ),
             )
 
     def _progress(self) -> RenderableType:

@@ -51,6 +51,22 @@ def engines(metrics: Mapping[str, Any]) -> str | None:
     return f"{counted(len(named), 'engine')}  {'  '.join(parts)}"
 
 
+def ranks(metrics: Mapping[str, Any]) -> str | None:
+    """What the ranks did in a step, in one line; None if the run has none."""
+    named = {name.split("/")[1] for name in metrics if re.fullmatch(r"rank/\d+/tokens", name)}
+    if not named:
+        return None
+    tokens, busy, memory = (
+        [number(metrics, f"rank/{name}/{figure}") for name in named] for figure in ("tokens", "busy", "memory_gib")
+    )
+    parts = [
+        f"busy {_span(*(percent(share) for share in (min(busy), max(busy))))}",
+        f"{_span(*(count(some) for some in (min(tokens), max(tokens))))} tokens each",
+        f"{fixed(max(memory), 1)} GiB",
+    ]
+    return f"{counted(len(named), 'rank')}  {'  '.join(parts)}"
+
+
 def _span(least: str, most: str) -> str:
     return least if least == most else f"{least} to {most}"
 

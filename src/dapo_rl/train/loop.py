@@ -37,7 +37,8 @@ Recover = Callable[[RankLostError], None]
 
 
 class Policy(Protocol):
-    """The policy to train, in one process or on many ranks with the same result."""
+    """The policy to train, in one process or on many ranks with the same result. On ranks it has `figures()` too: the
+    metrics of each rank since the last call."""
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
 
@@ -260,10 +261,17 @@ def _step(run: Training, step: int) -> _Done:
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
+        **_rank_metrics(run.policy),
     }
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
     return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
+
+
+def _rank_metrics(policy: Policy) -> dict[str, float]:
+    """The figures of each rank since the last step, if there are ranks."""
+    figures: Callable[[], dict[str, float]] | None = getattr(policy, "figures", None)
+    return {} if figures is None else figures()
 
 
 def _evaluate(run: Training) -> dict[str, float]:

@@ -1,7 +1,8 @@
-// Panels for the selected runs: curves, settings and evaluations.
+// Panels for the selected runs: curves, settings, evaluations and engines.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, percent, short, throttle } from "./dom.js";
 import { address, saveMenu } from "./download.js";
+import { engines } from "./engines.js";
 import { colour, get, store } from "./store.js";
 import { long } from "./names.js";
 
@@ -29,6 +30,8 @@ export const legend = () =>
   );
 
 export const PANELS = {
+  engines,
+
   curves() {
     const grid = h("div", { class: "grid" });
     const charts = new Map();

@@ -272,6 +272,7 @@ export function runs(parameters, onClose) {
         ["curves", "Curves"],
         ["settings", "Settings"],
         ["evaluations", "Evaluation"],
+        ...(store.picked.some((name) => store.runs.get(name)?.engines) ? [["engines", "Engines"]] : []),
       ].map(([key, label]) =>
         h(
           "button",

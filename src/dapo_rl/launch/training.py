@@ -1,0 +1,71 @@
+"""The `dapo train` command that a launch starts, checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dapo_rl.config import Config
+from dapo_rl.demo import DEFAULT_RECIPE, start_from
+from dapo_rl.errors import UserError
+from dapo_rl.recipes import packaged_name
+from dapo_rl.runs.config_file import NAME, is_given
+from dapo_rl.runs.directory import new_run_directory
+from dapo_rl.runs.resume import config_to_resume
+
+SET_BY_LAUNCH = ("cluster.backend", "cluster.address")
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A recipe, its settings and a run directory."""
+
+    recipe: Path | None
+    settings: tuple[str, ...]
+    run: Path
+    """An absolute path."""
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    def words(self, *more: str) -> list[str]:
+        """The arguments of `dapo`, without `cluster.address`, `--run` and `--resume`."""
+        recipe = () if self.recipe is None else (recipe_word(self.recipe),)
+        return ["train", *recipe, *self.settings, "cluster.backend=ray", *more]
+
+
+def plan_launch(recipe: Path | None, settings: Sequence[str], run: Path | None) -> Launch:
+    """Reads the recipe and its settings; a mistake in them is found here, not by the job."""
+    for key in SET_BY_LAUNCH:
+        if is_given(key, settings):
+            raise UserError(f"{key}: `dapo launch` sets it; leave it out")
+    start = start_from(recipe, settings)
+    config = start.load()
+    name = "dapo" if start.own else (recipe or DEFAULT_RECIPE).stem
+    path = Path(os.path.abspath(new_run_directory(name) if run is None else run.expanduser()))
+    _check_characters(str(path), "--run")
+    return Launch(recipe, tuple(settings), path, config)
+
+
+def resumes(launch: Launch) -> bool:
+    """Whether the directory has a run to resume; raises if that run has other settings."""
+    if not (run := launch.run / NAME).exists():
+        return (launch.run / CHECKPOINTS).is_dir()
+    config_to_resume(run.parent, None, launch.recipe, [*launch.settings, "cluster.backend=ray"])
+    return True
+
+
+def recipe_word(recipe: Path) -> str:
+    """The recipe as an argument of `dapo train` in the same directory."""
+    word = packaged_name(recipe) or str(recipe)
+    return f".{os.sep}{word}" if word.startswith("-") else word
+
+
+def _check_characters(text: str, what: str) -> None:
+    if not text.isprintable():
+        raise UserError(f"{what}: {text!r} has a control character in it; choose another name")
