@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test chaos check site notebook format clean
+.PHONY: setup demo test chaos check site tables notebook format clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ check: setup
 site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	$(BIN)/python tools/site_check.py build/site
+
+# The tables of docs/losses.md, from the entries of dapo_rl.family.
+tables: setup
+	$(BIN)/python tools/losses_tables.py
 
 # Runs examples/quickstart.ipynb and stores its outputs in it, which are what the site shows.
 notebook: setup

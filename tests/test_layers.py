@@ -9,6 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
+    {"family"},
     {"foreign", "recipes"},
     {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo", "completion"},
     {"algo", "data", "rewards", "envs", "models", "runs", "moving"},

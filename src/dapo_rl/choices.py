@@ -1,6 +1,7 @@
 """The choices of settings, each name defined once with its meaning. Imports no torch.
 
-`dapo_rl.algo` implements them; settings, `dapo check`, the ablation and docs/losses.md read this table.
+`dapo_rl.algo` implements them; settings, `dapo check`, the ablation and docs/losses.md read this table. Losses and
+advantages are in `dapo_rl.family`.
 """
 
 from __future__ import annotations
@@ -97,12 +98,6 @@ IMPORTANCE_MODES: dict[ImportanceMode, str] = {
     "truncate": "has the weight `algo.importance_cap`",
     "mask": "has the weight 0, and still counts in the denominator",
 }
-
-LOSSES: dict[str, str] = {"dapo": "the clipped policy loss of Eq. 8"}
-"""`algo.loss` also accepts a user-defined function."""
-ADVANTAGES: dict[str, str] = {"group": "reward relative to the group, by `algo.normalize`"}
-"""`algo.advantage` also accepts a user-defined function."""
-
 
 ENGINES = ("native", "hf", "vllm")
 """`engine` also accepts a user-defined class."""

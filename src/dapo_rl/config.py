@@ -6,6 +6,7 @@ the run directory and in error messages. Settings are frozen; values derived fro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,10 +18,9 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import (
-    ADVANTAGES,
     ENGINES,
     FIXED_OPTIONS,
-    LOSSES,
+    NORMALIZATIONS,
     VERIFIERS,
     WITHOUT_OPTIONS,
     Aggregation,
@@ -31,6 +31,7 @@ from dapo_rl.choices import (
     is_function,
 )
 from dapo_rl.errors import UserError
+from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
 
@@ -264,7 +265,8 @@ class SamplingSettings(Section):
 
 class AlgoSettings(Section):
     loss: str = "dapo"
-    """Token loss: `dapo` (Eq. 8), or your own function, `module:name` or `file.py:name`."""
+    """Token loss: `dapo` (Eq. 8), another name of docs/losses.md, or your own function, `module:name` or
+    `file.py:name`."""
     clip_low: float = 0.2
     """The ratio is clipped below at 1 − clip_low."""
     clip_high: float = 0.28
@@ -284,7 +286,8 @@ class AlgoSettings(Section):
     norm_length: int | None = Field(None, ge=1)
     """Divisor of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
     advantage: str = "group"
-    """`group`: reward relative to the group, by the three settings below; or your own function, which ignores them."""
+    """`group`: reward relative to the group, by the three settings below; another name of docs/losses.md, or your own
+    function."""
     normalize: Normalize = "group"
     """Baseline and scale: group mean and group std, batch std, no std, or the mean of the other samples (RLOO)."""
     ddof: Literal[0, 1] = 1
@@ -501,7 +504,12 @@ class Config(Section):
         sampling, algo, overlong = self.sampling, self.algo, self.overlong
         for key, name, known in (("algo.loss", algo.loss, LOSSES), ("algo.advantage", algo.advantage, ADVANTAGES)):
             if name not in known and not is_function(name):
-                hint = did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
+                methods = {
+                    choice.after.lower(): normalize for normalize, choice in NORMALIZATIONS.items() if choice.after
+                }
+                same = methods.get(name.lower()) if known is ADVANTAGES else None
+                remedy = f"set algo.normalize={same}" if same else ""
+                hint = remedy or did_you_mean(nearest(name, known), "a function is named module:name or file.py:name")
                 yield key, f"{shown(name)} is not one of {', '.join(known)}", hint.removeprefix("; ")
         for entry in self.reward.verifiers:
             if entry.verifier not in VERIFIERS and not is_function(entry.verifier):
@@ -521,19 +529,32 @@ class Config(Section):
             yield "cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines"
         if fixed := [name for name in self.engine_options if name in FIXED_OPTIONS]:
             yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
+        loss, advantage = LOSSES.get(algo.loss), ADVANTAGES.get(algo.advantage)
         for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
-            if not 0 <= bound < 1:
+            if loss is None or loss.wide_bounds:
+                if not 0 <= bound < math.inf:
+                    yield (
+                        key,
+                        f"{bound:g} is not 0 or more",
+                        f"algo.loss={algo.loss} clips at 1 − clip_low, 1 + clip_high",
+                    )
+            elif not 0 <= bound < 1:
                 yield key, f"{bound:g} is outside [0, 1)", "the paper's bounds are clip_low 0.2 and clip_high 0.28"
         if algo.clip_ratio_c is not None and algo.clip_ratio_c <= 1:
             yield "algo.clip_ratio_c", f"{algo.clip_ratio_c:g} is not above 1", "verl uses 3.0; null turns it off"
+        if algo.clip_ratio_c is not None and loss is not None and not loss.dual_clip:
+            wrong = f"{algo.clip_ratio_c:g} with algo.loss={algo.loss}, which has no dual clip"
+            yield "algo.clip_ratio_c", wrong, "set it to null"
         if algo.importance_cap is not None and algo.proximal == "behaviour":
             yield (
                 "algo.importance_cap",
                 f"{algo.importance_cap:g} with algo.proximal=behaviour: the ratio proximal / behaviour is always 1",
                 "set algo.proximal=recomputed",
             )
-        if sampling.group_size == 1 and (sampling.dynamic or not is_function(algo.advantage)):
+        if sampling.group_size == 1 and (sampling.dynamic or (advantage is not None and not advantage.alone)):
             what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
+            if not sampling.dynamic and algo.advantage != "group":
+                what = f"algo.advantage={algo.advantage}"
             yield "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"
         if self.reward.correct <= self.reward.wrong:
             yield (

@@ -401,3 +401,36 @@ def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["convert", "run_dapo.sh"])
     assert result.stdout == recipe
     assert [line.rstrip() for line in result.stderr.splitlines()] == table.splitlines()
+
+
+def test_the_losses_of_verl(converted):
+    actor = "actor_rollout_ref.actor"
+    words = f"{actor}.policy_loss.loss_mode=gspo {actor}.clip_ratio_low=3e-4 {actor}.clip_ratio_high=4e-4"
+    _, config, rows = converted(verl(f"{words} {actor}.loss_agg_mode=token-mean {actor}.clip_ratio_c=10.0"))
+    assert (config.algo.loss, config.algo.clip_low, config.algo.clip_high) == ("gspo", 3e-4, 4e-4)
+    assert (config.algo.aggregation, config.algo.clip_ratio_c) == ("seq-mean-token-mean", None)
+    assert rows[f"{actor}.clip_ratio_c"].note == "gspo has no dual clip"
+    assert rows[f"{actor}.loss_agg_mode"].note == "gspo always averages so, whatever is set"
+    words = f"{actor}.policy_loss.loss_mode=cispo {actor}.clip_ratio_low=10 {actor}.clip_ratio_high=0.2"
+    _, config, _ = converted(verl(words))
+    assert (config.algo.loss, config.algo.clip_low, config.algo.clip_high) == ("cispo", 10, 0.2)
+    assert (config.algo.aggregation, config.algo.clip_ratio_c) == ("token-mean", None)
+    _, config, rows = converted(verl(f"{actor}.policy_loss.loss_mode=clip_cov"))
+    assert (config.algo.loss, config.algo.clip_ratio_c) == ("dapo", 3.0)
+    assert rows[f"{actor}.policy_loss.loss_mode"].status == "no counterpart"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("grpo", ("group", "group")),
+        ("rloo", ("group", "leave-one-out")),
+        ("opo", ("opo", "group")),
+        ("reinforce_plus_plus", ("reinforce++", "group")),
+        ("reinforce_plus_plus_baseline", ("reinforce++-baseline", "group")),
+    ],
+)
+def test_the_advantages_of_verl(converted, theirs, ours):
+    _, config, rows = converted(verl("").replace("adv_estimator=grpo", f"adv_estimator={theirs}"))
+    assert (config.algo.advantage, config.algo.normalize) == ours
+    assert not rows["algorithm.adv_estimator"].learns

@@ -219,3 +219,16 @@ def test_a_value_without_a_counterpart_says_why():
         LIBRARIES["trl"].find("loss_type").convert("sapo")
     with pytest.raises(UserError, match="loss_type='sapo': another policy loss; write it as"):
         moved(loss_type="sapo")
+
+
+def test_the_losses_of_trl():
+    gspo = settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, delta=2.0).config.algo
+    assert (gspo.loss, gspo.clip_low, gspo.clip_high, gspo.clip_ratio_c) == ("gspo", 3e-4, 4e-4, None)
+    (note,) = [note for note in moved(importance_sampling_level="sequence", delta=2.0).notes if "delta" in note]
+    assert note == "GRPOConfig: delta=2.0 differs here: gspo has no dual clip"
+    cispo = settings(loss_type="cispo", epsilon_high=5.0).config.algo
+    assert (cispo.loss, cispo.aggregation, cispo.clip_low, cispo.clip_high) == ("cispo", "token-mean", 1.0, 4.0)
+    with pytest.raises(UserError, match="loss_type cispo: epsilon_high is the upper bound of the ratio, 1 or more"):
+        moved(loss_type="cispo")
+    with pytest.raises(UserError, match="loss_type cispo with importance_sampling_level"):
+        moved(loss_type="cispo", epsilon_high=5.0, importance_sampling_level="sequence")

@@ -175,6 +175,21 @@ def test_advantages_of_ones_own_take_the_place_of_the_groups(tmp_path):
     assert [s.advantages[0] for s in batch[0].samples] == pytest.approx([2.0, 1.0, -2.0, -4.0])
 
 
+def test_advantages_get_the_settings_that_they_have_parameters_for(tmp_path):
+    body = "f.seen = dict(locals())\n    return rewards * lengths"
+    spec = own(tmp_path, f"def f(rewards, mask, *, lengths, eps, **rest):\n    {body}")
+    estimate = build_advantages(AlgoSettings(advantage=spec, ddof=0, advantage_eps=0.5))
+    rewards, lengths = torch.tensor([[1.0, -1.0]]), torch.tensor([[3, 4]])
+    assert estimate(rewards, None, lengths).tolist() == [[3, -4]]
+    seen = estimate._function.seen
+    assert (seen["eps"], seen["rest"]) == (0.5, {"normalize": "group", "ddof": 0})
+    batch = make_batch([GROUP], config(**{"algo.advantage": spec}))
+    shown = [
+        (len(s.response_ids), s.advantages[0] / r) for s, r in zip(batch[0].samples, batch[0].rewards, strict=True)
+    ]
+    assert all(length == pytest.approx(factor) for length, factor in shown)
+
+
 def test_samples_outside_the_mask_have_no_advantage(tmp_path):
     estimate = advantages_with(tmp_path, "return torch.where(mask, rewards - rewards[mask].mean(), torch.nan)")
     rewards, mask = torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
@@ -207,8 +222,12 @@ def test_what_is_wrong_with_advantages_is_one_line(tmp_path, line, said):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("algo.loss=dap", "algo.loss: 'dap' is not one of dapo; did you mean dapo?"),
-        ("algo.advantage=gae", "algo.advantage: 'gae' is not one of group; a function is named module:name or …"),
+        ("algo.loss=dap", "algo.loss: 'dap' is not one of dapo, gspo, gspo-token, cispo; did you mean dapo?"),
+        ("algo.loss=gsop", "cispo; did you mean gspo?"),
+        (
+            "algo.advantage=gae",
+            "algo.advantage: 'gae' is not one of group, opo, reinforce++, reinforce++-baseline; a function is named …",
+        ),
     ],
 )
 def test_a_name_that_is_none_is_met_in_the_settings(setting, said):

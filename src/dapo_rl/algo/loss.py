@@ -1,4 +1,4 @@
-"""The clipped policy loss and the aggregation of token losses into one number.
+"""The policy loss of DAPO, the aggregation of token losses into one number, and which tokens are clipped.
 
 Shapes: T tokens, or B samples × T positions; a mask is True where a response token counts.
 """
@@ -12,9 +12,19 @@ import torch
 from torch import Tensor
 
 from dapo_rl.choices import Aggregation
+from dapo_rl.family.losses import RatioOf, advantages_like, policy_token_losses, probability_ratio
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio overflows, and the gradient becomes NaN."""
+__all__ = [
+    "ClipFractions",
+    "advantages_like",
+    "aggregate",
+    "clip_fractions",
+    "clipped_tokens",
+    "dapo_policy_loss",
+    "mask_like",
+    "policy_token_losses",
+    "probability_ratio",
+]
 
 
 class ClipFractions(NamedTuple):
@@ -55,28 +65,6 @@ def dapo_policy_loss(
     )
     losses = losses if weights is None else losses * weights
     return aggregate(losses, keep, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
-
-
-def policy_token_losses(
-    new_logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    clip_ratio_c: float | None = None,
-) -> Tensor:
-    """`−min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A)` for each token; 0 where masked.
-
-    The ratio r = `exp(new − old)` is clamped to [`exp(−20)`, `exp(20)`]; outside it, a token has no gradient.
-    """
-    ratio = probability_ratio(new_logps, old_logps, mask)
-    advantage = advantages_like(ratio, advantages, mask)
-    objective = torch.minimum(ratio * advantage, ratio.clamp(1 - clip_low, 1 + clip_high) * advantage)
-    if clip_ratio_c is not None:
-        objective = torch.where(advantage < 0, torch.maximum(objective, clip_ratio_c * advantage), objective)
-    return -objective * mask
 
 
 def aggregate(
@@ -157,9 +145,13 @@ def clipped_tokens(
     clip_low: float,
     clip_high: float,
     clip_ratio_c: float | None = None,
+    ratio_of: RatioOf = probability_ratio,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Masks of the tokens clipped at the upper bound, at the lower bound, and by dual clip."""
-    ratio = probability_ratio(new_logps, old_logps, mask)
+    """Masks of the tokens clipped at the upper bound, at the lower bound, and by dual clip.
+
+    `ratio_of` computes the ratio that the bounds apply to; by default it is that of each token.
+    """
+    ratio = ratio_of(new_logps, old_logps, mask)
     advantage = advantages_like(ratio, advantages, mask)
     high = (advantage > 0) & (ratio > 1 + clip_high)
     low = (advantage < 0) & (ratio < 1 - clip_low)
@@ -170,18 +162,3 @@ def clipped_tokens(
 def mask_like(logps: Tensor, mask: Tensor | None) -> Tensor:
     """The mask in the shape of `logps`; None masks nothing."""
     return torch.ones_like(logps, dtype=torch.bool) if mask is None else mask.bool().expand_as(logps)
-
-
-def probability_ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
-    """`exp(new − old)`, clamped to [`exp(−20)`, `exp(20)`]; 1 where masked."""
-    # Zero masked positions before the exponential: 0 × NaN is NaN, in the gradient too.
-    log_ratio = torch.where(mask, new_logps.float() - old_logps.float(), 0.0)
-    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def advantages_like(ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Expands advantages per token or per sample to the shape of `ratio`."""
-    per_token = advantages.float()
-    if per_token.dim() == 1 and ratio.dim() == 2:
-        per_token = per_token[:, None]
-    return torch.where(mask, per_token.expand_as(ratio), 0.0)

@@ -50,6 +50,47 @@ def dapo_policy_loss(
     return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
 
 
+def gspo_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Array:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros_like(new)
+    for i, written in enumerate(counted):
+        if written.any():
+            s = np.exp(np.clip((new[i, written] - old[i, written]).mean(), -BOUND, BOUND))
+            for t in np.nonzero(written)[0]:
+                a = advantage[i, t]
+                losses[i, t] = -(min(s, 1 + clip_high) * a if a >= 0 else max(s, 1 - clip_low) * a)
+    return losses
+
+
+gspo_token_losses = gspo_losses
+"""The two differ in the gradient only."""
+
+
+def cispo_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Array:
+    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros_like(new)
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        weight = min(max(np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), 1 - clip_low), 1 + clip_high)
+        losses[i, t] = -weight * advantage[i, t] * new[i, t]
+    return losses
+
+
 def importance_weights(
     proximal_logps: ArrayLike,
     behaviour_logps: ArrayLike,
@@ -160,6 +201,35 @@ def group_advantages(
     return advantages
 
 
+def opo_advantages(rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike) -> Array:
+    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, float)
+    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    advantages = np.zeros_like(rewards_PG)
+    for p, included in enumerate(counted):
+        if included.any():
+            baseline = np.average(rewards_PG[p, included], weights=lengths_PG[p, included])
+            advantages[p, included] = rewards_PG[p, included] - baseline
+    return advantages
+
+
+def reinforce_plus_plus(
+    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
+) -> Array:
+    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, int)
+    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    tokens = np.repeat(rewards_PG[counted], lengths_PG[counted])  # the return of every token
+    if len(tokens) <= ddof or tokens.max() == tokens.min():
+        return np.zeros_like(rewards_PG)
+    return np.where(counted, (rewards_PG - tokens.mean()) / (tokens.std(ddof=ddof) + eps), 0.0)
+
+
+def reinforce_plus_plus_baseline(
+    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
+) -> Array:
+    differences = group_advantages(rewards, normalize="none", mask=mask)
+    return reinforce_plus_plus(differences, mask, lengths=lengths, ddof=ddof, eps=eps)
+
+
 def soft_overlong_punishment(lengths: ArrayLike, max_length: int, cache_length: int, factor: float = 1.0) -> Array:
     def punishment(length: float) -> float:
         if length <= max_length - cache_length:
@@ -196,6 +266,92 @@ def entropy_from_logits(logits: ArrayLike) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
     return np.asarray(-terms.sum(-1))
+
+
+def gae(
+    values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float = 1.0
+) -> Array:
+    values_BT, counted, given = np.asarray(values, float), np.asarray(mask, bool), np.asarray(rewards, float)
+    advantages = np.zeros_like(values_BT)
+    lambdas = np.broadcast_to(np.asarray(lambda_, float), len(values_BT))
+    for i, written in enumerate(counted):
+        after = following = 0.0  # the advantage and the value of the token after
+        for place, t in enumerate(reversed(np.nonzero(written)[0])):
+            reward = given[i, t] if given.ndim == 2 else given[i] if place == 0 else 0.0
+            after = reward + gamma * following - values_BT[i, t] + gamma * lambdas[i] * after
+            advantages[i, t], following = after, values_BT[i, t]
+    return advantages
+
+
+def decoupled_gae(
+    values: ArrayLike,
+    rewards: ArrayLike,
+    mask: ArrayLike,
+    *,
+    policy_lambda: float | ArrayLike,
+    critic_lambda: float | ArrayLike = 1.0,
+    gamma: float = 1.0,
+) -> tuple[Array, Array]:
+    targets = gae(values, rewards, mask, critic_lambda, gamma) + np.asarray(values, float)
+    return gae(values, rewards, mask, policy_lambda, gamma), np.where(np.asarray(mask, bool), targets, 0.0)
+
+
+def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: float = 0.0) -> Array:
+    counted, given = np.asarray(mask, bool), np.asarray(rewards, float)
+    result = np.zeros(counted.shape) if kl is None else np.where(counted, -kl_coef * np.asarray(kl, float), 0.0)
+    for i, written in enumerate(counted):
+        if written.any():
+            result[i, np.nonzero(written)[0][-1]] += given[i]
+    return result
+
+
+def adaptive_lambda(lengths: ArrayLike, alpha: float = 0.05, lowest: float = 0.0) -> Array:
+    return np.array([max(lowest, 1 - 1 / (alpha * length)) for length in np.asarray(lengths, float)])
+
+
+def whitened(advantages: ArrayLike, mask: ArrayLike, eps: float = 1e-8) -> Array:
+    counted, values = np.asarray(mask, bool), np.asarray(advantages, float)
+    members = values[counted]
+    variance = members.var(ddof=1) if len(members) > 1 else 0.0
+    return np.where(counted, (values - members.mean()) / np.sqrt(variance + eps), 0.0)
+
+
+def value_loss(
+    values: ArrayLike,
+    old_values: ArrayLike,
+    targets: ArrayLike,
+    mask: ArrayLike,
+    *,
+    clip: float | None = None,
+    aggregation: str = "token-mean",
+    denominator: float | None = None,
+) -> float:
+    new, old, wanted = (np.asarray(array, float) for array in (values, old_values, targets))
+    losses = np.zeros_like(new)
+    for place in zip(*np.nonzero(np.asarray(mask, bool)), strict=True):
+        v, before, r = new[place], old[place], wanted[place]
+        near = v if clip is None else min(max(v, before - clip), before + clip)
+        losses[place] = max((v - r) ** 2, (near - r) ** 2) / 2
+    return aggregate(losses, mask, aggregation, denominator)
+
+
+def explained_variance(values: ArrayLike, targets: ArrayLike, mask: ArrayLike) -> float:
+    counted = np.asarray(mask, bool)
+    predicted, wanted = np.asarray(values, float)[counted], np.asarray(targets, float)[counted]
+    return float(1 - np.var(wanted - predicted) / np.var(wanted)) if np.ptp(wanted) > 0 else float("nan")
+
+
+def positive_lm_loss(
+    logps: ArrayLike,
+    correct: ArrayLike,
+    mask: ArrayLike,
+    *,
+    weight: float = 0.1,
+    denominator: float | None = None,
+) -> float:
+    chosen = np.asarray(mask, bool) & np.asarray(correct, bool)[:, None]
+    surprise = -np.asarray(logps, float)[chosen].sum()
+    return float(weight * surprise / (denominator or max(chosen.sum(), 1)))
 
 
 def _as_matrices(

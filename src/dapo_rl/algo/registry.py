@@ -1,14 +1,10 @@
-"""The functions behind the names of `algo.loss` and `algo.advantage`."""
+"""What `algo.loss` and `algo.advantage` are, as functions; `dapo_rl.family` has those with a name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
-
-from dapo_rl.algo.advantage import group_advantages
-from dapo_rl.algo.loss import policy_token_losses
 
 
 class TokenLosses(Protocol):
@@ -27,9 +23,8 @@ class TokenLosses(Protocol):
     ) -> Tensor: ...
 
 
-Advantages = Callable[[Tensor, Tensor | None], Tensor]
-"""Computes advantages `[P, G]` from rewards `[P, G]` and a mask of the samples in the baseline (None: all)."""
+class Advantages(Protocol):
+    """Computes advantages `[P, G]` from rewards `[P, G]`, a mask of the samples in the baseline (None: all), and the
+    numbers of tokens that the policy wrote (None: 1 each)."""
 
-LOSSES: dict[str, TokenLosses] = {"dapo": policy_token_losses}
-ADVANTAGES: dict[str, Callable[..., Tensor]] = {"group": group_advantages}
-"""Each takes `normalize`, `ddof`, `eps` and `mask` in addition to the rewards."""
+    def __call__(self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor: ...

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.family.losses import losses_by
+
 
 class NoCounterpartError(ValueError):
     """A value that no setting here expresses. The message says why; `learns` tells whether it changes learning."""
@@ -86,6 +88,11 @@ def choice(values: Mapping[Any, Any], otherwise: str, learns: bool = True) -> Co
             raise NoCounterpartError(otherwise, learns) from None
 
     return convert
+
+
+def loss_of_level(value: Any) -> Any:
+    """`importance_sampling_level`: whether a ratio is that of a token or of a sequence."""
+    return choice(losses_by(lambda entry: entry.level), OTHER_LOSS)(value)
 
 
 def off_at_most(limit: int, off: Any) -> Conversion:

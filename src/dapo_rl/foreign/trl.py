@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.family.losses import losses_by
 from dapo_rl.foreign.record import (
     EPOCHS,
     LOADING,
@@ -22,6 +23,7 @@ from dapo_rl.foreign.record import (
     choice,
     dtype_here,
     joint,
+    loss_of_level,
     none,
     off_at_most,
     one_source,
@@ -44,6 +46,8 @@ LIMITS = "a run evaluates and saves by eval.every and checkpoint.every"
 
 def aggregation(value: Any) -> Any:
     """`loss_type`, in TRL and ms-swift."""
+    if (loss := losses_by(lambda entry: entry.trl).get(value)) is not None:
+        return Near("token-mean", f"with algo.loss={loss}", False)
     if value == "bnpo":
         return Near("token-mean", "averages over the tokens of the update, not of each micro-batch")
     names = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
@@ -191,9 +195,7 @@ GRPO: dict[str, Foreign] = {
     "epsilon_high": to("algo.clip_high"),
     "delta": to("algo.clip_ratio_c", note="bound of the ratio; applied for negative advantages only"),
     "loss_type": to("algo.aggregation", aggregation),
-    "importance_sampling_level": changes(
-        "ratios are per token; write a sequence ratio as algo.loss=file.py:name", "token"
-    ),
+    "importance_sampling_level": to("algo.loss", loss_of_level, "sequence: gspo"),
     "scale_rewards": to(
         "algo.normalize",
         choice(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.family.losses import losses_by
 from dapo_rl.foreign.record import (
     CORRECTIONS,
     EPOCHS,
@@ -174,7 +175,7 @@ VERL: dict[str, Foreign] = {
     "algorithm.filter_groups.max_inflight_gen_batches": none("the groups in flight follow the acceptance rate"),
     "algorithm.filter_groups.max_num_gen_batches": joint("sampling.cap", "rounds × gen_batch_size prompts; 0: no cap"),
     # Advantages and KL.
-    "algorithm.adv_estimator": joint("algo.normalize"),
+    "algorithm.adv_estimator": joint("algo.advantage"),
     "algorithm.norm_adv_by_std_in_grpo": joint("algo.normalize", "false: group mean only"),
     "algorithm.use_kl_in_reward": changes(KL_IN_LOSS, False),
     "algorithm.kl_ctrl.kl_coef": joint("algo.kl_coef", "the KL penalty in the reward"),
@@ -210,7 +211,7 @@ VERL: dict[str, Foreign] = {
     f"{ACTOR}.use_token_level_loss": to(
         "algo.aggregation", choice({True: "token-mean", False: "seq-mean-token-mean"}, "expected true or false")
     ),
-    f"{ACTOR}.policy_loss.loss_mode": to("algo.loss", choice({"vanilla": "dapo", None: "dapo"}, OTHER_LOSS)),
+    f"{ACTOR}.policy_loss.loss_mode": to("algo.loss", choice(losses_by(lambda entry: entry.verl), OTHER_LOSS)),
     f"{ACTOR}.policy_loss.*": none("an option of other losses than the clipped one"),
     f"{ACTOR}.use_kl_loss": joint("algo.kl_coef"),
     f"{ACTOR}.kl_loss_coef": joint("algo.kl_coef", alone=as_is),

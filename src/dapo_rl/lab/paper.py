@@ -10,6 +10,7 @@ from typing import Literal
 from dapo_rl.base.format import counted
 from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, VERIFIERS, is_function
 from dapo_rl.config import Config, SourceSettings
+from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
 
 Kind = Literal["algorithm", "settings", "evaluation"]
@@ -57,9 +58,11 @@ def _objective(config: Config) -> Finding:
     if is_function(config.algo.loss):
         meaning = "the function computes the token losses; whether the clip bounds apply is up to it"
         return f"losses of {config.algo.loss}", False, meaning
-    c = config.algo.clip_ratio_c
+    loss, c = LOSSES[config.algo.loss], config.algo.clip_ratio_c
+    if config.algo.loss != "dapo":
+        return loss.formula, False, loss.effect
     if c is None:
-        return "min(r A, clip(r) A)", True, ""
+        return loss.formula, True, ""
     meaning = f"tokens with a negative advantage and a ratio above {c:g} get no gradient"
     if c >= 10:
         meaning += "; the authors' script has this bound too, at 10, where it hardly acts"
@@ -108,6 +111,8 @@ def _advantage(config: Config) -> Finding:
     if is_function(algo.advantage):
         meaning = "the function computes the advantages; algo.normalize has no effect"
         return f"advantages of {algo.advantage}", False, meaning
+    if algo.advantage != "group":
+        return ADVANTAGES[algo.advantage].formula, False, ADVANTAGES[algo.advantage].effect
     chosen = NORMALIZATIONS[algo.normalize]
     if algo.normalize != "group":
         meaning = "groups that are about half right have more weight than lopsided ones"
@@ -222,8 +227,10 @@ def _kl_term(config: Config) -> Finding:
 
 
 @_component("Clip bounds", "Eq. 10", "settings", "low 0.2, high 0.28", "algo.clip_low", "algo.clip_high")
-def _clip_bounds(config: Config) -> Finding:
+def _clip_bounds(config: Config) -> Finding | None:
     low, high = config.algo.clip_low, config.algo.clip_high
+    if (entry := LOSSES.get(config.algo.loss)) is not None and entry.ratio is not None:
+        return None  # bounds of a sequence's ratio, for which the paper has no value
     effects = []
     if high != 0.28:
         room = "more" if high > 0.28 else "less"
@@ -276,12 +283,18 @@ def _reward(config: Config) -> Finding:
     meaning = "advantages are the same for any two values once divided by the std"
     if is_function(config.algo.advantage):
         meaning = "the effect on advantages depends on algo.advantage"
-    elif not NORMALIZATIONS[config.algo.normalize].by_std:
+    elif not _divides_by_std(config):
         meaning = f"advantages are not divided by the std, so they are {margin / 2:g} times as large"
     if config.overlong.shape == "soft":
         share = config.overlong.factor / margin
         meaning += f"; the full length penalty is {share:.0%} of the margin between right and wrong instead of 50%"
     return recipe, False, meaning
+
+
+def _divides_by_std(config: Config) -> bool:
+    if config.algo.advantage == "group":
+        return NORMALIZATIONS[config.algo.normalize].by_std
+    return ADVANTAGES[config.algo.advantage].by_std
 
 
 @_component("Prompts per step", "Sec. 4.1", "settings", "512", "sampling.prompts_per_step")

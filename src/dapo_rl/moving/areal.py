@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo_rl.foreign.areal import OPTIMIZER
-from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share
+from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import areal_importance
 
@@ -14,6 +14,7 @@ def derive_areal(draft: Draft) -> None:
         draft.settings.pop("algo.clip_high", None)
         draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
         draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
+    without_dual_clip(draft, "actor.c_clip", applies=True)
     _dynamic_sampling(draft)
     _rewards(draft)
     _advantages(draft)

@@ -1,10 +1,11 @@
-"""What several settings give together, in every library: steps, warm-up, LoRA, moments."""
+"""What several settings give together, in every library: steps, warm-up, LoRA, moments, dual clip."""
 
 from __future__ import annotations
 
 import math
 
-from dapo_rl.moving.draft import Draft
+from dapo_rl.family import LOSSES
+from dapo_rl.moving.draft import Draft, Status
 
 
 def steps_from_epochs(draft: Draft, key: str) -> None:
@@ -35,6 +36,14 @@ def warmup_from_share(draft: Draft, key: str) -> None:
     else:
         note = f"{share:g} of the steps, whose number is not known"
         draft.put("train.warmup_steps", math.ceil(share * 100), key, note=note, differs=True, learns=True)
+
+
+def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
+    """Drops `algo.clip_ratio_c`, which follows from `key`, if the loss has none; `applies` says that theirs has."""
+    name = draft.settings.get("algo.loss", "dapo")
+    if not LOSSES[name].dual_clip and draft.settings.pop("algo.clip_ratio_c", None) is not None:
+        status: Status = "no counterpart" if applies else "default here"
+        draft.explain_again(key, status, note=f"{name} has no dual clip", learns=applies)
 
 
 def lora(draft: Draft, switch_is_on: bool, rank: tuple[str, ...], alpha: str, targets: str, default: int) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.errors import UserError
-from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs
+from dapo_rl.family.losses import losses_by
+from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
 from dapo_rl.moving.draft import Draft, written
 from dapo_rl.moving.importance import trl_importance
 
@@ -68,6 +69,7 @@ def derive_updates(draft: Draft) -> None:
     if not draft.has("epsilon_high") or draft.value("epsilon_high") is None:
         draft.always("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "epsilon_high is epsilon unless set")
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
+    _loss(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
@@ -78,6 +80,24 @@ def derive_updates(draft: Draft) -> None:
     for key in ("eval_strategy", "evaluation_strategy"):
         note = "no: only before the first step and after the last" if draft.value(key) == "no" else ""
         draft.explain(key, "default here" if note else "same", "eval.every", note)
+
+
+def _loss(draft: Draft) -> None:
+    """A `loss_type` that is another loss here; its upper bound is `epsilon_high` itself, and it has no lower one."""
+    name = losses_by(lambda entry: entry.trl).get(draft.value("loss_type"))
+    if name is not None:
+        if draft.value("importance_sampling_level") not in (None, "token"):
+            raise UserError(f"loss_type {name} with importance_sampling_level: {name} has a ratio for each token here")
+        bound = draft.number("epsilon_high")
+        if bound is None or bound < 1:
+            raise UserError(f"loss_type {name}: epsilon_high is the upper bound of the ratio, 1 or more; 5 is usual")
+        draft.put("algo.loss", name)
+        draft.explain_again("loss_type", "same", f"algo.loss: {name}, algo.aggregation: token-mean")
+        draft.explain_again("epsilon", "default here", "algo.clip_low: 1", f"{name} has no lower bound")
+        draft.settings["algo.clip_low"] = 1.0
+        draft.explain_again("epsilon_high", "same", f"algo.clip_high: {bound - 1:g}", "the bound is 1 + algo.clip_high")
+        draft.settings["algo.clip_high"] = bound - 1
+    without_dual_clip(draft, "delta", applies=name is None)
 
 
 def _final_rate(draft: Draft) -> None:

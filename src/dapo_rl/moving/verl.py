@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
-from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share
+from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
 
@@ -20,6 +21,7 @@ def derive_verl(draft: Draft) -> None:
     _advantages(draft)
     _kl(draft)
     _clipping(draft)
+    _loss(draft)
     verl_importance(draft)
     _reward(draft)
     _overlong(draft)
@@ -27,7 +29,8 @@ def derive_verl(draft: Draft) -> None:
     _evaluation(draft)
     rank = draft.count(f"{MODEL}.lora_rank") or 0
     lora(draft, rank > 0, (f"{MODEL}.lora_rank",), f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", 16)
-    if draft.value(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum":
+    sums = draft.settings.get("algo.aggregation") == "seq-mean-token-sum-norm"
+    if sums and draft.value(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum":
         draft.put("algo.norm_length", 1)
 
 
@@ -93,6 +96,9 @@ def _advantages(draft: Draft) -> None:
     elif estimator in ("grpo", "grpo_vectorized"):
         divides = draft.value(by_std) is not False
         draft.put("algo.normalize", "group" if divides else "none", key, by_std)
+    elif ours := next((name for name, entry in ADVANTAGES.items() if estimator in entry.verl), None):
+        draft.put("algo.advantage", ours, key)
+        draft.explain(by_std, "default here", note="without grpo it does nothing")
     else:
         why = "needs a critic" if estimator == "gae" else "write it as algo.advantage=file.py:name"
         draft.explain(key, "no counterpart", "algo.normalize: group, the default", why, True)
@@ -136,6 +142,14 @@ def _clipping(draft: Draft) -> None:
     else:
         note = "both bounds; some versions of verl ignore it in favour of clip_ratio_low=clip_ratio_high=0.2"
         draft.explain(both, "differs", f"algo.clip_low, algo.clip_high: {bound:g}", note, True)
+
+
+def _loss(draft: Draft) -> None:
+    without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
+    name, key = draft.settings.get("algo.loss", "dapo"), f"{ACTOR}.loss_agg_mode"
+    if (fixed := LOSSES[name].verl_aggregation) is not None:
+        draft.explained.pop(key, None)
+        draft.put("algo.aggregation", fixed, key, note=f"{name} always averages so, whatever is set")
 
 
 def _reward(draft: Draft) -> None:

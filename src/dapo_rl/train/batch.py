@@ -14,7 +14,7 @@ from dapo_rl.algo import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
 from dapo_rl.train.own import build_advantages
-from dapo_rl.types import FloatArray, Group, SeenTokens, TrainedGroup, TrainSample
+from dapo_rl.types import FloatArray, Group, Sample, SeenTokens, TrainedGroup, TrainSample
 
 
 def make_batch(
@@ -38,7 +38,8 @@ def make_batch(
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
     estimate = advantages or build_advantages(config.algo)
-    advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up))
+    lengths_PG = torch.tensor([[_length(s) for s in group.samples] for group in groups])
+    advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up), lengths_PG)
     return tuple(
         TrainedGroup(
             group=group,
@@ -100,14 +101,18 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
-    # Tokens from an environment do not count towards the length penalty.
-    lengths = torch.tensor([int(np.count_nonzero(s.mask)) for s in group.samples])
+    lengths = torch.tensor([_length(s) for s in group.samples])
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
         return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)
     if shape == "linear":
         return overlong_reward_shaping(scores, lengths, limit, config.overlong.factor)
     return scores
+
+
+def _length(sample: Sample) -> int:
+    """The tokens that the policy wrote; those from an environment do not count."""
+    return int(np.count_nonzero(sample.mask))
 
 
 def split_mini_batches(batch: Sequence[TrainedGroup], count: int) -> list[tuple[TrainSample, ...]]:

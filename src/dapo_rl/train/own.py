@@ -1,55 +1,92 @@
-"""Custom loss and advantage functions: loads, calls and checks them. Every failure is a one-line error."""
+"""The functions that `algo.loss` and `algo.advantage` name, built-in or the user's own.
+
+Those of the user are checked at each call. Every failure is a one-line error.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dapo_rl.algo.loss import advantages_like
-from dapo_rl.algo.registry import ADVANTAGES, LOSSES, Advantages, TokenLosses
+from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.choices import is_function
 from dapo_rl.config import AlgoSettings
 from dapo_rl.errors import UserError
+from dapo_rl.family import ADVANTAGES, LOSSES, RatioOf
+from dapo_rl.family.losses import advantages_like, probability_ratio
 
 
 def build_losses(algo: AlgoSettings) -> TokenLosses:
     """The loss that `algo.loss` names."""
-    return OwnLoss(algo.loss) if is_function(algo.loss) else LOSSES[algo.loss]
+    if is_function(algo.loss):
+        return OwnLoss(algo.loss)
+    function = LOSSES[algo.loss].function
+    takes = _Parameters.of(function)
+
+    def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **settings: Any) -> Tensor:
+        return function(new_logps, old_logps, advantages, mask, **takes.among(settings))
+
+    return losses
+
+
+def build_ratio(algo: AlgoSettings) -> RatioOf:
+    """The ratio that the clip bounds of `algo.loss` apply to; that of each token for a function of the user."""
+    return probability_ratio if is_function(algo.loss) else LOSSES[algo.loss].ratio_of
 
 
 def build_advantages(algo: AlgoSettings) -> Advantages:
     """The advantage estimator that `algo.advantage` names."""
+    settings = {"normalize": algo.normalize, "ddof": algo.ddof, "eps": algo.advantage_eps}
     if is_function(algo.advantage):
-        return OwnAdvantages(algo.advantage)
-    estimate = ADVANTAGES[algo.advantage]
-    return lambda rewards, mask: estimate(
-        rewards, normalize=algo.normalize, ddof=algo.ddof, eps=algo.advantage_eps, mask=mask
-    )
+        return OwnAdvantages(algo.advantage, settings)
+    function = ADVANTAGES[algo.advantage].function
+    takes = _Parameters.of(function)
+
+    def estimate(rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor:
+        lengths = torch.ones_like(rewards) if lengths is None else lengths
+        return function(rewards, mask=mask, **takes.among({"lengths": lengths, **settings}))
+
+    return estimate
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The settings that a function takes by name."""
+
+    names: frozenset[str]
+    all: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> _Parameters:
+        try:
+            parameters = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        names = frozenset(p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY)
+        return cls(names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters))
+
+    def among(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in settings.items() if self.all or name in self.names}
 
 
 class _Own:
     def __init__(self, key: str, spec: str, returns: str) -> None:
         self._name, self._returns = f"{key}: {spec}", returns
         self._function = load_function(spec)
-        try:
-            parameters = inspect.signature(self._function).parameters.values()
-        except (TypeError, ValueError):
-            parameters = {}.values()
-        self._takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-        self._takes = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+        self._takes = _Parameters.of(self._function)
 
     def _call(self, *tensors: Tensor, **settings: Any) -> Tensor:
         """Calls the function with the settings that it has parameters for."""
-        accepted = {name: value for name, value in settings.items() if self._takes_all or name in self._takes}
         with self._blamed():
-            result = self._function(*tensors, **accepted)
+            result = self._function(*tensors, **self._takes.among(settings))
         shape, device = tensors[0].shape, tensors[0].device
         if not isinstance(result, Tensor):
             raise self._error(f"returned a {type(result).__name__}")
@@ -124,14 +161,17 @@ class OwnLoss(_Own):
 
 
 class OwnAdvantages(_Own):
-    """`f(rewards, mask)`, both `[P, G]`. The advantages of samples outside the mask are set to 0."""
+    """`f(rewards, mask, **settings)`, `[P, G]`. The advantages of samples outside the mask are set to 0."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, settings: Mapping[str, Any]) -> None:
         super().__init__("algo.advantage", spec, "a finite advantage for each sample, [P, G]")
+        self._settings = settings
 
-    def __call__(self, rewards: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         counted = torch.ones_like(rewards, dtype=torch.bool) if mask is None else mask.bool().clone()
-        advantages = torch.where(counted, self._call(rewards.float().clone(), counted.clone()).float(), 0.0)
+        tokens = torch.ones_like(rewards) if lengths is None else lengths.clone()
+        result = self._call(rewards.float().clone(), counted.clone(), lengths=tokens, **self._settings)
+        advantages = torch.where(counted, result.float(), 0.0)
         if not advantages.isfinite().all():
             raise self._error("returned an advantage that is not finite")
         return advantages.detach()

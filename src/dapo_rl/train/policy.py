@@ -36,7 +36,7 @@ from dapo_rl.train.gradients import Gradients
 from dapo_rl.train.memory import MOST_TOKENS
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
-from dapo_rl.train.own import OwnLoss, build_losses
+from dapo_rl.train.own import OwnLoss, build_losses, build_ratio
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -78,6 +78,7 @@ class HFPolicy:
         self._save_dtype = save_dtype
         self._algo, self._train = algo, train
         self._losses = losses or build_losses(algo)
+        self._ratio_of = build_ratio(algo)
         self._norm_length, self._token_budget = norm_length, token_budget
         self._lowered_budget: int | None = None
         self._notes: list[str] = []
@@ -284,7 +285,7 @@ class HFPolicy:
                 loss.backward()
 
         with torch.no_grad():
-            high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds)
+            high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds, ratio_of=self._ratio_of)
             probabilities = logps.exp()
             fresh = mask & to_device(np.array([s.fresh for s in samples]), device)[:, None]
             totals = {name: value.detach() for name, value in sums.items()} | {
