@@ -174,10 +174,11 @@ class TrainSample(Record):
     """Index of its group in the batch."""
     in_loss: bool = True
     """False for a truncated sample under overlong filtering, which the denominator excludes too."""
-    fresh: bool = True
-    """Whether all its tokens come from the weights that the step's first update starts from; false if carried over."""
     mask: BoolArray = True  # type: ignore[assignment]
     """True for tokens that the policy generated; the others are context only."""
+    fresh: BoolArray = True  # type: ignore[assignment]
+    """True for tokens that come from the weights that the step's first update starts from; the others were sampled with
+    earlier ones."""
     returns: FloatArray | None = None
     """The targets of a critic, per token."""
     proximal_logps: FloatArray | None = None
@@ -187,7 +188,8 @@ class TrainSample(Record):
         self._set_arrays(prompt_ids=np.int32)
         optional = {"returns": self.returns, "proximal_logps": self.proximal_logps}
         others = {name: np.float32 for name, values in optional.items() if values is not None}
-        self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, mask=np.bool_, **others)
+        flags = {"mask": np.bool_, "fresh": np.bool_}
+        self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, **flags, **others)
 
     @property
     def trained_tokens(self) -> int:

@@ -72,9 +72,9 @@ def test_every_token_of_a_sample_has_its_old_log_probability():
         assert len(set(trained.advantages.tolist())) == 1
 
 
-def test_samples_of_older_weights_are_marked():
-    assert all(s.fresh for s in make_batch([GROUP], config(), version=0)[0].samples)
-    assert not any(s.fresh for s in make_batch([GROUP], config(), version=1)[0].samples)
+def test_tokens_of_older_weights_are_marked():
+    assert all(s.fresh.all() for s in make_batch([GROUP], config(), version=0)[0].samples)
+    assert not any(s.fresh.any() for s in make_batch([GROUP], config(), version=1)[0].samples)
 
 
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])

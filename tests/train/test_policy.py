@@ -135,6 +135,18 @@ def test_an_update_raises_the_probability_of_what_was_good():
     assert metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
 
 
+def test_the_mismatch_of_engine_and_trainer_counts_the_tokens_of_the_current_weights():
+    """A sample that was carried over has tokens of two versions."""
+    model = small_model()
+    samples = samples_for(model, drift=0.0)
+    half = [np.arange(len(sample.response_ids)) >= len(sample.response_ids) // 2 for sample in samples]
+    stale = [np.where(new, s.old_logps, s.old_logps - 0.5) for s, new in zip(samples, half, strict=True)]
+    carried = [replace(s, old_logps=logps, fresh=new) for s, logps, new in zip(samples, stale, half, strict=True)]
+    assert make_policy(model).update(carried, 0.0).metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    whole = [replace(sample, fresh=True) for sample in carried]
+    assert make_policy(model).update(whole, 0.0).metrics["actor/mismatch_kl"] > 0.01
+
+
 def test_the_mismatch_of_engine_and_trainer_leaves_out_carried_samples():
     model = small_model()
     exact, drifted = samples_for(model, drift=0.0), samples_for(model, seed=1, drift=0.5)

@@ -51,7 +51,7 @@ def make_batch(
                     advantages=np.full(len(sample.token_ids), advantages_PG[p, g].item(), np.float32),
                     group=p,
                     in_loss=bool(in_loss_PG[p, g]),
-                    fresh=bool((sample.versions == version).all()),
+                    fresh=sample.versions == version,
                     mask=sample.mask,
                 )
                 for g, sample in enumerate(group.samples)

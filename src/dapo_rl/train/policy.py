@@ -287,7 +287,7 @@ class HFPolicy:
         with torch.no_grad():
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds, ratio_of=self._ratio_of)
             probabilities = logps.exp()
-            fresh = mask & to_device(np.array([s.fresh for s in samples]), device)[:, None]
+            fresh = mask & to_device(_padded([s.fresh for s in samples]), device)
             totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": _total(stats.entropy, mask),
