@@ -19,7 +19,7 @@ def lives(pid):
     """Whether a process runs; one that nobody has waited for yet has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
         return False
 
 

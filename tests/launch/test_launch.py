@@ -179,7 +179,7 @@ def steps(run):
 def has_ended(process):
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
         return True
 
 
