@@ -19,7 +19,7 @@ Detach = Annotated[bool, typer.Option("--detach", help="Return once it has start
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be run, and start nothing.")]
 
 app = typer.Typer(
-    help="Train on this host in the background, as a Ray job, or as a Slurm job.",
+    help="Train in the background on this host, or as a Ray or Slurm job.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

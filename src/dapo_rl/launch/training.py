@@ -44,7 +44,7 @@ def plan_launch(recipe: Path | None, settings: Sequence[str], run: Path | None) 
     for key in SET_BY_LAUNCH:
         if is_given(key, settings):
             raise UserError(f"{key}: `dapo launch` sets it; leave it out")
-    start = start_from(recipe, settings)
+    start = start_from(recipe, [*settings, "cluster.backend=ray"])
     config = start.load()
     name = "dapo" if start.own else (recipe or DEFAULT_RECIPE).stem
     path = Path(os.path.abspath(new_run_directory(name) if run is None else run.expanduser()))

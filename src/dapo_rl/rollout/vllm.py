@@ -67,12 +67,11 @@ class VLLMEngine:
             "logprobs_mode": _logprobs_mode(settings),
             # The sampling settings in a model's generation_config.json would change the policy.
             "generation_config": "vllm",
-            "trust_remote_code": False,
             **({"enable_sleep_mode": True} if rests else {}),
             **options,
         }
         try:
-            self._llm: Any = LLM(**how)
+            self._llm: Any = LLM(trust_remote_code=False, **how)
         except (TypeError, ValueError) as error:  # of an option that vLLM does not have, or a value that it refuses
             if not options.keys() - {"max_model_len"}:
                 raise
