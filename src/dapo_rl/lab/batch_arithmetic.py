@@ -18,7 +18,7 @@ class BatchArithmetic:
     tokens_generated_per_step_at_cap: int
     """Maximum, if dynamic sampling draws up to its cap."""
     tokens_trained_per_step: int
-    """Maximum."""
+    """Maximum of a batch of `groups_per_step`; rarely, carried groups make one larger."""
     steps: int
     total_updates: int
 

@@ -173,7 +173,7 @@ class Need:
             allowed = self.machine.bytes // 4
         most = sampling.max_batch or MAX_BATCH
         if not self.on_gpu:  # only what is written takes memory
-            most = min(most, sampling.prompts_per_step * sampling.group_size)
+            most = min(most, int((1 + sampling.ahead) * sampling.prompts_per_step) * sampling.group_size)
         token_bytes = 2 * self.size.layers * self.size.keys * width
         return KVBudget(allowed, token_bytes, most, torch.device(self.machine.kind))
 

@@ -153,7 +153,8 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
 
 
 def update_tokens(config: Config) -> int:
-    """The most tokens that one update trains on; a prompt that a group shares is computed once."""
+    """The most tokens that one update trains on, unless carried groups make the batch larger; a prompt that a group
+    shares is computed once."""
     sampling = config.sampling
     groups = sampling.prompts_per_step // config.train.mini_batches
     return groups * (config.data.max_prompt_tokens + sampling.group_size * sampling.max_new_tokens)
