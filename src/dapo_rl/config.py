@@ -500,6 +500,20 @@ class Config(Section):
             raise ValueError(f"{key}: {wrong}; {remedy}")
         return self
 
+    def _cluster_conflicts(self) -> Iterable[tuple[str, str, str]]:
+        cluster = self.cluster
+        if cluster.engine_gpus > 1 and self.engine in WITHOUT_OPTIONS:
+            wrong = f"{cluster.engine_gpus} with engine={self.engine}, which uses one GPU"
+            yield "cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines"
+        if cluster.engine_gpus > 1 and cluster.placement == "colocated":
+            wrong = f"{cluster.engine_gpus} with cluster.placement=colocated, where an engine shares one GPU"
+            yield "cluster.engine_gpus", wrong, "set cluster.placement=separate"
+        if cluster.backend is None:
+            for name, field in ClusterSettings.model_fields.items():
+                if (value := getattr(cluster, name)) != field.default:
+                    wrong = f"{value} {name} need Ray" if name in ("engines", "ranks") else "has no effect without Ray"
+                    yield f"cluster.{name}", wrong, "set cluster.backend=ray"
+
     def _conflicts(self) -> Iterable[tuple[str, str, str]]:
         sampling, algo, overlong = self.sampling, self.algo, self.overlong
         for key, name, known in (("algo.loss", algo.loss, LOSSES), ("algo.advantage", algo.advantage, ADVANTAGES)):
@@ -524,9 +538,7 @@ class Config(Section):
         if self.engine_options and self.engine in WITHOUT_OPTIONS:
             wrong = f"{', '.join(self.engine_options)}: engine={self.engine} has no options of its own"
             yield "engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib"
-        if self.cluster.engine_gpus > 1 and self.engine in WITHOUT_OPTIONS:
-            wrong = f"{self.cluster.engine_gpus} with engine={self.engine}, which uses one GPU"
-            yield "cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines"
+        yield from self._cluster_conflicts()
         if fixed := [name for name in self.engine_options if name in FIXED_OPTIONS]:
             yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
         loss, advantage = LOSSES.get(algo.loss), ADVANTAGES.get(algo.advantage)
@@ -627,13 +639,6 @@ class Config(Section):
         if sampling.ahead and sampling.dynamic_batch:
             wrong = f"{sampling.ahead:g} with sampling.dynamic_batch: it draws one batch and nothing ahead"
             yield "sampling.ahead", wrong, "set sampling.ahead=0"
-        if self.cluster.ranks > 1 and self.cluster.backend is None:
-            yield "cluster.ranks", f"{self.cluster.ranks} ranks need Ray", "set cluster.backend=ray"
-        if self.cluster.engines > 1 and self.cluster.backend is None:
-            yield "cluster.engines", f"{self.cluster.engines} engines need Ray", "set cluster.backend=ray"
-        if self.cluster.engine_gpus > 1 and self.cluster.placement == "colocated":
-            wrong = f"{self.cluster.engine_gpus} with cluster.placement=colocated, where an engine shares one GPU"
-            yield "cluster.engine_gpus", wrong, "set cluster.placement=separate"
         if sampling.dynamic_batch and not sampling.dynamic:
             yield "sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true"
 
