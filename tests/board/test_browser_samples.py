@@ -277,11 +277,29 @@ def test_a_chosen_group_stays_while_the_run_goes_on(browser, runs, address):  # 
         expect(step).to_have_value("2")
         next_step(3)
         expect(step).to_have_value("3")  # follows
-        page.locator(".group").first.click()
+        page.locator(".group[data-draw='30']").click()
         next_step(4)
         expect(page.get_by_label("Step", exact=True)).to_have_attribute("max", "3")
         expect(step).to_have_value("3")
         expect(page.locator(".question small")).to_have_text("draw 30 · p30")
+
+
+def test_a_group_chosen_while_the_next_step_is_on_its_way(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "live", steps=2)
+    with opened(browser, address, "#/groups?run=live") as page:
+        step = page.get_by_label("Step number")
+        expect(page.locator(".question small")).to_have_text("draw 20 · p20")
+        held = []
+        page.route(re.compile(r"/api/groups\?.*step=3"), lambda route: held.append(route))
+        run.write_rollouts(3, [kept(make_group(30, [("2", True), ("3", False)]))], 0)
+        run.append_metrics(3, metrics_of(3))
+        expect(step).to_have_value("3")
+        page.locator(".group[data-draw='20']").click()
+        expect(step).to_have_value("2")
+        for route in held:
+            route.continue_()
+        expect(page.locator(".question small")).to_have_text("draw 20 · p20")
+        expect(page.locator(".group[aria-current=true]")).to_have_attribute("data-draw", "20")
 
 
 def test_unknown_columns_and_a_group_without_signal(browser, runs, address):  # noqa: F811

@@ -316,6 +316,7 @@ def test_sampling_goes_on_during_updates(pool):
 
 def _update(pool):
     """Takes until the engines have finished, without a word from the driver."""
+    ray_get(replica.send("cancel", (), ()) for replica in pool._replicas)  # they have what was sent to them
     end = time.monotonic() + 30
     while any(unfinished for _, unfinished in ray_get(replica.send("about") for replica in pool._replicas)):
         assert time.monotonic() < end

@@ -226,9 +226,13 @@ export function groups(parameters, onClose) {
     samples.controls.hidden = memory.comparing || !isSamples();
     panes.firstElementChild.replaceWith(isSamples() ? samples.list : list);
     if (isSamples()) return;
+    const { step } = memory;
     fill(
       list,
-      shown().map((group) => groupLine(group, group.draw === memory.draw, () => choose(group.draw))),
+      // While the groups of another step are on their way, those of this one are still there to be chosen.
+      shown().map((group) =>
+        groupLine(group, group.draw === memory.draw, () => openHit({ step, draw: group.draw, sample: null })),
+      ),
     );
     if (!shown().length) fill(list, h("p", { class: "empty" }, "No groups at this step."));
   }
@@ -300,9 +304,9 @@ export function groups(parameters, onClose) {
     note();
   }
 
-  async function openHit(hit) {
-    if (hit.step !== memory.step) await jump(hit.step, hit.draw, hit.sample);
-    await choose(hit.draw, hit.sample);
+  function openHit({ step, draw, sample }) {
+    follow = false;
+    return step === memory.step ? openGroup(draw, sample) : jump(step, draw, sample);
   }
 
   const searching = throttle(() => {
