@@ -18,7 +18,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.cluster.build_engines import build_engine_pool, takes_turns
 from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device, ranks_plan
-from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
@@ -54,6 +54,7 @@ from dapo_rl.models.lora import (
 )
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.models.size import ModelSize
+from dapo_rl.models.values import value_model
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
@@ -67,6 +68,7 @@ from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
+from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
@@ -114,6 +116,7 @@ class Run:
     engine: Engine
     sampler: Sampler
     policy: HFPolicy | RankedPolicy
+    critic: HFCritic | RankedCritic | None
     advantages: Advantages
     progress: Progress
     plan: MemoryPlan
@@ -124,6 +127,11 @@ class Run:
     """Notes for the user, shown before the first step."""
     cluster: ExitStack = field(default_factory=ExitStack)
     """Ends the ranks and the connection to Ray."""
+
+    @property
+    def learners(self) -> tuple[Part, ...]:
+        """The parts that change by updates alone."""
+        return (self.policy,) if self.critic is None else (self.policy, self.critic)
 
     def close(self) -> None:
         """Stops the processes that the parts have started."""
@@ -159,21 +167,27 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         device = _device(config, given) if on_ranks(config) else next(model.parameters()).device
         dtype, save_dtype = compute_dtype(config.model, device), saved_dtype(config.model, came)
         policy: HFPolicy | RankedPolicy
+        critic: HFCritic | RankedCritic | None = None
         if on_ranks(config):  # before the engines, so that each rank finds a GPU of its own
             plan = replace(ranks_plan(config, model), turns=takes_turns(config, device))
             policy = build_ranked_policy(config, tokenizer, longest, save_dtype, plan)
             cluster.callback(policy.close)
+            critic = RankedCritic(policy) if config.has_critic else None
             named = config.engine if given.engine is None else given.engine
             how = (tokenizer, device, dtype, longest, display.note)
             engine: Engine = build_engine_pool(config, named, model, policy.weights(), *how)
         else:
             plan = memory_plan(config, model, longest, can_rest(config.engine, device))
+            values = _value_model(model) if config.has_critic else None
             engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
         built.callback(close_engine, engine)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         if not on_ranks(config):
             policy = build_policy(model, tokenizer, config, longest, losses, save_dtype, plan)
+            critic = (
+                build_critic(values, tokenizer, config, longest, plan, policy.packed) if config.has_critic else None
+            )
         notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note, _idle_engines(config)]
         progress = Progress()
         run = Run(
@@ -186,11 +200,13 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             engine=engine,
             sampler=sampler,
             policy=policy,
+            critic=critic,
             advantages=advantages,
             progress=progress,
             plan=plan,
             parts=(
                 policy,
+                *([] if critic is None else [critic]),
                 _stream_part(stream, sampler),
                 sampler,
                 progress,
@@ -288,6 +304,26 @@ def build_policy(
         settings=config.model,
         save_dtype=save_dtype,
     )
+
+
+def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan: MemoryPlan, packed: bool) -> HFCritic:
+    """The critic that a run trains; `packed` as the policy is."""
+    budget = config.train.token_budget or plan.token_budget or config.token_budget
+    return HFCritic(
+        model,
+        pad_id=pad_id(tokenizer),
+        train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute, "packed": packed}),
+        token_budget=budget,
+        value_clip=config.critic.value_clip,
+        turns=plan.turns,
+        longest=longest,
+        dtype=compute_dtype(config.model, next(model.parameters()).device),
+    )
+
+
+def _value_model(model: Any) -> Any:
+    """The critic's model; one with adapters is merged with them."""
+    return value_model(merged_copy(model) if has_lora(model) else model)
 
 
 def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:

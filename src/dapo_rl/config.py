@@ -31,11 +31,11 @@ from dapo_rl.choices import (
     is_function,
 )
 from dapo_rl.errors import UserError
-from dapo_rl.family import ADVANTAGES, LOSSES
+from dapo_rl.family import ADVANTAGES, GAE, LOSSES
 from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
 
-Preset = Literal["dapo", "grpo", "dr_grpo"]
+Preset = Literal["dapo", "grpo", "dr_grpo", "vapo", "ppo"]
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "dapo": {},  # the defaults below
@@ -46,6 +46,22 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "dr_grpo": {
         "algo": {"clip_high": 0.2, "aggregation": "seq-mean-token-sum-norm", "normalize": "none"},
+        "sampling": {"dynamic": False},
+        "overlong": {"shape": "off"},
+    },
+    "vapo": {
+        "algo": {"advantage": "gae", "positive_lm_coef": 0.1},
+        "sampling": {"dynamic": False},
+    },
+    "ppo": {
+        "algo": {"advantage": "gae", "clip_high": 0.2},
+        "critic": {
+            "pretrain_steps": 0,
+            "lambda_policy": 0.95,
+            "lambda_critic": 0.95,
+            "value_clip": 0.2,
+            "whiten": True,
+        },
         "sampling": {"dynamic": False},
         "overlong": {"shape": "off"},
     },
@@ -298,6 +314,45 @@ class AlgoSettings(Section):
     """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded."""
     kl_kind: KLKind = "k3"
     """Estimator of the KL penalty."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
+    positive_lm_coef: float = Field(0.0, ge=0)
+    """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
+
+
+class CriticSettings(Section):
+    """The critic exists if `algo.advantage` is `gae`."""
+
+    lr: float | None = Field(None, gt=0)
+    """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
+    pretrain_steps: int | None = Field(None, ge=0)
+    """Value pre-training: the first steps train the critic alone; by default 50, and at most a quarter of
+    train.steps."""
+    lambda_policy: float | Literal["adaptive"] = "adaptive"
+    """λ of the policy's advantages: a number, or `adaptive`, 1 − 1 / (length_alpha × tokens of the response)."""
+    lambda_critic: float = Field(1.0, ge=0, le=1)
+    """λ of the critic's targets; with 1, they are the returns."""
+    length_alpha: float = Field(0.05, gt=0)
+    """α of the adaptive λ."""
+    lambda_lowest: float = Field(0.0, ge=0, le=1)
+    """The adaptive λ is at least this. With length_alpha 0.05, responses of 20 tokens or less have a λ of 0."""
+    value_clip: float | None = Field(None, gt=0)
+    """A value changes by at most this in one step, as far as its loss goes (PPO); none is off."""
+    whiten: bool = False
+    """Scale the advantages of a step to mean 0 and variance 1 over its tokens."""
+
+    @field_validator("lambda_policy", mode="before")
+    @classmethod
+    def _check_lambda(cls, value: Any) -> Any:
+        try:
+            good = value == "adaptive" or (not isinstance(value, bool) and 0 <= float(value) <= 1)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise ValueError(
+                f"critic.lambda_policy: {shown(value)} is not a number in [0, 1] or adaptive; PPO uses 0.95"
+            )
+        return value
 
 
 class OverlongSettings(Section):
@@ -415,7 +470,8 @@ class ClusterSettings(Section):
 
 class Config(Section):
     preset: Preset = "dapo"
-    """dapo: the authors' published settings; grpo: none of their techniques; dr_grpo: no std, a constant divisor."""
+    """dapo: the authors' published settings; grpo: none of their techniques; dr_grpo: no std, a constant divisor; vapo
+    and ppo: with a critic."""
     seed: int = Field(0, ge=0)
     """Seed of the prompt order, the samples and everything else that is random."""
     engine: str = "native"
@@ -429,6 +485,7 @@ class Config(Section):
     reward: RewardSettings = RewardSettings()
     sampling: SamplingSettings = SamplingSettings()
     algo: AlgoSettings = AlgoSettings()
+    critic: CriticSettings = CriticSettings()
     overlong: OverlongSettings = OverlongSettings()
     train: TrainSettings = TrainSettings()
     eval: EvalSettings = EvalSettings()
@@ -464,6 +521,26 @@ class Config(Section):
         return self.train.token_budget or max(16384, self.longest_sample)
 
     @property
+    def has_critic(self) -> bool:
+        return self.algo.advantage == GAE
+
+    @property
+    def critic_lr(self) -> float:
+        return self.critic.lr or 2 * self.train.lr
+
+    @property
+    def pretrain_steps(self) -> int:
+        """Steps that train the critic alone."""
+        if not self.has_critic:
+            return 0
+        steps = self.critic.pretrain_steps
+        return min(50, self.train.steps // 4) if steps is None else steps
+
+    @property
+    def kl_in_reward(self) -> bool:
+        return self.algo.kl_coef > 0 and self.algo.kl_in == "reward"
+
+    @property
     def checkpoint_every(self) -> int:
         return self.checkpoint.every or max(1, self.train.steps // 10)
 
@@ -492,6 +569,8 @@ class Config(Section):
         settings["algo"]["norm_length"] = self.norm_length
         settings["sampling"]["cap"] = self.sampling_cap
         settings["checkpoint"]["every"] = self.checkpoint_every
+        if self.has_critic:
+            settings["critic"] |= {"lr": self.critic_lr, "pretrain_steps": self.pretrain_steps}
         return settings
 
     @model_validator(mode="after")
@@ -513,6 +592,14 @@ class Config(Section):
                 if (value := getattr(cluster, name)) != field.default:
                     wrong = f"{value} {name} need Ray" if name in ("engines", "ranks") else "has no effect without Ray"
                     yield f"cluster.{name}", wrong, "set cluster.backend=ray"
+
+    def _critic_conflicts(self) -> Iterable[tuple[str, str, str]]:
+        if self.has_critic and self.pretrain_steps >= self.train.steps:
+            wrong = f"{self.pretrain_steps} of train.steps {self.train.steps} leave no step for the policy"
+            yield "critic.pretrain_steps", wrong, f"use {self.train.steps // 4} or less, or raise train.steps"
+        if self.kl_in_reward and not self.has_critic:
+            wrong = f"reward with algo.advantage={self.algo.advantage}: a token's reward needs a critic"
+            yield "algo.kl_in", wrong, f"set algo.kl_in=loss, or algo.advantage={GAE}"
 
     def _conflicts(self) -> Iterable[tuple[str, str, str]]:
         sampling, algo, overlong = self.sampling, self.algo, self.overlong
@@ -539,6 +626,7 @@ class Config(Section):
             wrong = f"{', '.join(self.engine_options)}: engine={self.engine} has no options of its own"
             yield "engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib"
         yield from self._cluster_conflicts()
+        yield from self._critic_conflicts()
         if fixed := [name for name in self.engine_options if name in FIXED_OPTIONS]:
             yield "engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]]
         loss, advantage = LOSSES.get(algo.loss), ADVANTAGES.get(algo.advantage)

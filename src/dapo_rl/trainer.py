@@ -311,7 +311,7 @@ class DAPOTrainer:
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> None:
-            checkpoints.start(progress.step, (*run.parts, log), config, unchanged=(run.policy,))
+            checkpoints.start(progress.step, (*run.parts, log), config, unchanged=run.learners)
 
         trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
@@ -331,6 +331,7 @@ class DAPOTrainer:
             track=trackers.log,
             callbacks=self._callbacks,
             turns=run.plan.turns,
+            critic=run.critic,
         )
         recover = self._restarts(run, directory, checkpoints, log)
         training = replace(training, recover=recover)
@@ -373,7 +374,7 @@ class DAPOTrainer:
             _resume(run, directory, checkpoints, log, self.display)
             self._callbacks.follow(directory.read_metrics)
 
-        others = [part for part in run.parts if part is not policy]
+        others = [part for part in run.parts if part not in run.learners]
         return Restarts(policy, others, checkpoints, run.config.cluster.restarts, resume, self.display.note)
 
     @contextmanager

@@ -179,6 +179,10 @@ class TrainSample(Record):
     fresh: BoolArray = True  # type: ignore[assignment]
     """True for tokens that come from the weights that the step's first update starts from; the others were sampled with
     earlier ones."""
+    correct: bool = False
+    """Whether the verifier judged it correct."""
+    values: FloatArray | None = None
+    """What a critic expected before each token, at the beginning of the step."""
     returns: FloatArray | None = None
     """The targets of a critic, per token."""
     proximal_logps: FloatArray | None = None
@@ -186,7 +190,7 @@ class TrainSample(Record):
 
     def __post_init__(self) -> None:
         self._set_arrays(prompt_ids=np.int32)
-        optional = {"returns": self.returns, "proximal_logps": self.proximal_logps}
+        optional = {"values": self.values, "returns": self.returns, "proximal_logps": self.proximal_logps}
         others = {name: np.float32 for name, values in optional.items() if values is not None}
         flags = {"mask": np.bool_, "fresh": np.bool_}
         self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, **flags, **others)

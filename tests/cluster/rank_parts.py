@@ -54,7 +54,7 @@ class Rank:
         model, words = loaded(tied)
         frozen = loaded(tied)[0].requires_grad_(False) if reference else None
         how = {"pad_id": pad_id(words), "tokenizer": words}
-        load = lambda: (model, frozen)  # noqa: E731
+        load = lambda: (model, {"reference": frozen})  # noqa: E731
         self.policy = RankPolicy(load, place=self._place, **how, **settings(**(changes or {})))
 
     def gradients(self):

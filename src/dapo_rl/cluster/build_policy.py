@@ -19,6 +19,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
 from dapo_rl.models.recompute import can_recompute
+from dapo_rl.models.values import value_model
 from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.random_state import seed_everything
 
@@ -96,32 +97,44 @@ class RankRecipe:
     def __call__(self, place: Place) -> Any:
         from transformers.utils import logging
 
-        from dapo_rl.cluster.rank import RankPolicy
+        from dapo_rl.cluster.rank import RankCritic, RankPolicy
 
         logging.disable_progress_bar()
         config = self.config
         seed_everything(config.seed)
         dtype = getattr(torch, config.model.dtype)
         assert isinstance(dtype, torch.dtype), "the driver resolves `auto`"
-        return RankPolicy(
+        how: dict[str, Any] = {
+            "place": place,
+            "offload": config.cluster.offload,
+            "pad_id": pad_id(self.tokenizer),
+            "token_budget": config.token_budget,
+            "longest": self.longest,
+            "dtype": dtype,
+        }
+        train = config.train.model_copy(update={"gradient_checkpointing": self.recompute})
+        policy = RankPolicy(
             self._load,
-            place=place,
-            offload=config.cluster.offload,
-            pad_id=pad_id(self.tokenizer),
             temperature=config.sampling.temperature,
             algo=config.algo,
-            train=config.train.model_copy(update={"gradient_checkpointing": self.recompute}),
+            train=train,
             norm_length=config.norm_length,
-            token_budget=config.token_budget,
-            longest=self.longest,
-            dtype=dtype,
             tokenizer=self.tokenizer,
             settings=config.model,
             save_dtype=self.save_dtype,
+            **how,
         )
+        if config.has_critic:
+            train = train.model_copy(update={"packed": policy.packed})
+            policy.critic = RankCritic(self._load_critic, train=train, value_clip=config.critic.value_clip, **how)
+        return policy
 
-    def _load(self) -> tuple[Any, Any]:
+    def _load(self) -> tuple[Any, dict[str, Any]]:
         """On the host: a layer is moved to the device when it is sharded."""
         model, _ = load_model(self.config.model.model_copy(update={"device": "cpu"}))
         frozen = copy.deepcopy(model).requires_grad_(False) if self.config.algo.kl_coef > 0 else None
-        return model, frozen
+        return model, {"reference": frozen}
+
+    def _load_critic(self) -> tuple[Any, dict[str, Any]]:
+        model, _ = load_model(self.config.model.model_copy(update={"device": "cpu"}))
+        return value_model(model), {}

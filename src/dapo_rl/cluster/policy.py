@@ -45,34 +45,20 @@ class Ranks(Protocol):
     def close(self, *, kill: bool = False) -> None: ...
 
 
-class RankedPolicy:
-    """A Policy whose samples are dealt to ranks. The result is that of one process, up to rounding."""
+class RankedLearner:
+    """A learner whose samples are dealt to ranks. The result is that of one process, up to rounding."""
 
-    optimizer = None
-    """It is on the ranks."""
+    of = ""
+    """What comes before the names of its methods on the ranks."""
+    save_note: str | None
 
-    def __init__(self, start: Callable[[], Ranks]) -> None:
-        """`start` starts the ranks, here and by `restart`."""
-        self._start = start
-        self._ranks = start()
-        self._tokens = [0] * self._ranks.world_size
-        self._looked = time.perf_counter()
-        self.note, self.save_note = self._ranks.call("notes")[0]
-
-    def restart(self) -> None:
-        """Starts the ranks again, with the model as it was loaded."""
-        self._ranks.close(kill=True)
-        self._ranks = self._start()
+    @property
+    def _ranks(self) -> Ranks:
+        raise NotImplementedError
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        """The log-probability of each response token under the current policy."""
-        if not samples:
-            return []
-        dealt = deal(samples, self._ranks.world_size)
-        scores: dict[int, FloatArray] = {}
-        for indices, part in zip(dealt, self._on_shares("score", samples, dealt), strict=True):
-            scores |= zip(indices, part, strict=True)
-        return [scores[i] for i in range(len(samples))]
+        """One number per response token: its log-probability, or the value of the state before it."""
+        return self._scored("score", samples)
 
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
         """One optimizer step on all ranks."""
@@ -82,14 +68,87 @@ class RankedPolicy:
             return Update({}, tuple(seen))
         trained = [samples[i] for i in places]
         dealt = deal(trained, self._ranks.world_size)
-        for rank, indices in enumerate(dealt):
-            self._tokens[rank] += sum(trained[i].trained_tokens for i in indices)
+        self._note_tokens([sum(trained[i].trained_tokens for i in indices) for indices in dealt])
         updates: list[Update] = self._on_shares("update", trained, dealt, lr)
         for indices, update in zip(dealt, updates, strict=True):
-            for i, of_sample in zip(indices, update.seen, strict=True):
+            for i, of_sample in zip(indices, update.seen, strict=False):  # a critic reports nothing for tokens
                 seen[places[i]] = of_sample
         notes = dict.fromkeys(note for update in updates for note in update.notes)
         return Update(updates[0].metrics, tuple(seen), tuple(notes))
+
+    def rest(self) -> None:
+        self._call("rest")
+
+    def save(self, directory: Path) -> Rest:
+        """Every rank copies its shards; the result lets each write them. If the hosts have no memory for copies, this
+        writes everything itself."""
+        ranks = self._ranks
+        self._call("copy_shards")
+
+        def write(is_cancelled: IsCancelled) -> Digests:
+            def check() -> None:
+                if is_cancelled():
+                    raise CancelledError
+
+            where = [(directory.absolute(),)] * ranks.world_size
+            written: list[Digests] = ranks.call_aside(f"{self.of}write_shards", where, check=check)
+            return {name: digest for of_rank in written for name, digest in of_rank.items()}
+
+        return write if self.save_note is None else done_now(write)
+
+    def load(self, directory: Path) -> None:
+        """Loads what any number of ranks wrote. A NonFiniteError leaves the learner unchanged."""
+        self._call("load", [(directory.absolute(),)] * self._ranks.world_size, patience=PATIENCE)
+
+    def _call(
+        self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patience: float = 1
+    ) -> list[Any]:
+        return self._ranks.call(f"{self.of}{method}", arguments, patience=patience)
+
+    def _note_tokens(self, of_ranks: Sequence[int]) -> None:
+        """Told the tokens that each rank is about to train on."""
+
+    def _scored(self, method: str, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        if not samples:
+            return []
+        dealt = deal(samples, self._ranks.world_size)
+        scores: dict[int, FloatArray] = {}
+        for indices, part in zip(dealt, self._on_shares(method, samples, dealt), strict=True):
+            scores |= zip(indices, part, strict=True)
+        return [scores[i] for i in range(len(samples))]
+
+    def _on_shares(
+        self, method: str, samples: Sequence[TrainSample], dealt: Sequence[Sequence[int]], *more: Any
+    ) -> list[Any]:
+        return self._call(method, [([samples[i] for i in indices], *more) for indices in dealt])
+
+
+class RankedPolicy(RankedLearner):
+    """A policy on ranks; the ranks also have the critic, if there is one."""
+
+    optimizer = None
+    """It is on the ranks."""
+
+    def __init__(self, start: Callable[[], Ranks]) -> None:
+        """`start` starts the ranks, here and by `restart`."""
+        self._start = start
+        self._started = start()
+        self._tokens = [0] * self._ranks.world_size
+        self._looked = time.perf_counter()
+        self.note, self.save_note = self._ranks.call("notes")[0]
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._started
+
+    def restart(self) -> None:
+        """Starts the ranks again, with the model as it was loaded."""
+        self._ranks.close(kill=True)
+        self._started = self._start()
+
+    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """The log-probability of each response token under the reference policy."""
+        return self._scored("score_reference", samples)
 
     def figures(self) -> dict[str, float]:
         """What each rank did since the last call: the tokens that it trained on, the share of the time that it spent on
@@ -107,33 +166,9 @@ class RankedPolicy:
         """The current weights, valid until the next update."""
         return RankedWeights(self._ranks)
 
-    def rest(self) -> None:
-        self._ranks.call("rest")
-
-    def save(self, directory: Path) -> Rest:
-        """Every rank copies its shards; the result lets each write them to `shards/`. If the hosts have no memory for
-        copies, this writes everything itself."""
-        ranks = self._ranks
-        ranks.call("copy_shards")
-
-        def write(is_cancelled: IsCancelled) -> Digests:
-            def check() -> None:
-                if is_cancelled():
-                    raise CancelledError
-
-            where = [(directory.absolute(),)] * ranks.world_size
-            written: list[Digests] = ranks.call_aside("write_shards", where, check=check)
-            return {name: digest for of_rank in written for name, digest in of_rank.items()}
-
-        return write if self.save_note is None else done_now(write)
-
-    def load(self, directory: Path) -> None:
-        """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
-        self._ranks.call("load", [(directory.absolute(),)] * self._ranks.world_size, patience=PATIENCE)
-
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves the model and tokenizer in Hugging Face format."""
-        self._ranks.call("export", [(os.path.abspath(path),)] * self._ranks.world_size, patience=PATIENCE)
+        self._call("export", [(os.path.abspath(path),)] * self._ranks.world_size, patience=PATIENCE)
 
     def close(self) -> None:
         """Ends the ranks."""
@@ -147,10 +182,22 @@ class RankedPolicy:
     ) -> None:
         self.close()
 
-    def _on_shares(
-        self, method: str, samples: Sequence[TrainSample], dealt: Sequence[Sequence[int]], *more: Any
-    ) -> list[Any]:
-        return self._ranks.call(method, [([samples[i] for i in indices], *more) for indices in dealt])
+    def _note_tokens(self, of_ranks: Sequence[int]) -> None:
+        self._tokens = [before + more for before, more in zip(self._tokens, of_ranks, strict=True)]
+
+
+class RankedCritic(RankedLearner):
+    """The critic on the ranks of a policy."""
+
+    of = "critic."
+
+    def __init__(self, policy: RankedPolicy) -> None:
+        self._policy = policy
+        self.note, self.save_note = self._call("notes")[0]
+
+    @property
+    def _ranks(self) -> Ranks:
+        return self._policy._ranks  # others after a restart
 
 
 class RankedWeights:

@@ -1,4 +1,5 @@
-"""What one rank of a policy does. Every rank calls the same methods at the same time, with its own samples."""
+"""What one rank of a policy and of a critic does. Every rank calls the same methods at the same time, with its own
+samples."""
 
 from __future__ import annotations
 
@@ -8,11 +9,10 @@ import resource
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -23,15 +23,20 @@ from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps
+from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.shards import own_digests, read_shards, shard_tensors, write_shards
-from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.load import save_weights
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_pass import ResponsePass
+from dapo_rl.models.values import TokenValues
+from dapo_rl.train.counts import Counts
+from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.finite import not_finite
-from dapo_rl.train.policy import HFPolicy, _Counts, budget_note
+from dapo_rl.train.learner import Learner, Stats, budget_note
+from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, TrainSample, Update
 
 T = TypeVar("T")
@@ -40,21 +45,22 @@ NOBODY = TrainSample(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, 0.0, gro
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 
 
-Load = Callable[[], tuple[Any, Any]]
-"""Loads the model, the same on every rank, and a frozen copy as the reference policy, or None."""
+Load = Callable[[], tuple[Any, dict[str, Any]]]
+"""Loads the model, the same on every rank, and what the learner takes beside it."""
 
 
-class RankPolicy(HFPolicy):
-    """One rank's part of a policy: a shard of the weights and moments.
+class RankLearner(Learner[Stats]):
+    """One rank's part of a learner: a shard of the weights and moments.
 
     Needs a default process group that works on the host and on the device of the rank.
     """
 
-    def __init__(
-        self, load: Load, *, place: Place, train: TrainSettings, algo: AlgoSettings, offload: bool = False, **how: Any
-    ) -> None:
+    shards: ClassVar[str]
+    """The directory of the shards within a checkpoint."""
+
+    def __init__(self, load: Load, *, place: Place, train: TrainSettings, offload: bool = False, **how: Any) -> None:
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
-        `offload` keeps the shards in host memory. The others are the arguments of `HFPolicy`."""
+        `offload` keeps the shards in host memory. The others are the arguments of the learner."""
         self._place, self._offload = place, offload
         self._busy_s = 0.0
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
@@ -68,31 +74,19 @@ class RankPolicy(HFPolicy):
         for turn in range(max(self._gather(place.of_host))):
             if turn == place.on_host:
                 with _alive_meanwhile(place):  # a download may take long
-                    model, reference = load()
-                super().__init__(model, train=train, algo=algo, reference=reference, **how)
-                del model, reference
+                    model, more = load()
+                super().__init__(model, train=train, **more, **how)
+                del model, more
             place.alive()
             dist.barrier(self._talk)
         self._token_budget = min(self._gather(self._token_budget))
         if not all(self._gather(self._copies is not None)):
             self._copies = None
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        with self._timed():
-            return super().score(samples)
-
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
-        with self._timed():
-            return super().update(samples, lr)
-
-    def work_done(self) -> tuple[float, int]:
-        """The seconds spent on scores and updates since the last call, and the peak memory so far, in bytes: of its
-        GPU, or of the process."""
+    def busy_seconds(self) -> float:
+        """The seconds spent on scores and updates since the last call."""
         seconds, self._busy_s = self._busy_s, 0.0
-        if self._place.device.type == "cuda":
-            return seconds, torch.cuda.max_memory_allocated()
-        unit = 1 if sys.platform == "darwin" else 1024
-        return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return seconds
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -105,20 +99,6 @@ class RankPolicy(HFPolicy):
     def notes(self) -> tuple[str | None, str | None]:
         """Notes for the user on how the model is trained, and on how checkpoints are written."""
         return self.note, next((note for note in self._gather(self.save_note) if note), None)
-
-    def weight_sizes(self) -> list[tuple[str, int]]:
-        """The names of the weights and their sizes in bytes."""
-        return [(name, weight.numel() * weight.element_size()) for name, weight in self.model.named_parameters()]
-
-    def full_weights(self, names: Sequence[str]) -> list[Tensor] | None:
-        """These weights on the host; None on all ranks but the first."""
-        own = dict(self.model.named_parameters())
-        full = [self._gathered(own[name]) for name in names]
-        return [weight for weight in full if weight is not None] if self._place.rank == 0 else None
-
-    def weights_not_finite(self) -> str | None:
-        """The name of the first weight that is not finite on some rank, or None."""
-        return self._not_finite({name: _local(p) for name, p in self.model.named_parameters()})
 
     def copy_shards(self) -> None:
         """Copies this rank's shards of the weights and moments to host memory, for `write_shards`. If there is no
@@ -135,45 +115,26 @@ class RankPolicy(HFPolicy):
         """Writes what was copied last; returns when all ranks have, with the hashes of this rank's files. Computes
         nothing on the device, so that it can run beside an update."""
         state, self._to_write = self._to_write, {}
-        write_shards(directory, state, self._disk)
-        return own_digests(directory, self._place.rank)
+        write_shards(directory, self.shards, state, self._disk)
+        return own_digests(directory, self.shards, self._place.rank)
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
         self._place.alive()
-        loaded = read_shards(directory, self.model, self._optimizer, self._talk)
+        loaded = read_shards(directory, self.shards, self.model, self._optimizer, self._talk)
         self._agree_finite({name: _local(value) for name, value in loaded.tensors.items()}, "its tensors")
         loaded.restore()
         if (lowered := loaded.extra["lowered_budget"]) is not None:
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Saves the model and tokenizer in Hugging Face format, from the first rank."""
-        gathered: dict[int, Tensor | None] = {}
-        weights: dict[str, Tensor] = {}
-        owners = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, value in self.model.state_dict().items():
-            key = id(owners.get(name, value))  # tied weights stay tied
-            if key not in gathered:
-                self._place.alive()
-                gathered[key] = self._gathered(value)
-            if (full := gathered[key]) is not None:
-                weights[name] = full
-        if self._place.rank == 0:
-            save_weights(self.model, weights, self._tokenizer, path, self._save_dtype)
-        dist.barrier(self._talk)
-
-    def _logps_of(self, model: Any, **how: Any) -> ResponseLogps:
+    def _sharding(self) -> dict[str, Any]:
+        """How the forward pass shards the model."""
         place = self._place
         more: dict[str, Any] = {"offload": self._offload, "anyone": lambda here: any(self._gather(here))}
-        return ShardedLogps(model, mesh=self._mesh, device=place.device, **more, **how)
+        return {"mesh": self._mesh, "device": place.device, **more}
 
-    def _count(self, samples: Sequence[TrainSample]) -> _Counts:
-        ranks = self._gather(super()._count(samples))
-        group_tokens: Counter[int] = Counter()
-        for counts in ranks:
-            group_tokens.update(counts.group_tokens)
-        return _Counts(sum(c.tokens for c in ranks), sum(c.samples for c in ranks), group_tokens)
+    def _count(self, samples: Sequence[TrainSample]) -> Counts:
+        return Counts.over(self._gather(super()._count(samples)))
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
         dist.all_reduce(sums)
@@ -264,6 +225,84 @@ class RankPolicy(HFPolicy):
         """Raises on all ranks if a tensor of one is not finite."""
         if name := self._not_finite(tensors):
             raise NonFiniteError(f"{what} are not finite, in {name}")
+
+
+class RankPolicy(RankLearner[TokenStats], HFPolicy):
+    """One rank's part of a policy, and of a critic if there is one."""
+
+    shards = "shards"
+    critic: RankCritic | None = None
+
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        with self._timed():
+            return super().score(samples)
+
+    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        with self._timed():
+            return super().score_reference(samples)
+
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+        with self._timed():
+            return super().update(samples, lr)
+
+    def work_done(self) -> tuple[float, int]:
+        """The seconds spent on scores and updates since the last call, and the peak memory so far, in bytes: of its
+        GPU, or of the process."""
+        seconds = self.busy_seconds() + (0.0 if self.critic is None else self.critic.busy_seconds())
+        if self._place.device.type == "cuda":
+            return seconds, torch.cuda.max_memory_allocated()
+        unit = 1 if sys.platform == "darwin" else 1024
+        return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def weight_sizes(self) -> list[tuple[str, int]]:
+        """The names of the weights and their sizes in bytes."""
+        return [(name, weight.numel() * weight.element_size()) for name, weight in self.model.named_parameters()]
+
+    def full_weights(self, names: Sequence[str]) -> list[Tensor] | None:
+        """These weights on the host; None on all ranks but the first."""
+        own = dict(self.model.named_parameters())
+        full = [self._gathered(own[name]) for name in names]
+        return [weight for weight in full if weight is not None] if self._place.rank == 0 else None
+
+    def weights_not_finite(self) -> str | None:
+        """The name of the first weight that is not finite on some rank, or None."""
+        return self._not_finite({name: _local(p) for name, p in self.model.named_parameters()})
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Saves the model and tokenizer in Hugging Face format, from the first rank."""
+        gathered: dict[int, Tensor | None] = {}
+        weights: dict[str, Tensor] = {}
+        owners = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, value in self.model.state_dict().items():
+            key = id(owners.get(name, value))  # tied weights stay tied
+            if key not in gathered:
+                self._place.alive()
+                gathered[key] = self._gathered(value)
+            if (full := gathered[key]) is not None:
+                weights[name] = full
+        if self._place.rank == 0:
+            save_weights(self.model, weights, self._tokenizer, path, self._save_dtype)
+        dist.barrier(self._talk)
+
+    def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenStats]:
+        return ShardedLogps(model, **self._sharding(), **how)
+
+
+class RankCritic(RankLearner[TokenValues], HFCritic):
+    """One rank's part of a critic."""
+
+    shards = "critic"
+
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        with self._timed():
+            return super().score(samples)
+
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+        with self._timed():
+            return super().update(samples, lr)
+
+    def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
+        return ShardedValues(model, **self._sharding(), **how)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 from dapo_rl.cluster.place import Place
@@ -292,7 +293,8 @@ class RankActor:
         return self._answer(lambda: self._join(start))
 
     def call(self, method: str, *arguments: Any) -> _Answer:
-        return self._answer(lambda: getattr(self._policy, method)(*arguments))
+        """Calls a method of the policy, or with `critic.` before its name, of the critic."""
+        return self._answer(lambda: attrgetter(method)(self._policy)(*arguments))
 
     def steps(self) -> int:
         """How often it has said that it makes progress."""

@@ -1,14 +1,14 @@
 """A model whose parameters are sharded over ranks by FSDP2.
 
-A parameter is whole only while the module that it was sharded with runs. Log-probabilities need more of a model than
-its own `forward` gives: the hidden states and the weight of the output layer. So the whole computation runs inside the
-`forward` of one module around the model, which is the root of the sharding.
+A parameter is whole only while the module that it was sharded with runs. Log-probabilities and values need more of a
+model than its own `forward` gives: the hidden states and the weight of the output layer. So the whole computation runs
+inside the `forward` of one module around the model, which is the root of the sharding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -17,7 +17,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo_rl.models.forward import TokenStats
+from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.values import ResponseValues, TokenValues
+
+Stats = TypeVar("Stats", TokenStats, TokenValues)
 
 
 class RanksOutOfMemoryError(Exception):
@@ -29,8 +33,8 @@ class RanksOutOfMemoryError(Exception):
         self.here = here
 
 
-class ShardedLogps(ResponseLogps):
-    """Shards a model, and computes log-probabilities under it. Every rank has to compute at the same time."""
+class ShardedPass(ResponsePass[Stats]):
+    """Shards a model, and runs it. Every rank has to compute at the same time."""
 
     def __init__(
         self,
@@ -59,7 +63,7 @@ class ShardedLogps(ResponseLogps):
     def device(self) -> torch.device:
         return self._computes_on  # offloaded parameters are on the host
 
-    def _run(self, forward: Callable[[], TokenStats]) -> TokenStats:
+    def _run(self, forward: Callable[[], Stats]) -> Stats:
         stats = self._try(forward)
         if self._anyone(stats is None):
             failed = stats is None
@@ -73,11 +77,11 @@ class ShardedLogps(ResponseLogps):
             self._root.reshard()  # the root keeps its parameters for a backward pass, and there is none
         return stats
 
-    def _try(self, forward: Callable[[], TokenStats]) -> TokenStats | None:
+    def _try(self, forward: Callable[[], Stats]) -> Stats | None:
         """None if this rank runs out of memory. It still takes part in the collectives of the others."""
         self._begun.clear()
         try:
-            stats: TokenStats = self._root(forward)
+            stats: Stats = self._root(forward)
             return stats
         except torch.OutOfMemoryError:
             pass
@@ -89,6 +93,14 @@ class ShardedLogps(ResponseLogps):
         return None
 
 
+class ShardedLogps(ShardedPass[TokenStats], ResponseLogps):
+    """Log-probabilities under a sharded policy."""
+
+
+class ShardedValues(ShardedPass[TokenValues], ResponseValues):
+    """The values of a sharded critic."""
+
+
 class _Root(nn.Module):
     """Runs a function while the parameters of the model that belong to no layer are whole."""
 
@@ -96,9 +108,10 @@ class _Root(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Callable[[], TokenStats]) -> TokenStats:
+    def forward(self, compute: Callable[[], Stats]) -> Stats:
         stats = compute()
-        return stats._replace(logps=stats.logps.clone())  # FSDP's hooks are on the output, which must not be a view
+        first, *others = stats
+        return type(stats)(first.clone(), *others)  # FSDP's hooks are on the output, which must not be a view
 
 
 def _shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, offload: bool) -> Any:

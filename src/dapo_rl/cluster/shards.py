@@ -20,8 +20,6 @@ from dapo_rl.base.hashing import Digests
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
 
-SHARDS = "shards"
-"""The directory of the shards within a checkpoint."""
 METADATA = ".metadata"
 
 
@@ -56,29 +54,29 @@ def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return tensors
 
 
-def write_shards(directory: Path, state: Mapping[str, Any], group: dist.ProcessGroup) -> None:
-    """Writes tensors, of which every rank has shards, and other values, which are the same on all ranks."""
+def write_shards(directory: Path, folder: str, state: Mapping[str, Any], group: dist.ProcessGroup) -> None:
+    """Writes tensors, of which every rank has shards, and other values, which are the same on all ranks, to a folder of
+    a checkpoint."""
     try:
-        save(dict(state), checkpoint_id=directory / SHARDS, process_group=group)
+        save(dict(state), checkpoint_id=directory / folder, process_group=group)
     except CheckpointException as error:
         raise UserError(
             f"{directory}: the checkpoint cannot be written: {_first(error)}; earlier ones are untouched"
         ) from error
 
 
-def own_digests(directory: Path, rank: int) -> Digests:
+def own_digests(directory: Path, folder: str, rank: int) -> Digests:
     """The hashes of the files that a rank has written; the first has also written the metadata."""
-    folder = directory / SHARDS
-    files = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
+    files = [*(directory / folder).glob(f"__{rank}_*"), *([directory / folder / METADATA] if rank == 0 else [])]
     return {file.relative_to(directory).as_posix(): _sha256(file) for file in files}
 
 
 def read_shards(
-    directory: Path, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    directory: Path, folder: str, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
 ) -> LoadedShards:
     """Reads what `write_shards` wrote, into new memory."""
     own = shard_tensors(model, optimizer)
-    reader = FileSystemReader(directory / SHARDS)
+    reader = FileSystemReader(directory / folder)
     try:
         entries = reader.read_metadata().state_dict_metadata
     except Exception as error:

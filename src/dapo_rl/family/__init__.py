@@ -5,7 +5,7 @@ completion and the tables of docs/losses.md read the entries. Nothing here impor
 do not: the functions use the methods of the tensors that they are given.
 """
 
-from dapo_rl.family.advantages import ADVANTAGES, AdvantageEntry
+from dapo_rl.family.advantages import ADVANTAGES, GAE, AdvantageEntry
 from dapo_rl.family.losses import LOSSES, LossEntry, RatioOf
 
-__all__ = ["ADVANTAGES", "LOSSES", "AdvantageEntry", "LossEntry", "RatioOf"]
+__all__ = ["ADVANTAGES", "GAE", "LOSSES", "AdvantageEntry", "LossEntry", "RatioOf"]

@@ -137,6 +137,24 @@ ADVANTAGES["reinforce++-baseline"] = AdvantageEntry(
 )
 
 
+def rewards_alone(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The rewards themselves: GAE with λ = 1 before a critic has learnt anything. The critic's values come later."""
+    rewards_PG = rewards.float()
+    return rewards_PG.where(_counted(rewards_PG, mask), 0.0)
+
+
+GAE = "gae"
+"""The estimator that needs a critic."""
+ADVANTAGES[GAE] = AdvantageEntry(
+    rewards_alone,
+    formula="per token, by the values of a critic: Σ (γ λ)^k δ, by the settings `critic.*`",
+    source="[GAE](https://arxiv.org/abs/1506.02438); [VAPO](https://arxiv.org/abs/2504.05118)",
+    effect="a critic assigns credit to tokens; samples are not compared with each other",
+    alone=True,
+    verl=("gae",),
+)
+
+
 def _over_the_tokens(values_PG: Tensor, counted_PG: Tensor, lengths: Tensor, ddof: int, eps: float) -> Tensor:
     weight_PG = lengths.float().where(counted_PG, 0.0)
     total = weight_PG.sum()

@@ -51,6 +51,7 @@ def make_batch(
                     advantages=np.full(len(sample.token_ids), advantages_PG[p, g].item(), np.float32),
                     group=p,
                     in_loss=bool(in_loss_PG[p, g]),
+                    correct=group.verdicts[g].correct,
                     fresh=sample.versions == version,
                     mask=sample.mask,
                 )
@@ -67,12 +68,20 @@ def with_proximal(
     batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]
 ) -> tuple[TrainedGroup, ...]:
     """The batch with the log-probabilities of its trained samples under the policy that `score` computes with."""
-    logps = iter(score([sample for group in batch for sample in group.samples if sample.trained_tokens]))
+    samples = [sample for group in batch for sample in group.samples if sample.trained_tokens]
+    scored = zip(samples, score(samples), strict=True)
+    return replace_samples(batch, [replace(sample, proximal_logps=logps) for sample, logps in scored])
 
-    def scored(sample: TrainSample) -> TrainSample:
-        return replace(sample, proximal_logps=next(logps)) if sample.trained_tokens else sample
 
-    return tuple(replace(group, samples=tuple(scored(sample) for sample in group.samples)) for group in batch)
+def replace_samples(batch: Sequence[TrainedGroup], trained: Iterable[TrainSample]) -> tuple[TrainedGroup, ...]:
+    """The batch with other trained samples, in their order."""
+    others = iter(trained)
+
+    def replaced(group: TrainedGroup) -> TrainedGroup:
+        samples = tuple(next(others) if sample.trained_tokens else sample for sample in group.samples)
+        return replace(group, samples=samples)
+
+    return tuple(replaced(group) for group in batch)
 
 
 def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) -> tuple[TrainedGroup, ...]:

@@ -24,13 +24,14 @@ from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches, with_proximal
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
+from dapo_rl.train.credit import with_values
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
-from dapo_rl.train.metrics import step_metrics
+from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
-from dapo_rl.train.schedule import learning_rate
+from dapo_rl.train.schedule import critic_rate, policy_rate
 from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
 
 Recover = Callable[[RankLostError], None]
@@ -42,6 +43,8 @@ class Policy(Protocol):
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
 
+    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
+
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
 
     def weights(self) -> WeightSource: ...
@@ -49,6 +52,20 @@ class Policy(Protocol):
     def rest(self) -> None:
         """Frees the memory that only updates need."""
         ...
+
+    def save(self, directory: Path) -> Rest | None: ...
+
+    def load(self, directory: Path) -> None: ...
+
+
+class Critic(Protocol):
+    """The critic to train, in one process or on many ranks with the same result."""
+
+    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
+
+    def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
+
+    def rest(self) -> None: ...
 
     def save(self, directory: Path) -> Rest | None: ...
 
@@ -78,6 +95,7 @@ class Training:
     callbacks: Callbacks = field(default_factory=Callbacks)
     turns: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
+    critic: Critic | None = None
     recover: Recover | None = None
     """Restores the run after a rank was lost; raises if it cannot."""
 
@@ -236,24 +254,29 @@ def _step(run: Training, step: int) -> _Done:
     sampled = time.perf_counter()
     if run.turns:
         rest_engine(run.engine)
-    if config.scores_first:
+    if config.scores_first and step > config.pretrain_steps:
         batch = with_proximal(batch, run.policy.score)
-    lr = learning_rate(step, config.train)
-    updates: list[Update] = []
-    for _ in range(config.train.epochs_per_step):
-        last_pass = [run.policy.update(part, lr) for part in split_mini_batches(batch, config.train.mini_batches)]
-        updates += last_pass
-    batch = as_seen(batch, [seen for update in last_pass for seen in update.seen])
+    of_critic: dict[str, float] = {}
+    if run.critic is not None:
+        reference = run.policy.score_reference if config.kl_in_reward else None
+        batch, of_critic = with_values(batch, config, run.critic.score, reference)
+    done = _update(run, step, batch)
+    if done.last_pass:
+        batch = as_seen(batch, [seen for update in done.last_pass for seen in update.seen])
     weights = run.policy.weights()
     if name := weights_not_finite(weights):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
     if run.turns:
         run.policy.rest()
+        if run.critic is not None:
+            run.critic.rest()
     run.engine.receive(step, weights)
 
     ended = time.perf_counter()
     seconds = fill.earlier_seconds + ended - started
-    metrics = step_metrics(fill, batch, [update.metrics for update in updates if update.metrics], rewards) | {
+    metrics = step_metrics(fill, batch, [update.metrics for update in done.policy if update.metrics], rewards) | {
+        **of_critic,
+        **mean_of([update.metrics for update in done.critic if update.metrics]),
         "sampling/preempted": preempted_samples(run.engine) - preempted,
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
@@ -265,7 +288,32 @@ def _step(run: Training, step: int) -> _Done:
     }
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
-    return _Done(fill, batch, metrics, [note for update in updates for note in update.notes])
+    return _Done(fill, batch, metrics, [note for update in (*done.policy, *done.critic) for note in update.notes])
+
+
+@dataclass(slots=True)
+class _Updates:
+    """The updates of a step."""
+
+    policy: list[Update] = field(default_factory=list)
+    critic: list[Update] = field(default_factory=list)
+    last_pass: list[Update] = field(default_factory=list)
+    """Those of the policy in the last pass over the batch."""
+
+
+def _update(run: Training, step: int, batch: Sequence[TrainedGroup]) -> _Updates:
+    """Trains the critic, if there is one, and after value pre-training the policy, on each mini-batch."""
+    config, done = run.config, _Updates()
+    trains_policy = step > config.pretrain_steps
+    for _ in range(config.train.epochs_per_step):
+        done.last_pass = []
+        for part in split_mini_batches(batch, config.train.mini_batches):
+            if run.critic is not None:
+                done.critic.append(run.critic.update(part, critic_rate(step, config)))
+            if trains_policy:
+                done.last_pass.append(run.policy.update(part, policy_rate(step, config)))
+        done.policy += done.last_pass
+    return done
 
 
 def _rank_metrics(policy: Policy) -> dict[str, float]:

@@ -46,7 +46,7 @@ def step_metrics(
         "sampling/wasted_share": _share(sum(group.tokens for group, _ in fill.dropped), fill.tokens_generated),
         "sampling/staleness": max(_staleness(fill), default=0),
         "sampling/staleness_mean": _mean(_staleness(fill)),
-        **_mean_of(updates),
+        **mean_of(updates),
         "actor/updates": len(updates),
     }
     # Before the first update the policy is the one that sampled, so this measures the difference between the engine's
@@ -99,7 +99,7 @@ def _staleness(fill: Fill) -> list[float]:
     return [float(fill.version - s.versions[0]) for group in fill.kept for s in group.samples]
 
 
-def _mean_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_of(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each metric over the updates of a step; NaN values are skipped."""
     names = updates[0] if updates else {}
     return {name: _mean([u[name] for u in updates if not math.isnan(u[name])]) for name in names}

@@ -129,11 +129,12 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
     chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
     head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
     kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
+    critic = size.parameters * config.has_critic
     return RunSizes(
         gpu=gpu,
-        weights=4 * size.parameters,
-        gradients=4 * trained,
-        moments=(2 if config.train.optimizer == "adamw_8bit" else 8) * trained,
+        weights=4 * (size.parameters + critic),
+        gradients=4 * (trained + critic),
+        moments=(2 if config.train.optimizer == "adamw_8bit" else 8) * (trained + critic),
         engine=int(VLLM_SHARE * gpu) if vllm else own,
         reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
         casts=2 * size.body * bfloat16,

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import math
 
-from dapo_rl.config import TrainSettings
+from dapo_rl.config import Config, TrainSettings
+
+
+def policy_rate(step: int, config: Config) -> float:
+    """The policy's learning rate. Its schedule begins after value pre-training."""
+    before = config.pretrain_steps
+    return learning_rate(step - before, config.train.model_copy(update={"steps": config.train.steps - before}))
+
+
+def critic_rate(step: int, config: Config) -> float:
+    """The critic's learning rate: the schedule of the policy, over all steps."""
+    return learning_rate(step, config.train.model_copy(update={"lr": config.critic_lr}))
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:

@@ -1,0 +1,59 @@
+"""A critic: a model with one output, the value of each state, instead of an output for each token of the vocabulary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dapo_rl.models.forward import padded_inputs
+from dapo_rl.models.gather import Reads
+from dapo_rl.models.packed import Packed
+from dapo_rl.models.response_pass import ResponsePass, in_rows, predicting_states
+from dapo_rl.types import TrainSample
+
+
+class TokenValues(NamedTuple):
+    values: Tensor
+    """`[B, R]`, differentiable: the value of the state before each response token."""
+    mask: Tensor
+    """`[B, R]`: True for response tokens."""
+
+
+def value_model(model: Any) -> Any:
+    """A copy of a causal language model with a scalar head, which is 0 at first: before it has learnt anything, the
+    critic expects nothing."""
+    critic = copy.deepcopy(model).requires_grad_(True)
+    critic.config.tie_word_embeddings = False
+    output = critic.get_output_embeddings().weight
+    head = nn.Linear(output.shape[1], 1, device=output.device, dtype=output.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    critic.set_output_embeddings(head)
+    return critic
+
+
+class ResponseValues(ResponsePass[TokenValues]):
+    """Computes the values of the states in which response tokens were chosen."""
+
+    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[TrainSample]) -> TokenValues:
+        return TokenValues(*in_rows(samples, self._values(predicting_states(self._model, row, predictors))))
+
+    def _padded(self, samples: Sequence[TrainSample]) -> TokenValues:
+        inputs, mask_BR = padded_inputs(samples, self._pad_id, self.device)
+        hidden_BTH = self._model.base_model(**inputs, use_cache=False).last_hidden_state
+        # The state before a token is that of the token before it.
+        values_BR = self._values(hidden_BTH[:, -mask_BR.shape[1] - 1 : -1])
+        return TokenValues(torch.where(mask_BR, values_BR, 0.0), mask_BR)
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        """In float32: targets that differ by little must not become the same."""
+        head = self._model.get_output_embeddings()
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float()).squeeze(-1)
+
+    def _why_not_packed(self, longest: int) -> str | None:
+        return None  # the policy has found out

@@ -1,0 +1,107 @@
+"""Credit of single tokens: the advantages and the critic's targets, from values of the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo_rl.algo import kl_penalty
+from dapo_rl.algo.gae import adaptive_lambda, decoupled_gae, token_rewards, whitened
+from dapo_rl.algo.value import explained_variance
+from dapo_rl.config import Config, CriticSettings
+from dapo_rl.train.batch import replace_samples
+from dapo_rl.train.learner import padded
+from dapo_rl.types import FloatArray, TrainedGroup, TrainSample
+
+Score = Callable[[Sequence[TrainSample]], list[FloatArray]]
+
+
+def with_values(
+    batch: Sequence[TrainedGroup], config: Config, values: Score, reference: Score | None = None
+) -> tuple[tuple[TrainedGroup, ...], dict[str, float]]:
+    """The batch with values, advantages and returns of its trained samples, and the step's metrics of the critic.
+
+    `values` scores samples by the critic, `reference` by the reference policy, if KL is part of the reward. Truncated
+    responses count as finished, with the reward that they have.
+    """
+    trained = [[i for i, sample in enumerate(group.samples) if sample.trained_tokens] for group in batch]
+    samples = [group.samples[i] for group, places in zip(batch, trained, strict=True) for i in places]
+    if not samples:
+        return tuple(batch), {}
+    rewards = [group.rewards[i] for group, places in zip(batch, trained, strict=True) for i in places]
+    of_values, of_reference = values(samples), None if reference is None else reference(samples)
+    done: list[TrainSample] = []
+    lambdas: list[float] = []
+    start = 0
+    for places in trained:  # a group at a time: padded, all samples of a step could take gigabytes
+        if not places:
+            continue
+        part = slice(start, start + len(places))
+        start = part.stop
+        references = None if of_reference is None else of_reference[part]
+        lambda_B = _lambda(samples[part], config.critic)
+        done += _estimated(samples[part], rewards[part], of_values[part], references, lambda_B, config)
+        lambdas += lambda_B.tolist()
+    if config.critic.whiten:
+        done = _whitened(done)
+    return replace_samples(batch, done), _metrics(done, lambdas)
+
+
+def _lambda(samples: Sequence[TrainSample], settings: CriticSettings) -> Tensor:
+    """λ of the policy's advantages, one per sample."""
+    lengths = torch.tensor([sample.trained_tokens for sample in samples])
+    if settings.lambda_policy == "adaptive":
+        return adaptive_lambda(lengths, settings.length_alpha, settings.lambda_lowest)
+    return torch.full((len(samples),), settings.lambda_policy)
+
+
+def _estimated(
+    samples: Sequence[TrainSample],
+    rewards: Sequence[float],
+    values: Sequence[FloatArray],
+    reference: Sequence[FloatArray] | None,
+    lambda_B: Tensor,
+    config: Config,
+) -> Iterator[TrainSample]:
+    mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
+    values_BT = torch.from_numpy(padded(values))
+    kl_BT = None
+    if reference is not None:
+        old_BT = torch.from_numpy(padded([sample.old_logps for sample in samples]))
+        kl_BT = kl_penalty(old_BT, torch.from_numpy(padded(reference)), config.algo.kl_kind)
+    rewards_BT = token_rewards(torch.tensor(rewards), mask_BT, kl_BT, config.algo.kl_coef)
+    estimates = decoupled_gae(
+        values_BT, rewards_BT, mask_BT, policy_lambda=lambda_B, critic_lambda=config.critic.lambda_critic
+    )
+    for i, (sample, of_sample) in enumerate(zip(samples, values, strict=True)):
+        tokens = len(sample.response_ids)
+        advantages, returns = (rows[i, :tokens].numpy() for rows in estimates)
+        yield replace(sample, values=of_sample, advantages=advantages, returns=returns)
+
+
+def _whitened(samples: Sequence[TrainSample]) -> list[TrainSample]:
+    advantages = torch.from_numpy(np.concatenate([sample.advantages for sample in samples]))
+    mask = torch.from_numpy(np.concatenate([sample.mask for sample in samples]))
+    rows = whitened(advantages, mask).split([len(sample.response_ids) for sample in samples])
+    return [replace(sample, advantages=row.numpy()) for sample, row in zip(samples, rows, strict=True)]
+
+
+def _metrics(samples: Sequence[TrainSample], lambdas: Sequence[float]) -> dict[str, float]:
+    mask = np.concatenate([sample.mask for sample in samples])
+    values, returns, advantages = (
+        torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])[mask])
+        for name in ("values", "returns", "advantages")
+    )
+    return {
+        "critic/vf_explained_var": float(explained_variance(values, returns, torch.ones_like(values).bool())),
+        "critic/values/mean": float(values.mean()),
+        "critic/returns/mean": float(returns.mean()),
+        "critic/advantages/mean": float(advantages.mean()),
+        "critic/advantages/max": float(advantages.max()),
+        "critic/advantages/min": float(advantages.min()),
+        "critic/lambda": sum(lambdas) / len(lambdas),
+    }
