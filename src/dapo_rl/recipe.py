@@ -230,8 +230,8 @@ def explain(error: ValidationError, keys: Collection[str]) -> str:
     # pydantic reports a mistake for each type of a union.
     more = len({_key(other) for other in others} - {key})
     if first["type"] == "extra_forbidden":
-        key = next(leaves(key, first["input"]))[0]
-        line = f"{key}: no such setting{suggestion(key, keys, first['input'])}"
+        key, value = next(leaves(key, first["input"]))
+        line = f"{key}: no such setting{suggestion(key, keys, value)}"
     elif first["type"] == "value_error":
         line = str(first["ctx"]["error"])
     elif first["type"] == "literal_error":

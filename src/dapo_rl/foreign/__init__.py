@@ -37,9 +37,7 @@ class Library:
 
 
 LIBRARIES: dict[str, Library] = {
-    "verl": Library(
-        "verl", VERL, VERL_DEFAULTS, ("actor_rollout_ref", "algorithm", "trainer", "reward_model", "critic")
-    ),
+    "verl": Library("verl", VERL, VERL_DEFAULTS, ("actor_rollout_ref", "algorithm", "trainer", "reward_model")),
     "trl": Library("TRL", TRL, TRL_DEFAULTS),
     "ms-swift": Library("ms-swift", SWIFT, SWIFT_DEFAULTS),
     "areal": Library("AReaL", AREAL, AREAL_DEFAULTS, ("gconfig", "actor", "train_dataset", "valid_dataset", "rollout")),

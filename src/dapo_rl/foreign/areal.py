@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.foreign.critics import AREAL_CRITIC, AREAL_CRITIC_DEFAULTS
 from dapo_rl.foreign.record import (
     EPOCHS,
-    KL_IN_LOSS,
     LOADING,
     LOGS,
     MEMORY,
     NAMES,
-    NO_CRITIC,
     ONE_PROCESS,
     SEVERAL_TURNS,
     SPEED,
@@ -99,8 +98,8 @@ AREAL: dict[str, Foreign] = {
     "actor.reward_bias": joint("reward.correct", SHIFT),
     "actor.reward_clip": joint("reward.correct", SHIFT),
     "actor.mask_no_eos_with_zero": to("overlong.mask_truncated"),
-    "actor.kl_ctl": changes(KL_IN_LOSS, 0, 0.0),
-    "actor.kl_estimator": none("without kl_ctl it does nothing"),
+    "actor.kl_ctl": joint("algo.kl_coef", "the KL penalty in the reward, with a critic"),
+    "actor.kl_estimator": joint("algo.kl_kind", "of the KL penalty in the reward"),
     "actor.ppo_n_minibatches": to("train.mini_batches"),
     "actor.recompute_logprob": joint("algo.proximal"),
     "actor.use_decoupled_loss": joint("algo.proximal", DECOUPLED),
@@ -124,12 +123,11 @@ AREAL: dict[str, Foreign] = {
     "actor.reward_norm.eps": to("algo.advantage_eps"),
     "actor.reward_norm.group_size": none("a group is the samples of one prompt"),
     "actor.reward_norm": joint("algo.normalize"),
-    "actor.adv_norm": changes(ADV_NORM),
-    "actor.adv_norm.mean_level": changes(ADV_NORM, "none"),
-    "actor.adv_norm.std_level": changes(ADV_NORM, "none"),
+    "actor.adv_norm": joint("critic.whiten", "with a critic"),
+    "actor.adv_norm.mean_level": joint("critic.whiten", "batch, with a critic"),
+    "actor.adv_norm.std_level": joint("critic.whiten", "batch, with a critic"),
     "actor.adv_norm.*": none("an option of adv_norm"),
-    "actor.discount": changes("rewards are not discounted", 1, 1.0),
-    "actor.gae_lambda": none(NO_CRITIC),
+    **AREAL_CRITIC,
     "actor.group_size": to("sampling.group_size"),
     "actor.max_new_tokens": to("sampling.max_new_tokens"),
     "actor.temperature": to("sampling.temperature"),
@@ -180,7 +178,6 @@ AREAL: dict[str, Foreign] = {
     },
     # Everything else of its file.
     "ref.*": none("the reference model of the KL penalty is the initial model"),
-    "critic.*": none(NO_CRITIC),
     "sglang.*": none("the engines are native, hf and vllm"),
     "vllm.*": none("an option of vLLM; engine=vllm sets its own"),
     "cluster.*": none(ONE_PROCESS),
@@ -210,5 +207,6 @@ AREAL_DEFAULTS: dict[str, Any] = {
     f"{OPTIMIZER}.weight_decay": 0.01,
     f"{OPTIMIZER}.warmup_steps_proportion": 0.001,
     "actor.reward_norm.eps": 1e-5,
+    **AREAL_CRITIC_DEFAULTS,
 }
 """AReaL's values of settings that its user leaves out, where learning or memory depends on them."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.family.losses import losses_by
+from dapo_rl.foreign.critics import VERL_CRITIC, VERL_CRITIC_DEFAULTS
 from dapo_rl.foreign.record import (
     CORRECTIONS,
     EPOCHS,
-    KL_IN_LOSS,
     LOADING,
     LOGS,
     MEMORY,
     NAMES,
-    NO_CRITIC,
     NO_VISION,
     ONE_PROCESS,
     OTHER_LOSS,
@@ -177,12 +176,12 @@ VERL: dict[str, Foreign] = {
     # Advantages and KL.
     "algorithm.adv_estimator": joint("algo.advantage"),
     "algorithm.norm_adv_by_std_in_grpo": joint("algo.normalize", "false: group mean only"),
-    "algorithm.use_kl_in_reward": changes(KL_IN_LOSS, False),
+    **VERL_CRITIC,
+    "algorithm.use_kl_in_reward": joint("algo.kl_in", "true: reward, with adv_estimator=gae"),
     "algorithm.kl_ctrl.kl_coef": joint("algo.kl_coef", "the KL penalty in the reward"),
-    "algorithm.kl_ctrl.*": none("without a KL penalty in the reward it does nothing"),
-    "algorithm.kl_penalty": none("without a KL penalty in the reward it does nothing"),
-    "algorithm.gamma": changes("rewards are not discounted", 1, 1.0),
-    "algorithm.lam": none(NO_CRITIC),
+    "algorithm.kl_ctrl.type": joint("algo.kl_coef", "the weight of the KL penalty is constant"),
+    "algorithm.kl_ctrl.*": none("the weight of the KL penalty is constant"),
+    "algorithm.kl_penalty": joint("algo.kl_kind", "of the KL penalty in the reward"),
     "algorithm.use_pf_ppo": changes("samples are not reweighted", False),
     "algorithm.pf_ppo.*": none("without use_pf_ppo it does nothing"),
     **{
@@ -398,7 +397,6 @@ VERL: dict[str, Foreign] = {
     "trainer.nnodes": none(ONE_PROCESS),
     "trainer.n_gpus_per_node": none(ONE_PROCESS),
     "trainer.device": none("model.device"),
-    "trainer.critic_warmup": none(NO_CRITIC),
     **{
         f"trainer.{name}": none(ONE_PROCESS)
         for name in (
@@ -419,7 +417,6 @@ VERL: dict[str, Foreign] = {
     "actor_rollout_ref.ref.*": none("the reference model of the KL penalty is the initial model"),
     "actor_rollout_ref.hybrid_engine": none(ONE_PROCESS),
     "actor_rollout_ref.nccl_timeout": none(ONE_PROCESS),
-    "critic.*": none(NO_CRITIC),
     "global_profiler.*": none(SPEED),
     "ray_kwargs.*": none(ONE_PROCESS),
     "ray_init.*": none(ONE_PROCESS),
@@ -447,5 +444,6 @@ VERL_DEFAULTS: dict[str, Any] = {
     "trainer.total_epochs": 30,
     f"{MODEL}.enable_gradient_checkpointing": True,
     f"{MODEL}.lora_alpha": 16,
+    **VERL_CRITIC_DEFAULTS,
 }
 """verl's values of settings that its user leaves out, where learning or memory depends on them."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dapo_rl.foreign.areal import OPTIMIZER
+from dapo_rl.foreign.areal import ADV_NORM, OPTIMIZER
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+from dapo_rl.moving.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import areal_importance
 
@@ -17,7 +18,13 @@ def derive_areal(draft: Draft) -> None:
     without_dual_clip(draft, "actor.c_clip", applies=True)
     _dynamic_sampling(draft)
     _rewards(draft)
-    _advantages(draft)
+    has_critic = has_areal_critic(draft)
+    if has_critic:
+        areal_critic(draft)
+        _leave_rewards(draft)
+    else:
+        _advantages(draft)
+    areal_kl(draft, has_critic)
     areal_importance(draft)
     if "train.steps" in draft.settings:
         draft.explain("total_train_epochs", "default here", note="total_train_steps is given, and is what counts")
@@ -60,7 +67,25 @@ def _rewards(draft: Draft) -> None:
         draft.always("overlong.shape", "off", "overlong_reward_penalty is not set")
 
 
+def _leave_rewards(draft: Draft) -> None:
+    """With a critic, rewards are not normalised."""
+    prefix = "actor.reward_norm"
+    for key in [key for key in draft.given if key == prefix or key.startswith(f"{prefix}.")]:
+        off = draft.value(key) in (None, "none") or not key.endswith("_level")
+        draft.explain_again(key, "no counterpart", note="with a critic, rewards are not normalised", learns=not off)
+    for ours, key in (("algo.ddof", f"{prefix}.std_unbiased"), ("algo.advantage_eps", f"{prefix}.eps")):
+        draft.settings.pop(ours, None)
+        if key not in draft.given:
+            draft.explained.pop(key, None)
+
+
 def _advantages(draft: Draft) -> None:
+    for name in ("", ".mean_level", ".std_level"):
+        off = draft.value(f"actor.adv_norm{name}") in (None, "none")
+        draft.explain(
+            f"actor.adv_norm{name}", "default here" if off else "no counterpart", note=ADV_NORM, learns=not off
+        )
+    draft.explain("actor.gae_lambda", "default here", note="without a critic it does nothing")
     prefix = "actor.reward_norm"
     mean, std = draft.value(f"{prefix}.mean_level"), draft.value(f"{prefix}.std_level")
     keys = (f"{prefix}.mean_level", f"{prefix}.std_level", f"{prefix}.mean_leave1out", prefix)

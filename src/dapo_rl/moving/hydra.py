@@ -14,6 +14,8 @@ from dapo_rl.recipe import parse_yaml
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MOST_RESOLVED = 20
+_MOST_REFERRED_TO = 100
+"""Settings of a section that is referred to. Larger ones stay as they are: a file of references could be endless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,19 @@ def _number(text: str) -> int | float:
 
 
 def interpolated(keys: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces `${other.key}`, `${.sibling}`, `${oc.select:key,default}` and `${oc.env:NAME,default}`."""
-    return {key: _resolved(key, value, keys, environment, 0) for key, value in keys.items()}
+    """Replaces `${other.key}`, `${.sibling}`, `${oc.select:key,default}` and `${oc.env:NAME,default}`. A reference to a
+    section becomes its settings."""
+    resolved: dict[str, Any] = {}
+    for key, value in keys.items():
+        found = _resolved(key, value, keys, environment, 0)
+        if isinstance(found, dict) and 0 < len(found) <= _MOST_REFERRED_TO:
+            for name, inner in found.items():
+                below = f"{key}.{name}"
+                if below not in keys:
+                    resolved[below] = _resolved(below, inner, keys, environment, 0)
+        else:
+            resolved[key] = found
+    return resolved
 
 
 def _resolved(key: str, value: Any, keys: Mapping[str, Any], environment: Mapping[str, str], depth: int) -> Any:

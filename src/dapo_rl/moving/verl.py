@@ -5,6 +5,7 @@ from __future__ import annotations
 from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+from dapo_rl.moving.critic import VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
 
@@ -19,6 +20,7 @@ def derive_verl(draft: Draft) -> None:
     _batches(draft)
     _dynamic_sampling(draft)
     _advantages(draft)
+    verl_critic(draft)
     _kl(draft)
     _clipping(draft)
     _loss(draft)
@@ -100,7 +102,7 @@ def _advantages(draft: Draft) -> None:
         draft.put("algo.advantage", ours, key)
         draft.explain(by_std, "default here", note="without grpo it does nothing")
     else:
-        why = "needs a critic" if estimator == "gae" else "write it as algo.advantage=file.py:name"
+        why = "write it as algo.advantage=file.py:name"
         draft.explain(key, "no counterpart", "algo.normalize: group, the default", why, True)
 
 
@@ -112,18 +114,12 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", 0.001 if weight is None else weight, used, coef)
-        names = {None: "k3", "low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
         value = draft.value(kind)
-        if value in names:
-            draft.put("algo.kl_kind", names[value], kind)
+        if value in VERL_KL_KINDS:
+            draft.put("algo.kl_kind", VERL_KL_KINDS[value], kind)
         else:
             draft.explain(kind, "no counterpart", "algo.kl_kind: k3", "the estimators are k1, k2 and k3", True)
-    if not draft.value("algorithm.use_kl_in_reward"):
-        draft.explain("algorithm.kl_ctrl.kl_coef", "default here", note="without use_kl_in_reward it does nothing")
-    else:
-        draft.explain(
-            "algorithm.kl_ctrl.kl_coef", "no counterpart", note="there is no KL penalty in the reward", learns=True
-        )
+    verl_kl_in_reward(draft)
 
 
 def _clipping(draft: Draft) -> None:
