@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,12 +61,9 @@ class HFCritic(Learner[TokenValues]):
             return Update({}, ())
         trained = [sample for sample in samples if sample.trained_tokens]
         totals, _, grad_norm = self._learn(trained, lr, lambda batch, _: self._backward(batch, tokens))
-        metrics = {
-            "critic/vf_loss": totals["loss"],
-            "critic/vf_clipfrac": totals["clipped"] / tokens,
-            "critic/grad_norm": grad_norm,
-            "critic/lr": lr,
-        }
+        metrics = {"critic/vf_loss": totals["loss"], "critic/grad_norm": grad_norm, "critic/lr": lr}
+        if self._value_clip is not None:
+            metrics["critic/vf_clipfrac"] = totals["clipped"] / tokens
         return Update(metrics, (), self._take_notes())
 
     def save(self, directory: Path) -> Rest:
@@ -106,11 +102,11 @@ class HFCritic(Learner[TokenValues]):
             values, mask = stats.values, stats.mask & written
             loss = value_loss(values, old, targets, mask, clip=self._value_clip, denominator=tokens)
             loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            clip = math.inf if self._value_clip is None else self._value_clip
-            limited = old + (values - old).clamp(-clip, clip)
-            clipped = total((limited - targets).square() > (values - targets).square(), mask)
-            return {"loss": loss.detach(), "clipped": clipped}, _Nothing()
+        sums = {"loss": loss.detach()}
+        if (clip := self._value_clip) is not None:
+            limited = old + (values.detach() - old).clamp(-clip, clip)
+            sums["clipped"] = total((limited - targets).square() > (values.detach() - targets).square(), mask)
+        return sums, _Nothing()
 
 
 class _Nothing(NamedTuple):
