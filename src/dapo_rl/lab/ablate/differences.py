@@ -13,7 +13,7 @@ POWER = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class SeedDifference:
     """A mean difference, paired by seed. Everything but the mean is None for a single pair."""
 
     mean: float
@@ -35,7 +35,9 @@ class Difference:
         return self.corrected_half_width is not None and abs(self.mean) > self.corrected_half_width
 
 
-def paired_difference(own: Mapping[int, float], other: Mapping[int, float], comparisons: int = 1) -> Difference | None:
+def paired_difference(
+    own: Mapping[int, float], other: Mapping[int, float], comparisons: int = 1
+) -> SeedDifference | None:
     """The difference own − other of the values by seed, over the seeds that both have.
 
     Runs with the same seed share prompts and random numbers, so pairing cancels common noise.
@@ -44,12 +46,12 @@ def paired_difference(own: Mapping[int, float], other: Mapping[int, float], comp
     if not pairs:
         return None
     if len(pairs) == 1:
-        return Difference(pairs[0], None, 1, comparisons)
+        return SeedDifference(pairs[0], None, 1, comparisons)
     freedom = len(pairs) - 1
     mean, deviation = fmean(pairs), stdev(pairs)
     error = deviation / math.sqrt(len(pairs))
     corrected = t_quantile(freedom, 1 - (1 - CONFIDENCE) / comparisons)
-    return Difference(
+    return SeedDifference(
         mean=mean,
         half_width=t_quantile(freedom) * error,
         n=len(pairs),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.differences import POWER, Difference
+from dapo_rl.lab.ablate.differences import POWER, SeedDifference
 from dapo_rl.lab.ablate.interval import CONFIDENCE, INTERVAL, TInterval
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
@@ -121,7 +121,7 @@ def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list
     return heads, rows
 
 
-def _difference_cells(name: str, difference: Difference) -> list[str]:
+def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
     quantity = COMPARABLE[name]
     cells = [quantity.signed(difference.mean)]
     for half in (difference.half_width, difference.corrected_half_width):
@@ -230,7 +230,7 @@ def _label_of(plan: AblationPlan, result: ArmResult) -> str:
     return plan.arm(result.arm.directory).label
 
 
-def _interval(value: TInterval | Difference | None, write: Write) -> str:
+def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
     if value is None:
         return "-"
     return write(value.mean) + (f" ± {percent_of(value.half_width)}" if value.half_width is not None else "")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dapo_rl.lab.ablate.differences import Difference, paired_difference
+from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
 from dapo_rl.lab.ablate.interval import TInterval, t_interval
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm
 from dapo_rl.lab.ablate.repetition import repetition_by_step
@@ -64,9 +64,9 @@ class RunResult:
 class ArmResult:
     arm: Arm
     runs: tuple[RunResult, ...]
-    difference: Difference | None
+    difference: SeedDifference | None
     """Difference in held-out accuracy from the arm it is compared with, paired by seed."""
-    differences: Mapping[str, Difference] = field(default_factory=dict)
+    differences: Mapping[str, SeedDifference] = field(default_factory=dict)
     """Those of all compared quantities."""
 
     def estimate(self, quantity: str) -> TInterval | None:
