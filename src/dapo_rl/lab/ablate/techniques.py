@@ -1,10 +1,13 @@
-"""The settings of the paper's techniques, in the order of its Table 1."""
+"""The tables of techniques that `dapo ablate --table` runs, each from a paper.
+
+A table is one entry of `TABLES`: its techniques in the paper's order, and the figures that the paper gives.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dapo_rl.choices import AGGREGATIONS
 from dapo_rl.config import Config
@@ -25,10 +28,12 @@ class Technique:
     """Settings that switch the technique on in a recipe without it; a recipe that has it keeps its values."""
     off: Mapping[str, Any]
     is_on: Callable[[Config], bool]
-    paper: int
-    """AIME 2024 avg@32 in the paper with this technique and all previous ones."""
     meaning: str
     """What it does, in one line."""
+    paper: int | None = None
+    """The paper's figure with this technique and all previous ones."""
+    paper_without: int | None = None
+    """The paper's figure with every technique but this one."""
 
     def settings(self, base: Config, on: bool) -> dict[str, Any]:
         """The settings to change in a recipe to switch the technique on or off."""
@@ -36,6 +41,28 @@ class Technique:
             return {} if self.is_on(base) else dict(self.on)
         own = flat(base.resolved())
         return {key: own[value.key] if isinstance(value, SameAs) else value for key, value in self.off.items()}
+
+
+Part = Literal["ladder", "leave-one-out", "vary"]
+PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
+"""The parts of a table: techniques added one by one, and each left out of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTable:
+    whole: str
+    """What all techniques together are called."""
+    baseline: str
+    """What none of them is called."""
+    techniques: tuple[Technique, ...]
+    figures: str
+    """What the paper's figures are, and where they stand."""
+    baseline_paper: int | None = None
+    whole_paper: int | None = None
+    parts: tuple[Part, ...] = PARTS
+    """Without a ladder, the baseline is the last row of the other part."""
+    preset: str | None = None
+    """The preset of every arm; None: the recipe's. An override comes first."""
 
 
 BASELINE, BASELINE_PAPER = "Naive GRPO", 30
@@ -83,3 +110,15 @@ TECHNIQUES = (
         meaning="groups that are all right or all wrong are dropped and replaced by new ones",
     ),
 )
+
+TABLES = {
+    "dapo": PaperTable(
+        whole="DAPO",
+        baseline=BASELINE,
+        techniques=TECHNIQUES,
+        figures="AIME 2024 avg@32 of Qwen2.5-32B (arXiv 2503.14476, Table 1), another task and scale",
+        baseline_paper=BASELINE_PAPER,
+        whole_paper=TECHNIQUES[-1].paper,
+    ),
+}
+DEFAULT_TABLE = "dapo"
