@@ -14,6 +14,7 @@ from dapo_rl.algo.value import value_loss
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
+from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.stored import done_now, save_hashed
 from dapo_rl.models.transfer import to_device
@@ -88,6 +89,13 @@ class HFCritic(Learner[TokenValues]):
             state = torch.load(directory / FILE, map_location="cpu", weights_only=True)
             weights = state.pop("weights")
         self._restore(directory, weights, state)
+
+    def _why_no_copy(self) -> str | None:
+        """The policy is as large, and is copied as well."""
+        nbytes = sum(parameter.nbytes for parameter in self.model.parameters())
+        moments = 2 * nbytes if self._train.optimizer == "adamw" else nbytes // 2
+        on_host = 0 if next(self.model.parameters()).is_cuda else 2 * (2 * nbytes + moments)
+        return why_no_copy(2 * (nbytes + moments), on_host)
 
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
         return ResponseValues(model, **how)

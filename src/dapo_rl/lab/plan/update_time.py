@@ -9,7 +9,6 @@ from math import ceil
 
 from dapo_rl.lab.plan.rates import Rates
 
-
 FORWARD_SHARE = 1 / 3
 """The share of the forward pass in an update: the backward pass computes twice as much."""
 
