@@ -150,9 +150,12 @@ def check(
     gpu: Annotated[
         str | None, typer.Option(help="A GPU to fit the run into: h100-80g, or 24 for 24 GiB; by default this machine.")
     ] = None,
+    paper: Annotated[
+        str | None, typer.Option(help="dapo or vapo; by default vapo for a recipe with a critic, dapo for any other.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Compare a recipe with the paper, and its memory with a GPU.
+    """Compare a recipe with DAPO's or VAPO's paper, and its memory with a GPU.
 
     The report lists each component of the paper, the batch sizes, and the memory of a run: an estimate from the
     model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
@@ -163,7 +166,7 @@ def check(
     from dapo_rl.lab.check import conformance, conformance_json, print_conformance
     from dapo_rl.lab.check_memory import find_memory, memory_report
 
-    report = conformance(config, memory_report(config, find_memory(config, gpu)))
+    report = conformance(config, memory_report(config, find_memory(config, gpu)), paper)
     if as_json:
         print(conformance_json(report))
     else:

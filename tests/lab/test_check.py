@@ -7,6 +7,7 @@ from rich.console import Console
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
+from dapo_rl.lab.papers import PAPERS
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -99,6 +100,8 @@ FLIPS = [
     ("overlong.factor", 0.5, {"Punishment interval"}),
     ("algo.kl_coef", 0.001, {"KL term"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
+    ("algo.kl_in", "reward", set()),  # likewise
+    ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),
     ("reward.wrong", 0.0, {"Rule-based reward"}),
     ("reward.correct", 2.0, {"Rule-based reward"}),
     ("reward.verifier", "mine.py:score", {"Rule-based reward"}),
@@ -164,7 +167,7 @@ def test_the_ratio_to_the_beginning_of_the_step(changes, recipe, meaning):
 
 
 def test_every_key_that_the_rows_name_exists():
-    named = {key for row in check().rows for key in row.keys}
+    named = {key for component in PAPERS["dapo"].components for key in component.keys}
     assert named <= set(known_keys())
     assert {section for section in named if section.startswith("algo.")} == {
         key for key in known_keys() if key.startswith("algo.") and key != "algo.norm_length"
@@ -232,6 +235,7 @@ def test_the_batch_arithmetic_of_the_paper():
         tokens_generated_per_step_at_cap=5_033_164_800,
         tokens_trained_per_step=167_772_160,
         steps=100,
+        pretrain_steps=0,
         total_updates=1600,
     )
 
@@ -272,7 +276,8 @@ def test_the_report_prints_to_an_ascii_stream():
 
 def test_json_holds_every_row_and_number():
     document = json.loads(conformance_json(check(algo__clip_high=0.2)))
-    assert set(document) == {"verdict", "rows", "arithmetic", "memory"}
+    assert set(document) == {"paper", "arxiv", "why", "verdict", "rows", "arithmetic", "memory"}
+    assert (document["paper"], document["arxiv"]) == ("DAPO", "2503.14476")
     (row,) = (row for row in document["rows"] if row["component"] == "Clip-Higher")
     assert (row["reference"], row["kind"], row["same"]) == ("Eq. 10", "algorithm", False)
     assert row["keys"] == ["algo.clip_low", "algo.clip_high"]

@@ -20,7 +20,10 @@ class BatchArithmetic:
     tokens_trained_per_step: int
     """Maximum of a batch of `groups_per_step`; rarely, carried groups make one larger."""
     steps: int
+    pretrain_steps: int
+    """Of these, the steps that train the critic alone."""
     total_updates: int
+    """Of the policy."""
 
 
 def batch_arithmetic(config: Config) -> BatchArithmetic:
@@ -36,7 +39,8 @@ def batch_arithmetic(config: Config) -> BatchArithmetic:
         tokens_generated_per_step_at_cap=draws * sampling.group_size * sampling.max_new_tokens,
         tokens_trained_per_step=samples * sampling.max_new_tokens,
         steps=train.steps,
-        total_updates=train.steps * config.updates_per_step,
+        pretrain_steps=config.pretrain_steps,
+        total_updates=(train.steps - config.pretrain_steps) * config.updates_per_step,
     )
 
 

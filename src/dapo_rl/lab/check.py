@@ -1,4 +1,4 @@
-"""`dapo check`: compares a recipe with the paper (arXiv 2503.14476), and prints its batch arithmetic and memory."""
+"""`dapo check`: compares a recipe with DAPO's or VAPO's paper, and prints its batch arithmetic and memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from dapo_rl.lab.memory_report import MemoryReport, memory_json
-from dapo_rl.lab.paper import COMPONENTS, Comparison
+from dapo_rl.lab.papers import PAPERS, find_paper
+from dapo_rl.lab.papers.record import Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    paper: str
+    """The name of the paper."""
+    arxiv: str
+    why: str
+    """Why it is this paper, if the recipe decides."""
     verdict: str
     rows: tuple[Comparison, ...]
     arithmetic: BatchArithmetic
@@ -28,10 +34,13 @@ class Report:
     """Whether the recipe fits on a machine, if that was asked."""
 
 
-def conformance(config: Config, memory: MemoryReport | None = None) -> Report:
-    """Compares every component, except those that the recipe's other settings make meaningless."""
-    rows = tuple(row for compare in COMPONENTS if (row := compare(config)) is not None)
-    return Report(_verdict(rows), rows, batch_arithmetic(config), memory)
+def conformance(config: Config, memory: MemoryReport | None = None, paper: str | None = None) -> Report:
+    """Compares every component, except those that the recipe's other settings make meaningless. `paper` is a name of
+    `PAPERS`; by default it depends on whether the recipe has a critic."""
+    chosen = find_paper(config, paper)
+    rows = chosen.compare(config)
+    why = "" if paper is not None else f"the recipe has {'a' if config.has_critic else 'no'} critic"
+    return Report(chosen.name, chosen.arxiv, why, _verdict(rows, chosen.name), rows, batch_arithmetic(config), memory)
 
 
 def conformance_json(report: Report) -> str:
@@ -42,6 +51,8 @@ def conformance_json(report: Report) -> str:
 def print_conformance(report: Report, console: Console | None = None) -> None:
     """Prints the report in 80 columns or more."""
     console = console or Console()
+    console.print(Text(_heading(report), style="bold"))
+    console.print()
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), collapse_padding=True, pad_edge=False)
     table.add_column("", width=2)
     for head, widest in (("component", 18), ("reference", 11), ("paper", 21), ("this recipe", 40)):
@@ -50,7 +61,7 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
         for row in (row for row in report.rows if row.kind == kind):
             mark, style = ("=", "green") if row.same else ("!=", "bold red" if kind == "algorithm" else "yellow")
             cells = (row.component, row.reference, row.paper, row.recipe)
-            table.add_row(Text(mark, style=style), *(Text(cell) for cell in cells))
+            table.add_row(Text(mark, style=style), *(Text(_encodable(cell, console)) for cell in cells))
         table.add_section()
     console.print(table)
     console.print()
@@ -60,7 +71,7 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
             console.print(Text(heading, style="bold"))
         for row in remarks:
             keys = f" ({', '.join(row.keys)})" if row.keys else ""
-            text = Text.assemble((row.component, "bold"), (keys, "dim"), f": {row.meaning}")
+            text = Text.assemble((row.component, "bold"), (keys, "dim"), f": {_encodable(row.meaning, console)}")
             console.print(Padding(text, (0, 0, 0, 2)))
     console.print()
     console.print(_arithmetic_table(report.arithmetic))
@@ -77,6 +88,19 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
         )
 
 
+def _heading(report: Report) -> str:
+    heading = f"Compared with {report.paper} (arXiv {report.arxiv})"
+    if not report.why:
+        return heading
+    other = next(name for name, paper in PAPERS.items() if paper.name != report.paper)
+    return f"{heading}, as {report.why}; for {PAPERS[other].name}: --paper {other}"
+
+
+def _encodable(text: str, console: Console) -> str:
+    """Names of files and formulas of losses can have characters that the stream has not."""
+    return text.encode(console.encoding, "replace").decode(console.encoding)
+
+
 def _arithmetic_table(numbers: BatchArithmetic) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column()
@@ -90,9 +114,11 @@ def _arithmetic_table(numbers: BatchArithmetic) -> Table:
         ("maximum tokens generated per step, at the cap", numbers.tokens_generated_per_step_at_cap),
         ("maximum tokens trained on per step", numbers.tokens_trained_per_step),
         ("steps", numbers.steps),
-        ("total updates", numbers.total_updates),
+        ("steps of value pre-training, for the critic alone", numbers.pretrain_steps),
+        ("total updates of the policy" if numbers.pretrain_steps else "total updates", numbers.total_updates),
     ):
-        grid.add_row(label, f"{value:,}")
+        if value:
+            grid.add_row(label, f"{value:,}")
     return grid
 
 
@@ -109,11 +135,11 @@ def _memory_table(memory: MemoryReport) -> Table:
     return grid
 
 
-def _verdict(rows: tuple[Comparison, ...]) -> str:
+def _verdict(rows: tuple[Comparison, ...], paper: str) -> str:
     different = [row for row in rows if not row.same]
     missing = [row.component for row in different if row.kind == "algorithm"]
     if missing:
-        return f"not DAPO: {', '.join(missing)}"
+        return f"not {paper}: {', '.join(missing)}"
     if different:
         return f"algorithm conformant, {len(different)} setting{'s differ' if len(different) > 1 else ' differs'}"
     return "conformant: every row matches the paper"
