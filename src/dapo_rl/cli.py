@@ -279,6 +279,7 @@ demo.
   dapo ablate recipe.yaml --seeds 3
   dapo ablate train.steps=10 --jobs 2    a setting changed in every arm
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
+  dapo ablate lab/dynamic-sampling --vary sampling.dynamic=false,true --to-accuracy 0.9
   dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
 Every run has an ordinary run directory, ARM/seed-N. Ctrl-C makes the runs save and stop. The results are written
@@ -295,6 +296,15 @@ def ablate(
         typer.Option(metavar="KEY=VALUE,...", help="Compare these values instead; repeat the option for a grid."),
     ] = None,
     only: Annotated[str | None, typer.Option(help="One half of the paper's table: ladder or leave-one-out.")] = None,
+    table: Annotated[str | None, typer.Option(help="The paper whose table to run; by default dapo.")] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,...", help="Quantities to compare, by default accuracy; docs/ablation.md has them."),
+    ] = None,
+    to_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Also compare the steps and tokens to this held-out accuracy, for example 0.8."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The directory; by default runs/ablate-NAME-TIME.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of concurrent runs.")] = 1,
     keep_models: Annotated[
@@ -305,7 +315,17 @@ def ablate(
 
     recipe, overrides = split_arguments(arguments)
     code = run_ablation(
-        recipe, overrides, seeds=seeds, vary=vary or (), only=only, out=out, jobs=jobs, keep_models=keep_models
+        recipe,
+        overrides,
+        seeds=seeds,
+        vary=vary or (),
+        only=only,
+        table=table,
+        compare=compare,
+        to_accuracy=to_accuracy,
+        out=out,
+        jobs=jobs,
+        keep_models=keep_models,
     )
     if code:
         raise typer.Exit(code)

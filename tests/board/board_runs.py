@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,34 @@ def make_run(path: Path, steps: int = 3, *, text: str = "I think 2", **overrides
         groups = make_group(10 * step, [(text, True), ("no idea", False)]), make_group(10 * step + 1, [("2", True)] * 2)
         rows = [kept(groups[0]), GroupRow(groups[1], "all_correct")]
         run.write_rollouts(step, rows, config.log.keep_rollouts)
+    return run
+
+
+VALUES, ADVANTAGES = (-0.5, 0.25, 0.75), (0.5, 0.375, -1.0)
+"""What a critic expects before each of three tokens, and the advantage that it gives them."""
+
+
+def credited(row: GroupRow) -> GroupRow:
+    """A kept group as a critic trained it."""
+    assert row.trained is not None
+    samples = tuple(
+        replace(sample, values=np.array(VALUES), advantages=np.array(ADVANTAGES)) for sample in row.trained.samples
+    )
+    return replace(row, trained=replace(row.trained, samples=samples))
+
+
+def make_critic_run(path: Path, steps: int = 8, pretrain_steps: int = 2) -> RunDirectory:
+    """A run of VAPO; both groups of a step are trained on, although the second is all right."""
+    settings = {"preset": "vapo", "critic.pretrain_steps": pretrain_steps}
+    run = make_run(path, steps, **settings)
+    run.metrics_path.unlink()
+    for step in range(1, steps + 1):
+        of_policy = {} if step <= pretrain_steps else {"actor/entropy": 1 / step}
+        of_critic = {"critic/vf_explained_var": step / 16 - 0.25, "critic/vf_loss": 1 / step}
+        others = {name: value for name, value in metrics_of(step).items() if name != "actor/entropy"}
+        run.append_metrics(step, others | of_policy | of_critic | {"actor/updates": 8 * bool(of_policy)})
+        groups = make_group(10 * step, [("I think 2", True), ("no", False)]), make_group(10 * step + 1, [("2", True)])
+        run.write_rollouts(step, [credited(kept(group)) for group in groups], None)
     return run
 
 

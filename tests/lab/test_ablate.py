@@ -14,7 +14,7 @@ from dapo_rl.config import PRESETS, Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.interval import t_interval, t_quantile
 from dapo_rl.lab.ablate.picture import draw_ablation
-from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, table_one
+from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
 from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown
 from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
@@ -44,7 +44,7 @@ def differing(one, other):
 
 @pytest.mark.parametrize(("recipe", "overrides"), BASES)
 def test_neighbours_differ_in_one_technique_and_nothing_else(recipe, overrides):
-    plan = table_one(recipe, overrides, 1)
+    plan = paper_table(recipe, overrides, 1)
     assert len(plan.arms) == 11
     pairs = [(plan.arm(arm.compared_with), arm) for arm in plan.arms if arm.compared_with]
     assert len(pairs) == 10
@@ -62,7 +62,7 @@ def test_neighbours_differ_in_one_technique_and_nothing_else(recipe, overrides):
 
 @pytest.mark.parametrize(("recipe", "overrides"), BASES)
 def test_the_first_arm_has_no_technique_and_full_dapo_has_all(recipe, overrides):
-    arms = table_one(recipe, overrides, 1).arms
+    arms = paper_table(recipe, overrides, 1).arms
     assert not any(technique.is_on(arms[0].config(0)) for technique in TECHNIQUES)
     assert all(technique.is_on(arms[5].config(0)) for technique in TECHNIQUES)
     assert arms[0].config(0).algo.clip_high == arms[0].config(0).algo.clip_low
@@ -71,7 +71,7 @@ def test_the_first_arm_has_no_technique_and_full_dapo_has_all(recipe, overrides)
 def test_the_table_of_techniques_agrees_with_the_presets():
     grpo = {f"{section}.{key}": value for section, keys in PRESETS["grpo"].items() for key, value in keys.items()}
     switches = {key for technique in TECHNIQUES for key in technique.on}
-    naive = flat(table_one(DEFAULT, [], 1).arms[0].settings)
+    naive = flat(paper_table(DEFAULT, [], 1).arms[0].settings)
     for key in switches & set(grpo):
         assert naive[key] == grpo[key]
     assert set(grpo) - switches == {"algo.kl_coef", "algo.kl_kind"}
@@ -82,7 +82,7 @@ def test_the_table_of_techniques_agrees_with_the_presets():
 
 
 def test_the_papers_table():
-    arms = table_one(DEFAULT, [], 1).arms
+    arms = paper_table(DEFAULT, [], 1).arms
     assert [(arm.label, arm.paper) for arm in arms[:6]] == [
         ("Naive GRPO", 30),
         ("+ Overlong Filtering", 36),
@@ -109,23 +109,23 @@ def shown(value):
 
 
 def test_an_arm_with_the_settings_of_another_has_its_runs():
-    plan = table_one(DEFAULT, [], 2)
+    plan = paper_table(DEFAULT, [], 2)
     assert plan.arms[-1].label == "DAPO without Dynamic Sampling"
     assert plan.arms[-1].directory == plan.arms[4].name
     assert len(plan.with_own_runs()) == 10
 
 
 def test_a_recipes_own_values_stay_where_it_has_the_technique():
-    plan = table_one(DEFAULT, ["algo.clip_high=0.35", "overlong.factor=0.5", "seed=7"], 2)
+    plan = paper_table(DEFAULT, ["algo.clip_high=0.35", "overlong.factor=0.5", "seed=7"], 2)
     assert [arm.config(0).algo.clip_high for arm in plan.arms[:3]] == [0.2, 0.2, 0.35]
     assert {arm.config(0).overlong.factor for arm in plan.arms} == {0.5}
     assert plan.seeds == (7, 8)
 
 
 def test_parts_of_the_table():
-    ladder = table_one(DEFAULT, [], 1, ("ladder",))
+    ladder = paper_table(DEFAULT, [], 1, ("ladder",))
     assert [arm.part for arm in ladder.arms] == ["ladder"] * 6
-    left_out = table_one(DEFAULT, [], 1, ("leave-one-out",))
+    left_out = paper_table(DEFAULT, [], 1, ("leave-one-out",))
     assert left_out.arms[0].label == "+ Dynamic Sampling (DAPO)"
     assert [arm.compared_with for arm in left_out.arms] == [None, *[left_out.arms[0].name] * 5]
     assert all(arm.directory == arm.name for arm in left_out.arms)
@@ -205,8 +205,8 @@ def test_without_a_recipe_no_arm_has_the_demos_settings_if_one_has_another_model
 
 def test_without_a_recipe_the_demo_is_ablated():
     assert grid(None, [], 1, ["train.lr=1e-4,2e-4"]) == grid(DEFAULT, [], 1, ["train.lr=1e-4,2e-4"])
-    assert table_one(None, ["train.steps=5"], 2) == table_one(DEFAULT, ["train.steps=5"], 2)
-    own = table_one(None, ["model.name=mine", HELD_OUT], 1)
+    assert paper_table(None, ["train.steps=5"], 2) == paper_table(DEFAULT, ["train.steps=5"], 2)
+    own = paper_table(None, ["model.name=mine", HELD_OUT], 1)
     assert {arm.config(0).train.steps for arm in own.arms} == {Config.load().train.steps}
     with pytest.raises(UserError, match=r'^--vary model\.name="mine": data\.eval: an ablation compares'):
         grid(None, [], 1, ["model.name=mine"])
@@ -214,13 +214,13 @@ def test_without_a_recipe_the_demo_is_ablated():
 
 def test_mistakes_in_the_rest():
     with pytest.raises(UserError, match=r"sampling\.dynamic: turns Dynamic Sampling off"):
-        table_one(DEFAULT, ["sampling.dynamic=false"], 1)
+        paper_table(DEFAULT, ["sampling.dynamic=false"], 1)
     with pytest.raises(UserError, match=r"data\.eval: an ablation compares held-out accuracy"):
-        table_one(DEFAULT, ["data.eval=null", "eval.every=null"], 1)
+        paper_table(DEFAULT, ["data.eval=null", "eval.every=null"], 1)
 
 
 def test_a_plan_comes_back_from_its_file(tmp_path):
-    plan = table_one(DEFAULT, ["train.steps=5"], 2)
+    plan = paper_table(DEFAULT, ["train.steps=5"], 2)
     plan.save(tmp_path / "plan.json")
     assert AblationPlan.load(tmp_path / "plan.json") == plan
     (tmp_path / "plan.json").write_text('{"arms": 3}')
@@ -229,11 +229,11 @@ def test_a_plan_comes_back_from_its_file(tmp_path):
 
 
 def test_a_directory_holds_one_ablation(tmp_path):
-    plan = table_one(DEFAULT, ["train.steps=5"], 2)
-    check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=5"], 3))
-    check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=5", "seed=4"], 3))
+    plan = paper_table(DEFAULT, ["train.steps=5"], 2)
+    check_same_plan(tmp_path, plan, paper_table(DEFAULT, ["train.steps=5"], 3))
+    check_same_plan(tmp_path, plan, paper_table(DEFAULT, ["train.steps=5", "seed=4"], 3))
     with pytest.raises(UserError, match=r"Naive GRPO with train\.steps 5 → 6"):
-        check_same_plan(tmp_path, plan, table_one(DEFAULT, ["train.steps=6", "checkpoint.every=1"], 2))
+        check_same_plan(tmp_path, plan, paper_table(DEFAULT, ["train.steps=6", "checkpoint.every=1"], 2))
     with pytest.raises(UserError, match="holds another ablation: naive-grpo"):
         check_same_plan(tmp_path, plan, grid(DEFAULT, ["train.steps=5"], 2, ["algo.clip_high=0.2,0.3"]))
 
@@ -363,7 +363,7 @@ def test_the_json_has_every_number(varied):
 
 
 def test_rows_of_the_papers_table(tmp_path):
-    plan = table_one(DEFAULT, ["train.steps=4"], 2)
+    plan = paper_table(DEFAULT, ["train.steps=4"], 2)
     accuracies = {arm.name: {0: 0.1 * i, 1: 0.1 * i + 0.05} for i, arm in enumerate(plan.with_own_runs())}
     results = written(tmp_path, plan, accuracies)
     heads, rows = ablation_table(results)
@@ -374,7 +374,9 @@ def test_rows_of_the_papers_table(tmp_path):
     assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 ± 31.8", "-10.0 ± 0.0"]
     text = markdown(plan, results)
     assert "DAPO without Dynamic Sampling: same settings, and therefore same runs, as + Token-level Loss." in text
-    assert text.count("| DAPO without Dynamic Sampling |") == 2, "in the table and among the arms, not among the runs"
+    in_runs = text[text.index("## Every run") : text.index("## Arms")]
+    assert "| DAPO without Dynamic Sampling |" not in in_runs
+    assert text.count("| DAPO without Dynamic Sampling |") == 3, "in the table, the differences and the arms"
     draw_ablation(plan, results, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import AblationPlan, grid, table_one
+from dapo_rl.lab.ablate.plan import AblationPlan, grid, paper_table
 
-PLANS = {"table": table_one(DEFAULT_RECIPE, [], 2), "grid": grid(DEFAULT_RECIPE, [], 1, ["train.lr=1e-4,1e-5"])}
+PLANS = {"table": paper_table(DEFAULT_RECIPE, [], 2), "grid": grid(DEFAULT_RECIPE, [], 1, ["train.lr=1e-4,1e-5"])}
 WRONG = [None, True, -1, 10**30, 0.5, "", "x", "../../x", "/etc", [], {}, [1], {"x": 1}]
 
 

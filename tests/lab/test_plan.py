@@ -278,6 +278,15 @@ def test_ranks_wait_for_the_longest_sample():
     assert time.total == pytest.approx(time.updating + 0.5)
 
 
+def test_a_critic_is_trained_as_long_as_the_policy_and_scores_once():
+    rates = Rates(KNOWN["qwen2.5-7b"], SPECS["h200"], shares=IDEAL)
+    how = {"recompute": False, "mini_batches": 2, "epochs": 3}
+    plain, both = (update_time(Trainer(rates, 2, 10**6, critic=c, **how), [9, 1, 4, 6], 0, 0.5) for c in (False, True))
+    assert both.even == pytest.approx(plain.even * (6 + 1 / 3) / 3)
+    assert both.optimizer == pytest.approx(2 * plain.optimizer)
+    assert both.transfer == plain.transfer
+
+
 # Memory
 
 

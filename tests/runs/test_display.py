@@ -125,6 +125,56 @@ def test_lines_stay_aligned_and_within_140_columns():
     assert len(step_line(10_000, 10_000, 512, extreme | {"timing_s/step": 3000.0}, 1e7)) <= 140
 
 
+OF_CRITIC = {"critic/vf_loss": 0.4375, "critic/vf_explained_var": -0.04, "actor/updates": 8}
+ALONE = {name: value for name, value in METRICS.items() if not name.startswith("actor/")} | OF_CRITIC
+ALONE |= {"actor/updates": 0, "rollout/mismatch_kl": None}
+"""A step of value pre-training."""
+
+
+def test_the_line_of_a_step_with_a_critic_has_its_explained_variance():
+    assert step_line(40, 150, 16, METRICS | OF_CRITIC, 220) == (
+        "step  40/150  acc 0.53 reward -0.12  len  31.2 cut  2%  ent 0.41 clip +0.8/-0.3%  "
+        "16 kept  5 right  3 wrong  ev -0.04   1.6s left 3m40s"
+    )
+    assert step_line(12, 150, 16, ALONE, 220) == (
+        "step  12/150  acc 0.53 reward -0.12  len  31.2 cut  2%  value pre-training        "
+        "16 kept  5 right  3 wrong  ev -0.04   1.6s left 3m40s"
+    )
+    # Nothing was trained on: neither the policy nor the critic.
+    assert "ent    - clip      +-/--" in step_line(1, 150, 16, ALONE | {"critic/vf_loss": math.nan}, 220)
+
+
+def test_value_pretraining_is_announced_until_it_is_over():
+    config = Config.build({"preset": "vapo", "train.steps": 8})
+    assert config.pretrain_steps == 2
+    said = "value pre-training: the policy is trained from step 3 on"
+    display, stream = plain()
+    display.start(8, config)
+    assert stream.getvalue().splitlines()[1:] == [said]
+    display, stream = plain()
+    display.start(8, config, steps_done=2)
+    assert len(stream.getvalue().splitlines()) == 1
+    display, _ = live()
+    with display:
+        display.start(8, config)
+        assert said in shown(display)
+        display.step(1, ALONE)
+        screen = shown(display)
+        assert said in screen
+        assert "entropy" not in screen
+        assert re.search(r"explained variance +-0\.04 ", screen)
+        assert re.search(r"value loss +0\.438 ", screen)
+        display.step(2, ALONE)
+        assert said not in shown(display)
+        display.step(3, METRICS | OF_CRITIC)
+        assert re.search(r"entropy +0\.41 ", shown(display))
+    display, _ = live()
+    with display:
+        display.start(8, Config.build({"train.steps": 8}))
+        display.step(1, METRICS)
+        assert not re.search("value|explained", shown(display))
+
+
 def test_missing_metrics_are_dashes():
     line = step_line(1, 2, 4, {"acc/mean": None, "reward/mean": math.nan}, math.nan)
     assert line.split()[:6] == ["step", "1/2", "acc", "-", "reward", "-"]

@@ -95,6 +95,34 @@ def test_the_stack_is_as_high_as_the_groups_drawn():
         assert axis.get_ylim()[0] == 0
 
 
+def test_a_critic_has_two_panels_and_its_pretraining_is_shaded(tmp_path):
+    with_critic = [
+        row | {"critic/vf_explained_var": -7.5 if row["step"] == 1 else 0.5, "critic/vf_loss": 1 / row["step"]}
+        for row in rows(8)
+    ]
+    for row in with_critic[:2]:
+        for name in [name for name in row if name.startswith("actor/")]:
+            del row[name]
+    alone = [row | {"actor/updates": 0 if row["step"] < 3 else 8} for row in with_critic]
+    figure = report_figure(alone, [(0, 0.1), (8, 0.75)], "x")
+    explained, loss = panel(figure, "Explained variance"), panel(figure, "Value loss")
+    assert list(explained.lines[0].get_ydata()) == [-7.5, *[0.5] * 7]
+    assert explained.get_ylim()[0] == -1
+    assert list(loss.lines[0].get_ydata()) == [1 / step for step in range(1, 9)]
+    assert panel(figure, "Entropy").lines[0].get_ydata()[:3] == pytest.approx([math.nan] * 2 + [1 / 3], nan_ok=True)
+    for axis in [axis for axis in figure.axes if axis.get_title("left")]:
+        (shaded,) = [patch for patch in axis.patches if patch.get_zorder() == 0]
+        assert shaded.get_x() + shaded.get_width() == 2.5  # between the last step without the policy and the next
+        assert shaded.get_x() == axis.get_xlim()[0]
+        assert (" value\n pre-training" in texts(axis)) == (axis in (explained, loss))
+    draw_report(alone, [], tmp_path / "report.png", "x")
+    assert imread(tmp_path / "report.png").shape == (860, 2350, 4)
+    # PPO has a critic, but trains the policy from the beginning.
+    figure = report_figure([row | {"actor/updates": 8} for row in with_critic], [], "x")
+    assert not panel(figure, "Value loss").patches
+    assert len([axis for axis in figure.axes if axis.get_title("left")]) == 10
+
+
 def test_without_held_out_prompts_the_reward_takes_the_place():
     axis = panel(report_figure(rows(3), [(1, None), (2, math.nan)], "x"), "Reward (no held-out")
     assert list(axis.lines[0].get_ydata()) == pytest.approx([-0.5 + s / 3 for s in (1, 2, 3)])

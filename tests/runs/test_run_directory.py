@@ -180,6 +180,8 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "train_logps": [-0.5, -0.75, -1],
         "entropies": [1, 2, 0],
         "clipped": [0, 2, 1],
+        "values": None,
+        "advantages": None,
     }
     assert list(first.items()) == list(expected.items())
     assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)
@@ -189,6 +191,22 @@ def test_rollouts_have_a_row_for_each_sample(run):
     assert (third["draw"], third["truth"], third["score"], third["fate"]) == (8, None, 1.0, "surplus")
     assert third["reward"] is third["length_penalty"] is third["advantage"] is None
     assert not [name for name in os.listdir(run.rollouts_path) if name.endswith(".tmp")]
+
+
+def test_rollouts_have_what_a_critic_gave_to_each_token(run):
+    """The second token comes from an environment; the second sample was cut off, and not trained on."""
+    done = trained(group())
+    credited = replace(
+        done.samples[0], values=[0.25, 9.0, 0.5], advantages=[0.5, 0.0, -0.25], mask=np.array([True, False, True])
+    )
+    kept = replace(done, samples=(credited, done.samples[1]))
+    run.write_rollouts(1, [GroupRow(group(), "kept", kept), GroupRow(group(draw=8), "surplus")])
+    first, second, *dropped = pq.read_table(run.rollout(1)).to_pylist()
+    assert first["values"] == pytest.approx([0.25, math.nan, 0.5], nan_ok=True)
+    assert first["advantages"] == pytest.approx([0.5, math.nan, -0.25], nan_ok=True)
+    assert first["advantage"] == pytest.approx(0.25 / 3)
+    for row in (second, *dropped):
+        assert row["values"] is row["advantages"] is None
 
 
 def test_what_the_update_saw_must_match_the_samples(run):

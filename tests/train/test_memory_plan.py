@@ -53,6 +53,15 @@ def test_the_sums_of_7_b():
     assert run.keeping(1000, 5000, False) == run.updating(5000, False) + 2 * P7 + 1000
 
 
+def test_a_critic_takes_its_weights_gradients_and_moments():
+    run, plain = sizes("qwen2.5-7b", 139, preset="vapo"), sizes("qwen2.5-7b", 139)
+    assert run.critic == 16 * P7
+    assert run.sampling(1000) == plain.sampling(1000) + 16 * P7
+    assert sizes("qwen2.5-7b", 139, preset="vapo", train__optimizer="adamw_8bit").critic == 10 * P7
+    with pytest.raises(UserError, match=r"critic 113\.5 GiB"):
+        plan_memory(run, PlanSettings())
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("gigabytes", [8, 20, 60])
 def test_as_many_tokens_as_fit(recompute, gigabytes):

@@ -28,10 +28,10 @@ OF_A_SAMPLE = (
     *("sample", "answer", *OF_A_VERDICT, "length_penalty"),
     *("finish_reason", "version_first", "version_last"),
 )
-OF_A_TOKEN = ("logps", "train_logps", "entropies", "clipped")
-"""Columns with a value per token: at sampling, and in the last update. `clipped` names the bound: 0 none, 1 the upper,
-2 the lower, 3 dual clip's; runs of older versions lack it."""
-COLOURS = ("logp", "ratio", "clipped", "entropy")
+OF_A_TOKEN = ("logps", "train_logps", "entropies", "clipped", "values", "advantages")
+"""Columns with a value per token: at sampling, in the last update, and from a critic. `clipped` names the bound: 0
+none, 1 the upper, 2 the lower, 3 dual clip's. Runs of older versions lack some of them."""
+COLOURS = ("logp", "ratio", "clipped", "entropy", "value")
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
 """Text shared by all prompts of a step is omitted from the list if it has at least this many characters."""
@@ -114,6 +114,10 @@ def _sample(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
         sample["clipped"] = _by_piece(row["clipped"], counts, max)
     if row["entropies"]:
         sample["entropy"] = _by_piece(row["entropies"], counts, max)
+    if row["values"]:
+        sample["value"] = _by_piece(row["values"], counts, lambda part: part[0])  # before the piece
+    if row["advantages"]:
+        sample["advantages"] = _by_piece(row["advantages"], counts, lambda part: max(part, key=abs))
     return sample
 
 

@@ -26,6 +26,7 @@ from dapo_rl.board.contents import (
 )
 from dapo_rl.board.curves import MetricsLog
 from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
+from dapo_rl.family import GAE
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
@@ -182,6 +183,9 @@ class BoardRun:
             "seed": as_count(settings.get("seed"), LARGEST_COUNT),
             "techniques": self._settings.value[1] if self._settings.value else None,
             "engines": as_count(settings.get("cluster.engines")) if settings.get("cluster.backend") else None,
+            "pretrain_steps": as_count(settings.get("critic.pretrain_steps"))
+            if settings.get("algo.advantage") == GAE
+            else None,
             "before": evaluations.get(0) if len(evaluations) > 1 else None,
             "accuracy": evaluations[max(evaluations)] if evaluations else None,
             **figures,
@@ -235,7 +239,10 @@ _EMPTY_ROW: dict[str, Any] = {
     **dict.fromkeys(("name", "state")),
     "step": 0,
     **dict.fromkeys(
-        ("steps", "preset", "model", "seed", "techniques", "engines", "before", "accuracy", *RECENT, *TOTALS)
+        (
+            *("steps", "preset", "model", "seed", "techniques", "engines", "pretrain_steps", "before", "accuracy"),
+            *(*RECENT, *TOTALS),
+        )
     ),
     **{"started": None, "rollouts": False, "seen": 0, "error": None, "problem": None},
 }

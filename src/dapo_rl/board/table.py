@@ -19,7 +19,7 @@ TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
 KNOWN = {
     *("step", "draw", "sample", "prompt_id", "data_source", "prompt", "response", "answer", "truth", "finish_reason"),
     *("version_first", "version_last", "score", "correct", "status", "reward", "length_penalty", "advantage", "fate"),
-    *("token_ids", "logps", "train_logps", "entropies", "clipped"),
+    *("token_ids", "logps", "train_logps", "entropies", "clipped", "values", "advantages"),
 }
 """Columns that have a place of their own on the page; all others are shown by name."""
 MOST_ROWS, MOST_BYTES = 200_000, 4 << 30

@@ -194,6 +194,7 @@ class Need:
             MemoryPart("optimizer", sizes.moments, optimizer),
             self._engine(),
             MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
+            MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
             self._activations(tokens),
             self._working_memory(tokens),
             self._cache(sequences),

@@ -6,7 +6,8 @@ A recipe starts with a comment that says what it trains, and ends that comment w
     #
     # Measured: one H200, 100 steps in 40 minutes: 55 % → 70 % of the test set.
 
-It is a comment, so that it cannot change a run. Names are DATA-MODEL, with `-cpu` if the settings are for a CPU.
+It is a comment, so that it cannot change a run. Names are DATA-MODEL, with `-cpu` if the settings are for a CPU. The
+experiments of docs/evidence.md are `lab/TECHNIQUE`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _HOME = Path(__file__).parent
 
 
 def recipe_names() -> list[str]:
-    return sorted(path.name.removesuffix(SUFFIX) for path in _HOME.glob(f"*{SUFFIX}"))
+    paths = (*_HOME.glob(f"*{SUFFIX}"), *_HOME.glob(f"lab/*{SUFFIX}"))
+    return sorted(path.relative_to(_HOME).as_posix().removesuffix(SUFFIX) for path in paths)
 
 
 def packaged_recipe(name: str) -> Path:
@@ -38,14 +40,15 @@ def packaged_recipe(name: str) -> Path:
 def find_recipe(given: str | os.PathLike[str]) -> Path:
     """The file that a path or a name stands for; a path that exists comes first."""
     path = Path(given)
-    if not os.path.lexists(path) and path.parent == Path() and path.name in recipe_names():
-        return packaged_recipe(path.name)
+    if not os.path.lexists(path) and path.as_posix() in recipe_names():
+        return packaged_recipe(path.as_posix())
     return path
 
 
 def packaged_name(path: Path) -> str | None:
     """The name of a recipe of the package; None for another file."""
-    return path.stem if path.parent == _HOME else None
+    name = path.relative_to(_HOME).as_posix().removesuffix(SUFFIX) if path.is_relative_to(_HOME) else None
+    return name if name in recipe_names() else None
 
 
 def split_arguments(words: Sequence[str] | None) -> tuple[Path | None, list[str]]:
@@ -60,7 +63,7 @@ def no_such_recipe(path: Path) -> UserError:
     """The error for a path that does not exist and is no name either."""
     if close := nearest_path(path, lambda neighbour: neighbour.name.endswith(SUFFIX)):
         return UserError(f"{path}: no such recipe{did_you_mean(close)}")
-    return UserError(f"{path}: no such recipe{_suggested(path.name)}")
+    return UserError(f"{path}: no such recipe{_suggested(path.as_posix())}")
 
 
 def _suggested(name: str) -> str:

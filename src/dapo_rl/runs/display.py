@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TextIO
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.runs.words import closing_rows, kept_and_filled, number
+from dapo_rl.runs.words import closing_rows, has_critic, is_pretraining, kept_and_filled, number
 
 Metrics = Mapping[str, float | None]
 
@@ -75,6 +75,8 @@ class PlainDisplay:
         self._total, self._groups = total_steps, config.sampling.prompts_per_step
         self._pace = Pace(total_steps, steps_done, self._clock)
         write_line(self._stream, headline(total_steps, config, model_description, steps_done))
+        if steps_done < config.pretrain_steps:
+            write_line(self._stream, pretraining_line(config))
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         pass
@@ -115,6 +117,10 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
     return printable(f"{config.preset}: {model} on {source}, {steps}, {shape}, {updates}, seed {config.seed}")
 
 
+def pretraining_line(config: Config) -> str:
+    return f"value pre-training: the policy is trained from step {config.pretrain_steps + 1} on"
+
+
 def evaluation_line(step: int, total: int, metrics: Metrics) -> str:
     accuracy = percent(number(metrics, "eval/accuracy"), 1)
     return f"eval {step:>{len(str(total))}}/{total}  held-out accuracy {accuracy}"
@@ -131,14 +137,16 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
     clip = clip.replace("%", "", 1)
     groups_of = (kept_and_filled(metrics)[0], value("sampling/all_correct"), value("sampling/all_wrong"))
     kept, right, wrong = (fixed(count_of, 0) for count_of in groups_of)
-    speed, seconds = count(value("perf/throughput")), duration(value("timing_s/step"))
+    speed, seconds = f"{count(value('perf/throughput')):>5} tok/s", duration(value("timing_s/step"))
+    explained = f"ev {fixed(value('critic/vf_explained_var')):>5}"
+    of_policy = f"ent {fixed(value('actor/entropy')):>4} clip {clip:>10}"
     fields = [
         f"step {step:>{digits}}/{total}",
         f"acc {fixed(value('acc/mean')):>4} reward {fixed(value('reward/mean')):>5}",
         f"len {length(value('response_length/mean')):>5} cut {percent(value('response_length/clip_ratio')):>3}",
-        f"ent {fixed(value('actor/entropy')):>4} clip {clip:>10}",
+        f"{'value pre-training':<{len(of_policy)}}" if is_pretraining(metrics) else of_policy,
         f"{kept:>{width}} kept {right:>{width}} right {wrong:>{width}} wrong",
-        f"{speed:>5} tok/s",
+        explained if has_critic(metrics) else speed,  # there is no room for both
         f"{seconds:>5} left {duration(seconds_left)}",
     ]
     # Very large numbers first shrink the gaps between columns, then drop the least important column.

@@ -21,7 +21,7 @@ from dapo_rl.base.format import count, duration, fixed, length, percent, sparkli
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.fates import FATES
-from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline
+from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline, pretraining_line
 from dapo_rl.runs.words import closing_rows, dropped, engines, kept_and_filled, number, ranks
 
 TREND_STEPS = 30
@@ -35,6 +35,8 @@ ROWS: list[tuple[str, str, Callable[[float], str]]] = [
     ("cut off", "response_length/clip_ratio", lambda share: percent(share, 1)),
     ("clipped high", "actor/pg_clipfrac_high", lambda share: percent(share, 2)),
     ("clipped low", "actor/pg_clipfrac_low", lambda share: percent(share, 2)),
+    ("explained variance", "critic/vf_explained_var", fixed),
+    ("value loss", "critic/vf_loss", lambda loss: fixed(loss, 3)),
     ("groups drawn", "sampling/drawn", count),
     ("tokens per second", "perf/throughput", count),
     ("seconds per step", "timing_s/step", lambda seconds: fixed(seconds, 1)),
@@ -51,6 +53,7 @@ class LiveDisplay:
         self._lock = RLock()
         self._live: Live | None = None
         self._head = ""
+        self._pretraining: tuple[int, str] = (0, "")
         self._total = 0
         self._pace = Pace(0, 0, clock)
         self._spinner = Spinner("line" if console.options.ascii_only else "dots")
@@ -61,6 +64,7 @@ class LiveDisplay:
     def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
         self.stop()
         self._head = headline(total_steps, config, model_description, steps_done)
+        self._pretraining = config.pretrain_steps, pretraining_line(config)
         self._total = total_steps
         self._pace = Pace(total_steps, steps_done, self._clock)
         self._live = Live(self, console=self._console, refresh_per_second=4)
@@ -110,6 +114,7 @@ class LiveDisplay:
                 Text(self._head, style="bold", no_wrap=True, overflow="ellipsis"),
                 self._progress(),
                 self._phase_line(),
+                *self._pretraining_lines(),
                 self._table(),
                 self._groups_line(),
                 *(
@@ -139,6 +144,10 @@ class LiveDisplay:
         progress = "" if done is None else f" {done}" if total is None else f" {done}/{total}"
         self._spinner.update(text=Text(name + progress, style="cyan", no_wrap=True, overflow="ellipsis"))
         return self._spinner
+
+    def _pretraining_lines(self) -> list[RenderableType]:
+        steps, line = self._pretraining
+        return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis")] if self._pace.done < steps else []
 
     def _table(self) -> RenderableType:
         ramp = " .:-=+*#" if self._console.options.ascii_only else "▁▂▃▄▅▆▇█"

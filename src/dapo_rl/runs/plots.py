@@ -1,4 +1,4 @@
-"""Draws report.png: the paper's four curves, held-out accuracy, clipping, and the fate of groups."""
+"""Draws report.png: the paper's four curves, held-out accuracy, clipping, the fate of groups, and the critic's two."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dapo_rl.base.quote import cut
 from dapo_rl.fates import FATES, LOGGED
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.records import LARGEST
+from dapo_rl.runs.words import has_critic, is_pretraining
 
 Values = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
@@ -38,9 +39,12 @@ def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str)
 def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
     # Row 0 has only the evaluation before the first step, which `evaluations` has too.
     rows = sorted((row for row in metrics if row["step"] > 0), key=lambda row: row["step"])
-    figure = Figure(figsize=(19, 8.6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    critic = any(has_critic(row) for row in rows)
+    size = (23.5 if critic else 19, 8.6)
+    figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
-    length, reward, entropy, probability, held_out, clipping, fates, all_right = figure.subplots(2, 4).flat
+    panels = figure.subplots(2, 5 if critic else 4)
+    (length, reward, entropy, probability), (held_out, clipping, fates, all_right) = panels[:, :4]
     _length(length, rows)
     _reward(reward, rows)
     _entropy(entropy, rows)
@@ -50,8 +54,12 @@ def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure
     _fates(fates, rows)
     _all_right(all_right, rows)
     steps = [row["step"] for row in rows] + [step for step, _ in evaluations] or [0]
-    for axis in (length, reward, entropy, probability, held_out, clipping, fates, all_right):
+    if critic:
+        _explained(panels[0, 4], rows)
+        _value_loss(panels[1, 4], rows)
+    for axis in panels.flat:
         _finish(axis, min(steps), max(steps))
+        _pretraining(axis, rows, labelled=critic and axis in panels[:, 4])
     return figure
 
 
@@ -153,6 +161,32 @@ def _all_right(axis: Axes, rows: Rows) -> None:
     _line(axis, rows, "sampling/all_correct_share", GREEN)
     _from_zero(axis)
     axis.yaxis.set_major_formatter(_percent)
+
+
+def _explained(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Explained variance of the critic", "1 is perfect, 0 is a constant")
+    _line(axis, rows, "critic/vf_explained_var", BLUE)
+    axis.axhline(0, color=GREY, linewidth=0.8)
+    # The first values can be far below 0, where the size means nothing.
+    axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.0))
+
+
+def _value_loss(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Value loss", "half the squared error")
+    _line(axis, rows, "critic/vf_loss", ORANGE)
+    _from_zero(axis, headroom=0.2)
+
+
+def _pretraining(axis: Axes, rows: Rows, *, labelled: bool) -> None:
+    """Shades the steps that trained the critic alone."""
+    last = max((row["step"] for row in rows if is_pretraining(row)), default=None)
+    if last is None:
+        return
+    start = axis.get_xlim()[0]
+    axis.axvspan(start, last + 0.5, color=GREY, alpha=0.15, linewidth=0, zorder=0)
+    if labelled:
+        at = axis.get_xaxis_transform()
+        axis.text(start, 0.99, " value\n pre-training", transform=at, va="top", fontsize=9, color="#666666")
 
 
 def _head(axis: Axes, title: str, unit: str) -> None:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.fates import Fate, Waiting
-from dapo_rl.types import MOST_LOGGED, Group, TrainedGroup
+from dapo_rl.types import MOST_LOGGED, FloatArray, Group, TrainedGroup, TrainSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ SCHEMA = pa.schema(
         ("train_logps", pa.list_(pa.float32())),
         ("entropies", pa.list_(pa.float32())),
         ("clipped", pa.list_(pa.int8())),
+        ("values", pa.list_(pa.float32())),
+        ("advantages", pa.list_(pa.float32())),
     ]
 )
 TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.type))
@@ -151,6 +153,16 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "train_logps": seen.logps if seen else None,
             "entropies": seen.entropies if seen else None,
             "clipped": seen.clipped if seen else None,
+            **_credit(train_sample),
             **{f"reward/{part.name}": part.score for part in verdict.parts},
             **{f"extra/{name}": value for name, value in verdict.extra.items()},
         }
+
+
+def _credit(sample: TrainSample | None) -> dict[str, FloatArray | None]:
+    """What a critic gave to each token; NaN for tokens that the policy did not write. Null without a critic: then all
+    tokens have the sample's `advantage`."""
+    if sample is None or sample.values is None:
+        return {"values": None, "advantages": None}
+    of_tokens = {"values": sample.values, "advantages": sample.advantages}
+    return {name: np.where(sample.mask, array, np.float32(np.nan)) for name, array in of_tokens.items()}

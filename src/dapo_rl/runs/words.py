@@ -24,6 +24,16 @@ def kept_and_filled(metrics: Mapping[str, Any]) -> tuple[float, float]:
     return number(metrics, "sampling/kept") - filled, filled
 
 
+def is_pretraining(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step trained the critic alone."""
+    return has_critic(metrics) and number(metrics, "actor/updates") == 0
+
+
+def has_critic(metrics: Mapping[str, Any]) -> bool:
+    """Whether a step trained a critic."""
+    return math.isfinite(number(metrics, "critic/vf_loss"))
+
+
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
     counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in LOGGED if fate != "kept")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from dapo_rl.algo.value import value_loss
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
+from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.stored import done_now, save_hashed
 from dapo_rl.models.transfer import to_device
@@ -62,12 +62,9 @@ class HFCritic(Learner[TokenValues]):
             return Update({}, ())
         trained = [sample for sample in samples if sample.trained_tokens]
         totals, _, grad_norm = self._learn(trained, lr, lambda batch, _: self._backward(batch, tokens))
-        metrics = {
-            "critic/vf_loss": totals["loss"],
-            "critic/vf_clipfrac": totals["clipped"] / tokens,
-            "critic/grad_norm": grad_norm,
-            "critic/lr": lr,
-        }
+        metrics = {"critic/vf_loss": totals["loss"], "critic/grad_norm": grad_norm, "critic/lr": lr}
+        if self._value_clip is not None:
+            metrics["critic/vf_clipfrac"] = totals["clipped"] / tokens
         return Update(metrics, (), self._take_notes())
 
     def save(self, directory: Path) -> Rest:
@@ -93,6 +90,13 @@ class HFCritic(Learner[TokenValues]):
             weights = state.pop("weights")
         self._restore(directory, weights, state)
 
+    def _why_no_copy(self) -> str | None:
+        """The policy is as large, and is copied as well."""
+        nbytes = sum(parameter.nbytes for parameter in self.model.parameters())
+        moments = 2 * nbytes if self._train.optimizer == "adamw" else nbytes // 2
+        on_host = 0 if next(self.model.parameters()).is_cuda else 2 * (2 * nbytes + moments)
+        return why_no_copy(2 * (nbytes + moments), on_host)
+
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
         return ResponseValues(model, **how)
 
@@ -106,11 +110,11 @@ class HFCritic(Learner[TokenValues]):
             values, mask = stats.values, stats.mask & written
             loss = value_loss(values, old, targets, mask, clip=self._value_clip, denominator=tokens)
             loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            clip = math.inf if self._value_clip is None else self._value_clip
-            limited = old + (values - old).clamp(-clip, clip)
-            clipped = total((limited - targets).square() > (values - targets).square(), mask)
-            return {"loss": loss.detach(), "clipped": clipped}, _Nothing()
+        sums = {"loss": loss.detach()}
+        if (clip := self._value_clip) is not None:
+            limited = old + (values.detach() - old).clamp(-clip, clip)
+            sums["clipped"] = total((limited - targets).square() > (values.detach() - targets).square(), mask)
+        return sums, _Nothing()
 
 
 class _Nothing(NamedTuple):

@@ -80,6 +80,7 @@ def refusal(sizes: RunSizes, settings: PlanSettings) -> str:
         "gradients": sizes.gradients,
         "optimizer": sizes.moments,
         "reference model": sizes.reference,
+        "critic": sizes.critic,
         "one sample": sizes.working(sizes.longest, recompute),
     }
     if not smallest.turns:

@@ -55,6 +55,8 @@ class RunSizes:
     """Most sequences that the engine generates at once."""
     kv_setting: int | None = None
     """The cache as the user sets it."""
+    critic: int = 0
+    """Weights, gradients and moments of a critic, which is never trained at the same time as the policy."""
 
     @property
     def usable(self) -> int:
@@ -109,7 +111,7 @@ class RunSizes:
 
     @property
     def _always(self) -> int:
-        return RUNTIME + self.weights + self.moments + self.reference + self.graphs
+        return RUNTIME + self.weights + self.moments + self.reference + self.critic + self.graphs
 
     def _sequences(self, count: int) -> int:
         """Pages for so many sequences of the longest length, and one for padding rows."""
@@ -129,12 +131,12 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
     chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
     head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
     kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
-    critic = size.parameters * config.has_critic
+    moment = 2 if config.train.optimizer == "adamw_8bit" else 8
     return RunSizes(
         gpu=gpu,
-        weights=4 * (size.parameters + critic),
-        gradients=4 * (trained + critic),
-        moments=(2 if config.train.optimizer == "adamw_8bit" else 8) * (trained + critic),
+        weights=4 * size.parameters,
+        gradients=4 * trained,
+        moments=moment * trained,
         engine=int(VLLM_SHARE * gpu) if vllm else own,
         reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
         casts=2 * size.body * bfloat16,
@@ -150,6 +152,7 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
         update_tokens=update_tokens(config),
         sequences=sequences,
         kv_setting=kv,
+        critic=(8 + moment) * size.parameters * config.has_critic,
     )
 
 

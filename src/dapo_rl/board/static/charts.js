@@ -79,20 +79,28 @@ export class ChartCard {
   }
 }
 
+const PRETRAINING = ["value", "pre-training"];
+const SHADE = "#888888";
+
 /**
  * Curves of runs. `onZoom(first, last)` loads more points of an interval. `source()` gives the parameters under which
- * the server has every point; without it, CSV has the points on the page.
+ * the server has every point; without it, CSV has the points on the page. An `optional` chart is hidden without data.
  */
 export class Chart extends ChartCard {
-  constructor(title, { onZoom, source, hint = "", height = 170 } = {}) {
+  constructor(title, { onZoom, source, hint = "", height = 170, optional = false } = {}) {
     super(title, hint, height);
-    Object.assign(this, { onZoom, source, names: [] });
+    Object.assign(this, { onZoom, source, names: [], pretraining: [] });
+    if (optional) this.element.classList.add("optional", "none");
   }
 
-  /** `lines`: {name: {raw: [steps, values], smooth: [steps, values]}}; `range`: the steps to show, all by default. */
-  draw(lines, [first, last] = [null, null]) {
+  /**
+   * `lines`: {name: {raw: [steps, values], smooth: [steps, values]}}; `range`: the steps to show, all by default;
+   * `pretraining`: {name: the last step of its value pre-training}.
+   */
+  draw(lines, [first, last] = [null, null], pretraining = {}) {
     const names = Object.keys(lines).filter((name) => lines[name]?.raw[0].length);
     this.names = names;
+    this.pretraining = [...new Set(names.map((name) => pretraining[name]).filter((step) => step > 0))];
     this.lines = lines;
     this.element.classList.toggle("none", names.length === 0);
     const tables = names.flatMap((name) => [lines[name].raw, lines[name].smooth]);
@@ -127,6 +135,7 @@ export class Chart extends ChartCard {
       series,
       cursor: { sync: { key: "steps", setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
       hooks: {
+        drawClear: [(u) => this.shade(u)],
         setCursor: [(u) => this.read(u.cursor.idx)],
         setSelect: [
           (u) => {
@@ -140,6 +149,22 @@ export class Chart extends ChartCard {
         ready: [(u) => u.over.addEventListener("dblclick", () => this.onZoom?.(null, null))],
       },
     };
+  }
+
+  /** Shades the steps of value pre-training, those of several runs over each other, and says so where there is room. */
+  shade(u) {
+    const { left, top, width, height } = u.bbox;
+    const scale = u.bbox.width / u.over.clientWidth; // pixels of the canvas
+    for (const step of this.pretraining) {
+      const right = Math.min(u.valToPos(step + 0.5, "x", true), left + width);
+      if (right <= left) continue;
+      u.ctx.fillStyle = faint(SHADE, 0.16);
+      u.ctx.fillRect(left, top, right - left, height);
+      Object.assign(u.ctx, { fillStyle: css("--muted"), font: `${10 * scale}px system-ui, sans-serif` });
+      Object.assign(u.ctx, { textAlign: "left", textBaseline: "alphabetic" });
+      if (u.ctx.measureText(PRETRAINING[1]).width + 8 * scale < right - left)
+        PRETRAINING.forEach((word, i) => u.ctx.fillText(word, left + 4 * scale, top + (11 + 12 * i) * scale));
+    }
   }
 
   /** The values at the pointer, or the last ones. */
@@ -181,13 +206,19 @@ export class Chart extends ChartCard {
       ];
     });
     const range = ({ min, max }) => (isNumber(min) && isNumber(max) ? [min, max] : [0, 1]);
+    const [x, y] = [range(this.plot?.scales.x ?? {}), range(this.plot?.scales.y ?? {})];
+    const shaded = this.pretraining.filter((step) => step >= x[0]);
     return {
       title: this.title,
       hint: this.hint,
-      x: range(this.plot?.scales.x ?? {}),
-      y: range(this.plot?.scales.y ?? {}),
+      x,
+      y,
+      bands: shaded.map((step) => ({ points: [x[0], step + 0.5].map((at) => [at, ...y]), fill: SHADE })),
       lines,
-      legend: this.names.map((name) => [name, colour(name, false)]),
+      legend: [
+        ...this.names.map((name) => [name, colour(name, false)]),
+        ...(shaded.length ? [[PRETRAINING.join(" "), "#dddddd"]] : []),
+      ],
     };
   }
 }

@@ -17,6 +17,10 @@ export const CURVES = [
   ["sampling/wasted_share", "tokens of dropped groups"],
   ["actor/grad_norm", "before clipping"],
 ];
+const OF_CRITIC = [
+  ["critic/vf_explained_var", "explained variance; 1 is perfect"],
+  ["critic/vf_loss", "half the squared error of values"],
+];
 
 const hintOf = (name) => (/^reward\/.+\/mean$/.test(name) ? "of one reward function, without its weight" : "");
 
@@ -27,6 +31,14 @@ export const legend = () =>
     "div",
     { class: "legend" },
     store.picked.map((name) => h("span", { class: "key", vars: { "--c": colour(name) } }, long(name))),
+  );
+
+const pretrainingKey = () =>
+  h(
+    "span",
+    { class: "swatch", title: "The first steps train the critic alone (critic.pretrain_steps)." },
+    h("i", { class: "shade" }),
+    "value pre-training: the policy is not trained yet",
   );
 
 export const PANELS = {
@@ -62,10 +74,12 @@ export const PANELS = {
     const reports = h("span");
 
     function layout() {
-      for (const [metric, hint] of [...CURVES, ...memory.extra.map((name) => [name, hintOf(name)])]) {
+      const extra = memory.extra.map((name) => [name, hintOf(name)]);
+      for (const [metric, hint] of [...CURVES, ...OF_CRITIC, ...extra]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
+          optional: OF_CRITIC.some(([name]) => name === metric),
           source: () => ({
             run: store.picked,
             metric,
@@ -99,11 +113,13 @@ export const PANELS = {
         last,
       });
       if (mine !== turn || !grid.isConnected) return;
-      fill(key, legend());
+      const pretraining = Object.fromEntries(names.map((name) => [name, store.runs.get(name)?.pretrain_steps]));
+      fill(key, legend(), Object.values(pretraining).some((step) => step > 0) ? pretrainingKey() : null);
       for (const [metric, chart] of charts)
         chart.draw(
           Object.fromEntries(names.filter((n) => curves[n]).map((name) => [name, curves[name][metric]])),
           memory.zoom,
+          pretraining,
         );
       const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name] ?? {}).map((c) => c.steps)));
       fill(

@@ -1,4 +1,5 @@
 // One group: its prompt, and its samples with their rewards, advantages and tokens.
+import { creditChart } from "./credit.js";
 import { counted, fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
 import { fateClass, fateName, fateWhy } from "./fates.js";
 import { occurs } from "./search.js";
@@ -12,7 +13,11 @@ const CLIPPED = [
 ];
 const COLOURINGS = {
   none: ["no colour", () => null],
-  advantage: ["advantage", (s) => s.pieces.map(() => tint(s.advantage, s.most))],
+  advantage: [
+    "advantage",
+    (s) => s.advantages?.map((v) => tint(v, s.mostOfToken)) ?? s.pieces.map(() => tint(s.advantage, s.most)),
+  ],
+  value: ["value (critic)", (s) => s.value?.map((v) => tint(v, s.mostValue))],
   logp: ["surprise (−log p)", (s) => s.logp?.map((v) => (isNumber(v) ? ["warm", Math.min(1, -v / 3)] : null))],
   ratio: ["ratio", (s) => s.ratio?.map((v) => (isNumber(v) ? tint(Math.log(v), 0.25) : null))],
   clipped: ["clipped: no gradient", (s) => s.clipped?.map((v) => (CLIPPED[v] ? [CLIPPED[v][0], 1] : null))],
@@ -23,6 +28,14 @@ const LEGENDS = {
   advantage: [
     ["bad", "below the group's mean"],
     ["good", "above it"],
+  ],
+  credit: [
+    ["bad", "worse than the critic expected"],
+    ["good", "better"],
+  ],
+  value: [
+    ["bad", "the critic expects a negative reward"],
+    ["good", "a positive one"],
   ],
   logp: [["warm", "stronger: less likely"]],
   ratio: [
@@ -56,6 +69,8 @@ export class Painting {
       memory.colouring = this.possible.includes("logp") ? "logp" : "none";
     this.texts = samples.map(() => h("div", { class: "text", tabindex: "0", data: { find: "response" } }));
     this.key = h("span", { class: "key-line" });
+    // A run without a critic has no values that it could have recorded.
+    const offered = Object.entries(COLOURINGS).filter(([name]) => name !== "value" || this.possible.includes(name));
     const chooser = h(
       "select",
       {
@@ -65,7 +80,7 @@ export class Painting {
           this.paint();
         },
       },
-      Object.entries(COLOURINGS).map(([name, [label]]) =>
+      offered.map(([name, [label]]) =>
         h(
           "option",
           { value: name, selected: name === memory.colouring, disabled: !this.possible.includes(name) },
@@ -87,18 +102,26 @@ export class Painting {
     });
     fill(
       this.key,
-      LEGENDS[memory.colouring].map(([cls, label]) =>
+      LEGENDS[this.legend()].map(([cls, label]) =>
         h("span", { class: "swatch" }, h("i", { class: `tok ${cls}`, vars: { "--a": "0.8" } }), label),
       ),
     );
     this.after();
   }
+
+  legend() {
+    const byToken = this.samples.some((sample) => sample.advantages);
+    return memory.colouring === "advantage" && byToken ? "credit" : memory.colouring;
+  }
 }
 
-/** Gives each sample the largest advantage of its group, by which its own is scaled. */
+/** Gives each sample the largest advantages and the largest value of its group, by which its own are scaled. */
 export function scaled(group) {
-  const most = Math.max(...group.samples.map((s) => Math.abs(s.advantage ?? 0)), 0);
-  for (const sample of group.samples) sample.most = most;
+  const largest = (numbers) => numbers.reduce((most, v) => Math.max(most, Math.abs(v ?? 0)), 0);
+  const most = largest(group.samples.map((s) => s.advantage));
+  const mostOfToken = largest(group.samples.flatMap((s) => s.advantages ?? []));
+  const mostValue = largest(group.samples.flatMap((s) => s.value ?? []));
+  for (const sample of group.samples) Object.assign(sample, { most, mostOfToken, mostValue });
   return group;
 }
 
@@ -146,9 +169,15 @@ export function promptView(group, title = "Prompt") {
       "truth ",
       found(foreign(group.truth ?? "–", "b"), "truth"),
       ` · ${right} of ${group.samples.length} right · `,
-      h("span", { class: "hint" }, fateWhy(group.fate)),
+      h("span", { class: "hint" }, whyOf(group)),
     ),
   );
+}
+
+/** With a critic, the rewards of a group that was trained on need not differ. */
+function whyOf(group) {
+  const byToken = group.fate === "kept" && group.samples.some((s) => s.advantages);
+  return byToken ? "The critic gave each token an advantage: it was trained on." : fateWhy(group.fate);
 }
 
 /** Lets the search look into an element. */
@@ -176,6 +205,7 @@ export function sampleView(sample, text, actions = null, title = `sample ${sampl
       ),
     ),
     text,
+    creditChart(sample, text),
     sums(sample),
     extras(sample.extra ?? {}),
     actions,
@@ -204,7 +234,7 @@ function sums(sample) {
     h(
       "span",
       { class: "advantage" },
-      "advantage ",
+      sample.advantages ? "mean advantage " : "advantage ",
       h("b", {}, signed(sample.advantage)),
       h("i", {
         class: `meter ${(sample.advantage ?? 0) >= 0 ? "good" : "bad"}`,
@@ -238,6 +268,8 @@ function tokenText(sample, colouring, { most = MOST_PIECES, different = null } =
       facts.push(`p ${percent(Math.exp(sample.logp[i]))}, log p ${fixed(sample.logp[i], 3)}`);
     if (isNumber(sample.ratio?.[i])) facts.push(`ratio ${fixed(sample.ratio[i], 3)}`);
     if (isNumber(sample.entropy?.[i])) facts.push(`entropy ${fixed(sample.entropy[i], 3)}`);
+    if (isNumber(sample.value?.[i])) facts.push(`value ${signed(sample.value[i], 3)}`);
+    if (isNumber(sample.advantages?.[i])) facts.push(`advantage ${signed(sample.advantages[i], 3)}`);
     if (CLIPPED[sample.clipped?.[i]]) facts.push(CLIPPED[sample.clipped[i]][1]);
     return h(
       "span",

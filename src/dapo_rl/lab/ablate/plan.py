@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -19,13 +19,10 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.demo import start_from
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.techniques import BASELINE, BASELINE_PAPER, TECHNIQUES
+from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
+from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES, Part
 from dapo_rl.recipe import parse_value
 from dapo_rl.runs.settings import flat
-
-Part = Literal["ladder", "leave-one-out", "vary"]
-PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
-"""The parts of Table 1: techniques added one by one, and each left out of full DAPO."""
 
 MOST_ARMS = 256
 MOST_BYTES = 16 << 20
@@ -59,6 +56,17 @@ class AblationPlan:
     overrides: tuple[str, ...]
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
+    table: str | None = None
+    """The paper's table that the arms are the rows of; None for varied settings."""
+    compared: tuple[str, ...] = DEFAULT_COMPARED
+    """The quantities whose differences have intervals corrected for the number of comparisons."""
+    to_accuracy: float | None = None
+    """The held-out accuracy whose steps and tokens are counted."""
+
+    @property
+    def comparisons(self) -> int:
+        """The number of differences that are reported: the family that the intervals are corrected for."""
+        return len(self.compared) * sum(arm.compared_with is not None for arm in self.arms)
 
     def parts(self) -> dict[str, list[Arm]]:
         """The arms of each panel; the leave-one-out panel starts with the arm that it is compared with."""
@@ -99,6 +107,10 @@ class AblationPlan:
             raise ValueError("no arms, no seeds, or a duplicate arm")
         if not all(0 <= seed < 2**63 for seed in self.seeds):
             raise ValueError("an invalid seed")
+        if self.table not in (None, *TABLES) or set(self.compared) - set(COMPARABLE):
+            raise ValueError("an unknown table or quantity")
+        if self.to_accuracy is not None and not 0 < self.to_accuracy < 1:
+            raise ValueError("an accuracy outside 0 to 1")
         for place, arm in enumerate(self.arms):
             if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", arm.name) or arm.directory not in names[: place + 1]:
                 raise ValueError("an arm without a directory")
@@ -106,12 +118,20 @@ class AblationPlan:
                 raise ValueError("an arm compared with an unknown one")
 
 
-def table_one(recipe: Path | None, overrides: Sequence[str], seeds: int, parts: Sequence[str] = PARTS) -> AblationPlan:
-    """Naive GRPO, the techniques added in the paper's order, and each left out of full DAPO."""
-    recipe, overrides = _start(recipe, overrides)
+def paper_table(
+    recipe: Path | None,
+    overrides: Sequence[str],
+    seeds: int,
+    parts: Sequence[str] | None = None,
+    name: str = DEFAULT_TABLE,
+) -> AblationPlan:
+    """The rows of a paper's table: the techniques added in the paper's order, and each left out of the whole."""
+    table = TABLES[name]
+    parts = table.parts if parts is None else parts
+    recipe, overrides = _start(recipe, [*([f"preset={table.preset}"] if table.preset else []), *overrides])
     base = Config.load(recipe, overrides)
     _check_held_out(base)
-    for technique in TECHNIQUES:
+    for technique in table.techniques:
         named = {override.partition("=")[0].strip() for override in overrides} & set(technique.on)
         if named and not technique.is_on(base):
             raise UserError(
@@ -121,25 +141,33 @@ def table_one(recipe: Path | None, overrides: Sequence[str], seeds: int, parts: 
 
     def arm(label: str, part: Part, on: Sequence[str], paper: int | None) -> Arm:
         changes: dict[str, Any] = {}
-        for technique in TECHNIQUES:
+        for technique in table.techniques:
             changes |= technique.settings(base, technique.name in on)
         settings = _settings(recipe, [*overrides, *_written(changes)])
         return Arm(_slug(label), label, part, _slug(label), None, {}, settings, paper)
 
-    names = [technique.name for technique in TECHNIQUES]
-    arms = [arm(BASELINE, "ladder", (), BASELINE_PAPER)]
-    for count, technique in enumerate(TECHNIQUES, start=1):
-        label = f"+ {technique.name}" + (" (DAPO)" if count == len(names) else "")
-        rung = arm(label, "ladder", names[:count], technique.paper)
-        arms.append(replace(rung, compared_with=arms[-1].name))
-    whole = arms[-1]
+    names = [technique.name for technique in table.techniques]
+    arms: list[Arm] = []
+    if "ladder" in table.parts:
+        arms.append(arm(table.baseline, "ladder", (), table.baseline_paper))
+        for count, technique in enumerate(table.techniques, start=1):
+            label = f"+ {technique.name}" + (f" ({table.whole})" if count == len(names) else "")
+            rung = arm(label, "ladder", names[:count], technique.paper)
+            arms.append(replace(rung, compared_with=arms[-1].name))
+        whole = arms[-1]
+    else:
+        whole = arm(table.whole, "leave-one-out", names, table.whole_paper)
     if "ladder" not in parts:
         arms = [replace(whole, part="leave-one-out", compared_with=None)]
     if "leave-one-out" in parts:
-        for name in names:
-            left = arm(f"DAPO without {name}", "leave-one-out", [other for other in names if other != name], None)
+        for technique in table.techniques:
+            others = [other for other in names if other != technique.name]
+            left = arm(f"{table.whole} without {technique.name}", "leave-one-out", others, technique.paper_without)
             arms.append(replace(left, compared_with=whole.name))
-    return _plan(recipe, overrides, base, arms, seeds)
+        if "ladder" not in table.parts:
+            none = arm(table.baseline, "leave-one-out", (), table.baseline_paper)
+            arms.append(replace(none, compared_with=whole.name))
+    return replace(_plan(recipe, overrides, base, arms, seeds), table=name)
 
 
 def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequence[str]) -> AblationPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,36 +12,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dapo_rl.base.format import counted, duration, fixed
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.interval import INTERVAL, TInterval
+from dapo_rl.lab.ablate.differences import POWER, SeedDifference
+from dapo_rl.lab.ablate.interval import CONFIDENCE, INTERVAL, TInterval
 from dapo_rl.lab.ablate.plan import AblationPlan
+from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
+from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
 
-Write = Callable[[float], str]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-QUANTITIES: dict[str, tuple[str, Write]] = {
-    "accuracy": ("accuracy %", _percent),
-    "entropy": ("entropy", fixed),
-    "response_length": ("length", lambda tokens: fixed(tokens, 1)),
-    "truncated": ("cut off %", _percent),
-    "generated_per_trained": ("tokens per trained", fixed),
-    "reward": ("reward", fixed),
-    "wall_seconds": ("time", duration),
-}
-"""Quantities to compare, with their headings and formats."""
+QUANTITIES: dict[str, tuple[str, Write]] = {name: (each.head, each.write) for name, each in TABLE.items()}
+"""Quantities of the table, with their headings and formats."""
 
 
 def markdown(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     heads, rows = ablation_table(results)
     lines = [f"# Ablation: {_escape(plan.name)}", "", _what(plan), ""]
     lines += _markdown_table(heads, rows)
-    lines += ["", *(f"- {_escape(note)}" for note in notes(plan, results)), "", "## Every run", ""]
+    lines += ["", *(f"- {_escape(note)}" for note in notes(plan, results))]
+    if compared := difference_table(results)[1]:
+        lines += ["", "## Differences", "", _escape(_correction(plan)), ""]
+        lines += _markdown_table(difference_table(results)[0], compared)
+    lines += ["", "## Every run", ""]
     lines += _markdown_table(*seed_table(results))
     lines += ["", "## Arms", ""]
     lines += _markdown_table(["arm", "settings that differ from the arm it is compared with"], _changes(plan))
@@ -52,7 +44,7 @@ def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     arms = []
     for result in results:
         arm = result.arm
-        estimates = {name: result.estimate(name) for name in QUANTITIES}
+        estimates = {name: result.estimate(name) for name in dict.fromkeys((*QUANTITIES, *plan.compared))}
         arms.append(
             {
                 "name": arm.name,
@@ -64,6 +56,7 @@ def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
                 "paper_aime24": arm.paper,
                 **{name: value and asdict(value) for name, value in estimates.items()},
                 "difference": result.difference and asdict(result.difference),
+                "differences": {name: asdict(value) for name, value in result.differences.items()},
                 "runs": [
                     {
                         "seed": each.run.seed,
@@ -82,6 +75,9 @@ def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
         "seeds": plan.seeds,
         "interval": INTERVAL,
         "last_share": LAST_SHARE,
+        "table": plan.table,
+        "to_accuracy": plan.to_accuracy,
+        "comparisons": plan.comparisons,
     }
     return json.dumps(head | {"arms": arms}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -95,14 +91,61 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
         if sum(widths) + 3 * len(widths) <= console.width:
             break
         del columns[head]
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in columns:
-        shown.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(shown)
+    console.print(_shown(list(columns), list(zip(*columns.values(), strict=True))))
     for note in notes(plan, results):
         console.print(Text(printable(note), style="dim"))
+    heads, rows = difference_table(results)
+    if plan.comparisons > 1 or plan.compared != ("accuracy",):
+        console.print()
+        console.print(_shown(heads, rows))
+        console.print(Text(printable(_correction(plan)), style="dim"))
+
+
+def _shown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in heads:
+        shown.add_column(head, justify="left" if head in ("arm", "quantity") else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    return shown
+
+
+def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+    """One row per difference, with the corrected interval."""
+    heads = ["arm", "quantity", "difference", "95 %", "corrected", "d", "detectable"]
+    rows = [
+        [result.arm.label, COMPARABLE[name].head, *_difference_cells(name, difference)]
+        for result in results
+        for name, difference in result.differences.items()
+    ]
+    return heads, rows
+
+
+def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
+    quantity = COMPARABLE[name]
+    cells = [quantity.signed(difference.mean)]
+    for half in (difference.half_width, difference.corrected_half_width):
+        low, high = (None, None) if half is None else (difference.mean - half, difference.mean + half)
+        cells.append("-" if low is None or high is None else f"{quantity.signed(low)} to {quantity.signed(high)}")
+    cells.append("-" if difference.effect_size is None else f"{difference.effect_size:+.2f}")
+    # Where 0 is left out, the power of the test is no longer in question.
+    silent = difference.detectable is None or difference.excludes_zero
+    cells.append("" if silent or difference.detectable is None else quantity.unsigned(difference.detectable))
+    return cells
+
+
+def _correction(plan: AblationPlan) -> str:
+    text = (
+        f"corrected: the {CONFIDENCE:.0%} interval with Bonferroni's correction for "
+        f"{counted(plan.comparisons, 'comparison')}. d: Cohen's d of paired values. detectable: where the corrected "
+        f"interval includes 0, the smallest true difference that these seeds find with a probability of {POWER:.0%}."
+    )
+    if plan.to_accuracy is not None:
+        text += (
+            f" To accuracy: to {plan.to_accuracy:.0%} held out, on straight lines between evaluations; a run that does "
+            "not reach it counts with all its steps and tokens."
+        )
+    return text
 
 
 def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
@@ -116,7 +159,7 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
         row = [result.arm.label]
         if from_paper:
             row.append("" if result.arm.paper is None else str(result.arm.paper))
-        row += [_interval(result.estimate(accuracy), _percent), _interval(result.difference, _signed_points)]
+        row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, _signed_points)]
         # Only accuracy has an interval here; the JSON has all of them.
         row += ["-" if (value := result.estimate(name)) is None else QUANTITIES[name][1](value.mean) for name in others]
         row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
@@ -134,7 +177,7 @@ def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]
         for each in result.runs:
             numbers = [each.outcome.accuracy_before if each.outcome else None]
             numbers += [getattr(each.outcome, name) if each.outcome else None for name in QUANTITIES]
-            writes = [_percent, *(write for _, write in QUANTITIES.values())]
+            writes = [percent_of, *(write for _, write in QUANTITIES.values())]
             cells = ["-" if x is None else write(x) for x, write in zip(numbers, writes, strict=True)]
             if each.outcome is None:
                 cells[0] = each.run.state
@@ -151,12 +194,13 @@ def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
         + (
             "the first row."
             if plan.arms[-1].part == "vary"
-            else "the row before (techniques added) or from full DAPO (techniques left out)."
+            else f"the row before (techniques added) or from full {TABLES[plan.table or DEFAULT_TABLE].whole} "
+            "(techniques left out)."
         ),
         "reward includes the arm's length penalty; tokens per trained: tokens generated per token trained on.",
     ]
     if any(arm.paper is not None for arm in plan.arms):
-        lines.append("paper: AIME 2024 avg@32 of Qwen2.5-32B (arXiv 2503.14476, Table 1), another task and scale.")
+        lines.append(f"paper: {TABLES[plan.table or DEFAULT_TABLE].figures}.")
     for result in results:
         if result.arm.directory != result.arm.name:
             lines.append(f"{result.arm.label}: same settings, and therefore same runs, as {_label_of(plan, result)}.")
@@ -186,10 +230,10 @@ def _label_of(plan: AblationPlan, result: ArmResult) -> str:
     return plan.arm(result.arm.directory).label
 
 
-def _interval(value: TInterval | None, write: Write) -> str:
+def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
     if value is None:
         return "-"
-    return write(value.mean) + (f" ± {_percent(value.half_width)}" if value.half_width is not None else "")
+    return write(value.mean) + (f" ± {percent_of(value.half_width)}" if value.half_width is not None else "")
 
 
 def _signed_points(share: float) -> str:

@@ -60,6 +60,7 @@ class GpuMemory:
             gradients=whole.gradients // n,
             moments=whole.moments // n,
             reference=whole.reference // n,
+            critic=whole.critic // n,
             engine=whole.engine // tp,
             prefill=whole.prefill // tp,
             kv_token=whole.kv_token // tp,
@@ -176,7 +177,7 @@ class GpuMemory:
     def _kv_bytes(self) -> int:
         sizes = self.sizes
         if self.layout.rollout_gpus:
-            alone = replace(sizes, weights=0, gradients=0, moments=0, reference=0)
+            alone = replace(sizes, weights=0, gradients=0, moments=0, reference=0, critic=0)
             return min(alone.kv_most, alone.usable - alone.sampling(0))
         if self.plan is None:
             return sizes.usable - sizes.sampling(0)
@@ -189,6 +190,7 @@ class GpuMemory:
             MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{divided}"),
             MemoryPart("optimizer", sizes.moments, f"{self.config.train.optimizer}{divided}"),
             MemoryPart("reference model", sizes.reference, f"float32{divided}, for algo.kl_coef"),
+            MemoryPart("critic", sizes.critic, f"weights, gradients and optimizer{divided}"),
         )
 
     def _engine_parts(self) -> tuple[MemoryPart, ...]:

@@ -9,6 +9,9 @@ from math import ceil
 
 from dapo_rl.lab.plan.rates import Rates
 
+FORWARD_SHARE = 1 / 3
+"""The share of the forward pass in an update: the backward pass computes twice as much."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
@@ -19,6 +22,8 @@ class Trainer:
     recompute: bool
     mini_batches: int
     epochs: int = 1
+    critic: bool = False
+    """Whether a critic of the same size is trained too, and scores each sample once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,15 @@ def update_time(trainer: Trainer, lengths: Sequence[int], prompt_tokens: int, tr
         uneven += longest - shared
         traffic += max(0.0, sent - longest)
         updates += 1
-    often = trainer.epochs
-    return UpdateTime(even * often, uneven * often, traffic * often, updates * often * rates.optimizer(ranks), transfer)
+    often = trainer.epochs * (2 if trainer.critic else 1)
+    scores = FORWARD_SHARE if trainer.critic else 0.0
+    return UpdateTime(
+        even * (often + scores),
+        uneven * (often + scores),
+        traffic * often,
+        updates * often * rates.optimizer(ranks),
+        transfer,
+    )
 
 
 def largest_load(lengths: Sequence[int], ranks: int) -> int:

@@ -168,7 +168,7 @@ class Simulation:
         memory, train = self.memory, self.memory.config.train
         layout = memory.layout
         how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
-        trainer = Trainer(self.rates, layout.trainers, *how)
+        trainer = Trainer(self.rates, layout.trainers, *how, critic=memory.config.has_critic)
         lengths = self.share * trained_lengths(fill)
         return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
 
