@@ -94,7 +94,11 @@ def test_what_the_recipe_says_wins_over_its_preset_and_the_command_line_over_bot
         ("reward.correct=.nan", "reward.correct: input should be a finite number"),
         ("nonsense", "'nonsense': an override is written key=value"),
         ("train.lr=[", "train.lr: '[' is not a value"),
-        ("preset=ppo", "preset: 'ppo' is not one of 'dapo', 'grpo' or 'dr_grpo'"),
+        ("preset=pppo", "preset: 'pppo' is not one of 'dapo', 'grpo', 'dr_grpo', 'vapo' or 'ppo'; did you mean ppo?"),
+        ("critic.lamda_policy=1", "critic.lamda_policy: no such setting; did you mean critic.lambda_policy?"),
+        ("critic.optim.lr=1e-5", "critic.optim.lr: no such setting; here it is critic.lr=1e-5"),
+        ("critic.eps_clip=0.2", "critic.eps_clip: no such setting; here it is critic.value_clip=0.2"),
+        ("algorithm.lam=0.9", "algorithm.lam: no such setting; here it is critic.lambda_policy=0.9"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, expected):

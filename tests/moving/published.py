@@ -296,3 +296,100 @@ push_to_hub: false
 optim: adamw_torch_fused
 reward_funcs: [accuracy_reward]
 """
+
+VERL_PPO = """
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=gae \\
+    data.train_files="$HOME/data/gsm8k/train.parquet" \\
+    data.val_files="$HOME/data/gsm8k/test.parquet" \\
+    data.return_raw_chat=True \\
+    data.train_batch_size=4096 \\
+    data.max_prompt_length=4096 \\
+    data.max_response_length=4096 \\
+    data.filter_overlong_prompts=True \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
+    actor_rollout_ref.actor.optim.lr=1e-6 \\
+    actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=512 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True \\
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 \\
+    actor_rollout_ref.actor.fsdp_config.param_offload=False \\
+    actor_rollout_ref.actor.use_kl_loss=False \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \\
+    actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=24000 \\
+    critic.optim.lr=1e-5 \\
+    critic.model.use_remove_padding=True \\
+    critic.model.path=Qwen/Qwen2-7B-Instruct \\
+    critic.model.enable_gradient_checkpointing=True \\
+    critic.ppo_max_token_len_per_gpu=98304 \\
+    critic.model.fsdp_config.param_offload=False \\
+    critic.model.fsdp_config.optimizer_offload=False \\
+    algorithm.use_kl_in_reward=False \\
+    trainer.critic_warmup=0 \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.project_name='verl_example_gsm8k' \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.val_before_train=False \\
+    trainer.nnodes=1 \\
+    trainer.save_freq=20 \\
+    trainer.test_freq=5 \\
+    trainer.total_epochs=15 $@
+"""
+
+AREAL_PPO = """
+experiment_name: gsm8k-ppo
+trial_name: trial0
+seed: 1
+total_train_epochs: 10
+tokenizer_path: ${actor.path}
+cluster: {n_nodes: 1, n_gpus_per_node: 8}
+allocation_mode: sglang:d4p1t1+d4p1t1
+rollout: {max_concurrent_rollouts: 256, max_head_offpolicyness: 2, scheduling_spec: "${actor.scheduling_spec}"}
+gconfig: {n_samples: 4, min_new_tokens: 0, max_new_tokens: 1024, greedy: false, temperature: 1.0}
+actor:
+  path: Qwen/Qwen2.5-1.5B-Instruct
+  init_from_scratch: false
+  disable_dropout: true
+  gradient_checkpointing: true
+  dtype: bfloat16
+  mb_spec: {max_tokens_per_mb: 10240}
+  optimizer:
+    type: adam
+    lr: 1.70e-5
+    weight_decay: 0.017
+    beta1: 0.9
+    beta2: 0.999
+    eps: 1e-8
+    lr_scheduler_type: constant
+    gradient_clipping: 1.0
+    warmup_steps_proportion: 0.001
+  eps_clip: 0.4
+  reward_scaling: 10.0
+  reward_bias: -0.5
+  kl_ctl: 0.0
+  ppo_n_minibatches: 1
+  recompute_logprob: true
+  use_decoupled_loss: true
+  behav_imp_weight_cap: 5.0
+  adv_norm: {mean_level: batch, std_level: batch}
+  max_new_tokens: ${gconfig.max_new_tokens}
+  scheduling_spec: [{task_type: worker, gpu: 1}]
+critic:
+  is_critic: true
+  path: ${actor.path}
+  init_from_scratch: false
+  disable_dropout: true
+  dtype: ${actor.dtype}
+  eps_clip: 0.5
+  ppo_n_minibatches: ${actor.ppo_n_minibatches}
+  mb_spec: {max_tokens_per_mb: 10240}
+  optimizer: ${actor.optimizer}
+  scheduling_strategy: {type: colocation, target: actor}
+  scheduling_spec: ${actor.scheduling_spec}
+ref: {path: "${actor.path}", dtype: "${actor.dtype}"}
+train_dataset: {batch_size: 256, shuffle: true, path: openai/gsm8k, type: rl, max_length: 1024}
+"""

@@ -22,6 +22,8 @@ FILES = {
     "verl.yaml": published.VERL_YAML,
     "swift.sh": published.SWIFT,
     "areal.yaml": published.AREAL,
+    "ppo.sh": published.VERL_PPO,
+    "areal-ppo.yaml": published.AREAL_PPO,
     "trl.yaml": published.TRL,
 }
 
@@ -275,7 +277,7 @@ def test_every_argument_of_transformers_trainer_is_known():
             "algorithm.use_kl_in_reward",
             "no counterpart",
         ),
-        ("algorithm.adv_estimator=gae", "algorithm.adv_estimator", "no counterpart"),
+        ("algorithm.adv_estimator=remax", "algorithm.adv_estimator", "no counterpart"),
         ("actor_rollout_ref.actor.clip_ratio=0.3", "actor_rollout_ref.actor.clip_ratio", "differs"),
         ("data.train_batch_size=100", "actor_rollout_ref.actor.ppo_mini_batch_size", "differs"),
         ("trainer.total_epochs=2", "trainer.total_epochs", "differs"),

@@ -186,10 +186,9 @@ class Need:
         """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
         updating take turns, those of an update."""
         parameters, tokens = self.size.parameters, tokens or self.tokens
-        models = "policy and critic, each " if self.config.has_critic else ""
         optimizer, sizes = self.config.train.optimizer, self.sizes
         parts = (
-            MemoryPart("weights", sizes.weights, f"{models}{parameters / 1e6:,.1f} M parameters, float32"),
+            MemoryPart("weights", sizes.weights, f"{parameters / 1e6:,.1f} M parameters, float32"),
             MemoryPart("gradients", sizes.gradients, "float32"),
             MemoryPart("optimizer", sizes.moments, optimizer),
             self._engine(),
