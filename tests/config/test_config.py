@@ -94,7 +94,9 @@ def test_what_the_recipe_says_wins_over_its_preset_and_the_command_line_over_bot
         ("reward.correct=.nan", "reward.correct: input should be a finite number"),
         ("nonsense", "'nonsense': an override is written key=value"),
         ("train.lr=[", "train.lr: '[' is not a value"),
-        ("preset=ppo", "preset: 'ppo' is not one of 'dapo', 'grpo' or 'dr_grpo'"),
+        ("preset=pppo", "preset: 'pppo' is not one of 'dapo', 'grpo', 'dr_grpo', 'vapo' or 'ppo'; did you mean ppo?"),
+        ("critic.lambda_policy=adaptve", "critic.lambda_policy: 'adaptve' is not a number in [0, 1] or adaptive"),
+        ("critic.lambda_policy=1.5", "critic.lambda_policy: 1.5 is not a number in [0, 1] or adaptive"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, expected):
