@@ -320,41 +320,6 @@ class AlgoSettings(Section):
     """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
 
 
-class CriticSettings(Section):
-    """The critic exists if `algo.advantage` is `gae`."""
-
-    lr: float | None = Field(None, gt=0)
-    """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
-    pretrain_steps: int | None = Field(None, ge=0)
-    """Value pre-training: the first steps train the critic alone; by default 50, and at most a quarter of
-    train.steps."""
-    lambda_policy: float | Literal["adaptive"] = "adaptive"
-    """λ of the policy's advantages: a number, or `adaptive`, 1 − 1 / (length_alpha × tokens of the response)."""
-    lambda_critic: float = Field(1.0, ge=0, le=1)
-    """λ of the critic's targets; with 1, they are the returns."""
-    length_alpha: float = Field(0.05, gt=0)
-    """α of the adaptive λ."""
-    lambda_lowest: float = Field(0.0, ge=0, le=1)
-    """The adaptive λ is at least this. With length_alpha 0.05, responses of 20 tokens or less have a λ of 0."""
-    value_clip: float | None = Field(None, gt=0)
-    """A value changes by at most this in one step, as far as its loss goes (PPO); none is off."""
-    whiten: bool = False
-    """Scale the advantages of a step to mean 0 and variance 1 over its tokens."""
-
-    @field_validator("lambda_policy", mode="before")
-    @classmethod
-    def _check_lambda(cls, value: Any) -> Any:
-        try:
-            good = value == "adaptive" or (not isinstance(value, bool) and 0 <= float(value) <= 1)
-        except (TypeError, ValueError):
-            good = False
-        if not good:
-            raise ValueError(
-                f"critic.lambda_policy: {shown(value)} is not a number in [0, 1] or adaptive; PPO uses 0.95"
-            )
-        return value
-
-
 class OverlongSettings(Section):
     shape: Literal["soft", "linear", "off"] = "soft"
     """`soft`: Soft Overlong Punishment (Eq. 13); `linear`: a penalty proportional to the excess over max_length."""
@@ -410,6 +375,41 @@ class TrainSettings(Section):
     `native` alone). `auto`: keep if it fits, otherwise turns."""
     fused: bool = True
     """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
+
+
+class CriticSettings(Section):
+    """The critic exists if `algo.advantage` is `gae`."""
+
+    lr: float | None = Field(None, gt=0)
+    """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
+    pretrain_steps: int | None = Field(None, ge=0)
+    """Value pre-training: the first steps train the critic alone; by default 50, and at most a quarter of
+    train.steps."""
+    lambda_policy: float | Literal["adaptive"] = "adaptive"
+    """λ of the policy's advantages: a number, or `adaptive`, 1 − 1 / (length_alpha × tokens of the response)."""
+    lambda_critic: float = Field(1.0, ge=0, le=1)
+    """λ of the critic's targets; with 1, they are the returns."""
+    length_alpha: float = Field(0.05, gt=0)
+    """α of the adaptive λ."""
+    lambda_lowest: float = Field(0.0, ge=0, le=1)
+    """The adaptive λ is at least this. With length_alpha 0.05, responses of 20 tokens or less have a λ of 0."""
+    value_clip: float | None = Field(None, gt=0)
+    """A value changes by at most this in one step, as far as its loss goes (PPO); none is off."""
+    whiten: bool = False
+    """Scale the advantages of a step to mean 0 and variance 1 over its tokens."""
+
+    @field_validator("lambda_policy", mode="before")
+    @classmethod
+    def _check_lambda(cls, value: Any) -> Any:
+        try:
+            good = value == "adaptive" or (not isinstance(value, bool) and 0 <= float(value) <= 1)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise ValueError(
+                f"critic.lambda_policy: {shown(value)} is not a number in [0, 1] or adaptive; PPO uses 0.95"
+            )
+        return value
 
 
 class EvalSettings(Section):

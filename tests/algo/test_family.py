@@ -13,7 +13,7 @@ from dapo_rl.algo import aggregate, reference
 from dapo_rl.algo.loss import clipped_tokens
 from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import UserError
-from dapo_rl.family import ADVANTAGES, LOSSES
+from dapo_rl.family import ADVANTAGES, GAE, LOSSES
 from dapo_rl.family.losses import gspo_losses, gspo_token_losses, policy_token_losses, sequence_ratio
 from dapo_rl.train.own import build_advantages, build_losses, build_ratio
 
@@ -160,7 +160,15 @@ def test_a_loss_equals_its_twin_and_depends_on_its_own_sample_alone(name, seed):
             np.testing.assert_allclose(alone, whole[part], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+def test_gae_starts_from_the_rewards():
+    """What a critic makes of them: test_gae.py, tests/train/test_critic.py."""
+    estimate = build_advantages(AlgoSettings(advantage=GAE))
+    rewards = torch.tensor([[1.0, -1.0, 0.5]])
+    assert estimate(rewards, None).tolist() == rewards.tolist()
+    assert estimate(rewards, torch.tensor([[True, False, True]])).tolist() == [[1.0, 0.0, 0.5]]
+
+
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != GAE])
 @QUICK
 @given(seed=st.integers(0, 2**32 - 1), masked=st.booleans())
 def test_an_estimator_equals_its_twin_and_does_not_depend_on_the_order(name, seed, masked):

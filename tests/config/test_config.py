@@ -99,6 +99,8 @@ def test_what_the_recipe_says_wins_over_its_preset_and_the_command_line_over_bot
         ("critic.optim.lr=1e-5", "critic.optim.lr: no such setting; here it is critic.lr=1e-5"),
         ("critic.eps_clip=0.2", "critic.eps_clip: no such setting; here it is critic.value_clip=0.2"),
         ("algorithm.lam=0.9", "algorithm.lam: no such setting; here it is critic.lambda_policy=0.9"),
+        ("critic.lambda_policy=adaptve", "critic.lambda_policy: 'adaptve' is not a number in [0, 1] or adaptive"),
+        ("critic.lambda_policy=1.5", "critic.lambda_policy: 1.5 is not a number in [0, 1] or adaptive"),
     ],
 )
 def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, expected):

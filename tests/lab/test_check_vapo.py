@@ -90,7 +90,7 @@ FLIPS = [
     ("algo.loss", "gspo", {"Objective"}),
     ("algo.kl_coef", 0.001, {"KL term"}),
     ("algo.normalize", "none", set()),  # the critic is the baseline
-    ("sampling.dynamic", True, {"Filter of groups", "Surplus groups"}),
+    ("sampling.dynamic", True, {"Dynamic Sampling", "Surplus groups"}),
     ("sampling.group_size", 1, {"Group-Sampling", "Group size", "Updates per step"}),
     ("sampling.group_size", 8, {"Group size", "Updates per step"}),
     ("sampling.prompts_per_step", 256, {"Prompts per step", "Updates per step"}),
@@ -157,7 +157,7 @@ def test_the_paper_can_be_chosen():
     dapo = Config.build({"preset": "dapo"})
     assert (find_paper(dapo).name, find_paper(dapo, "VAPO").name) == ("DAPO", "VAPO")
     report = conformance(dapo, paper="vapo")
-    assert (report.why, report.verdict) == ("", "not VAPO: Critic, Positive-example LM loss, Filter of groups")
+    assert (report.why, report.verdict) == ("", "not VAPO: Critic, Positive-example LM loss, Dynamic Sampling")
     assert not {row.component for row in report.rows} & {"Value pre-training", "Decoupled GAE", "Whitening"}
     assert check("dapo").verdict == "not DAPO: LM loss of correct samples, Advantage, Dynamic Sampling"
     with pytest.raises(UserError, match=r"^--paper: 'vap' is not one of dapo, vapo; did you mean vapo\?$"):

@@ -225,8 +225,8 @@ def test_what_is_wrong_with_advantages_is_one_line(tmp_path, line, said):
         ("algo.loss=dap", "algo.loss: 'dap' is not one of dapo, gspo, gspo-token, cispo; did you mean dapo?"),
         ("algo.loss=gsop", "cispo; did you mean gspo?"),
         (
-            "algo.advantage=gae",
-            "algo.advantage: 'gae' is not one of group, opo, reinforce++, reinforce++-baseline; a function is named …",
+            "algo.advantage=vtrace",
+            "algo.advantage: 'vtrace' is not one of group, opo, reinforce++, reinforce++-baseline, gae; a function …",
         ),
     ],
 )

@@ -136,6 +136,7 @@ export class Chart extends ChartCard {
       cursor: { sync: { key: "steps", setSeries: false }, points: { size: 6 }, drag: { x: true, y: false } },
       hooks: {
         drawClear: [(u) => this.shade(u)],
+        draw: [(u) => this.label(u)],
         setCursor: [(u) => this.read(u.cursor.idx)],
         setSelect: [
           (u) => {
@@ -151,20 +152,31 @@ export class Chart extends ChartCard {
     };
   }
 
-  /** Shades the steps of value pre-training, those of several runs over each other, and says so where there is room. */
+  /** Shades the steps of value pre-training; those of several runs lie over each other. */
   shade(u) {
-    const { left, top, width, height } = u.bbox;
+    u.ctx.save();
+    u.ctx.fillStyle = faint(SHADE, 0.16);
+    for (const step of this.pretraining)
+      u.ctx.fillRect(u.bbox.left, u.bbox.top, shadedWidth(u, step), u.bbox.height);
+    u.ctx.restore();
+  }
+
+  /** Says what is shaded if there is room, away from the lines. */
+  label(u) {
+    if (!this.pretraining.length) return;
+    const step = Math.max(...this.pretraining);
     const scale = u.bbox.width / u.over.clientWidth; // pixels of the canvas
-    for (const step of this.pretraining) {
-      const right = Math.min(u.valToPos(step + 0.5, "x", true), left + width);
-      if (right <= left) continue;
-      u.ctx.fillStyle = faint(SHADE, 0.16);
-      u.ctx.fillRect(left, top, right - left, height);
-      Object.assign(u.ctx, { fillStyle: css("--muted"), font: `${10 * scale}px system-ui, sans-serif` });
-      Object.assign(u.ctx, { textAlign: "left", textBaseline: "alphabetic" });
-      if (u.ctx.measureText(PRETRAINING[1]).width + 8 * scale < right - left)
-        PRETRAINING.forEach((word, i) => u.ctx.fillText(word, left + 4 * scale, top + (11 + 12 * i) * scale));
+    u.ctx.save();
+    Object.assign(u.ctx, { fillStyle: css("--muted"), font: `${10 * scale}px system-ui, sans-serif` });
+    Object.assign(u.ctx, { textAlign: "left", textBaseline: "top" });
+    if (u.ctx.measureText(PRETRAINING[1]).width + 8 * scale < shadedWidth(u, step)) {
+      const heights = u.data.slice(1).flatMap((row) => row.filter((v, i) => isNumber(v) && u.data[0][i] <= step));
+      const middle = heights.reduce((sum, v) => sum + u.valToPos(v, "y", true), 0) / (heights.length || 1);
+      const low = heights.length && middle < u.bbox.top + u.bbox.height / 2;
+      const top = low ? u.bbox.top + u.bbox.height - 27 * scale : u.bbox.top + 3 * scale;
+      PRETRAINING.forEach((word, i) => u.ctx.fillText(word, u.bbox.left + 4 * scale, top + 12 * i * scale));
     }
+    u.ctx.restore();
   }
 
   /** The values at the pointer, or the last ones. */
@@ -221,6 +233,12 @@ export class Chart extends ChartCard {
       ],
     };
   }
+}
+
+/** How far the shade of value pre-training reaches, in pixels of the canvas. */
+function shadedWidth(u, step) {
+  const reach = u.valToPos(step + 0.5, "x", true) - u.bbox.left;
+  return Math.max(0, Math.min(reach, u.bbox.width));
 }
 
 function nearest(values, at) {

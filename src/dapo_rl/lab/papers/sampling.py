@@ -39,7 +39,7 @@ def compare_no_filter(config: Config) -> Finding:
     if not config.sampling.dynamic:
         return "none", True, ""
     meaning = "groups that are all right or all wrong are sampled and dropped, though a critic learns from them too"
-    return "drops groups that are all right or wrong", False, meaning
+    return "0 < correct < G", False, meaning
 
 
 def compare_filling(config: Config) -> Finding | None:

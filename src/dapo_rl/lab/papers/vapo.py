@@ -103,7 +103,7 @@ VAPO = Paper(
             without=55,
         ),
         Component(
-            "Filter of groups",
+            "Dynamic Sampling",
             "Sec. 5.1",
             "algorithm",
             "none",
