@@ -12,7 +12,7 @@ from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import conformance
 from dapo_rl.models.get import PRETRAINED
-from dapo_rl.recipes import find_recipe, measured, packaged_recipe, recipe_names
+from dapo_rl.recipes import find_recipe, measured, packaged_name, packaged_recipe, recipe_names
 from dapo_rl.rewards import build_verifier
 
 VERDICTS = {
@@ -21,6 +21,7 @@ VERDICTS = {
     "gsm8k-qwen2.5-0.5b": "algorithm conformant, ",
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
+    "lab/dynamic-sampling": "not DAPO: ",  # the baseline of an experiment has no technique
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
     "vapo-math-qwen2.5-32b": "conformant: every row matches the paper",
 }
@@ -88,12 +89,27 @@ def test_a_path_that_exists_wins_over_a_name(tmp_path, monkeypatch):
     assert Config.load("demo").seed == 7
 
 
+def test_a_recipe_in_the_folder_of_experiments_has_the_folder_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = find_recipe("lab/dynamic-sampling")
+    assert path == packaged_recipe("lab/dynamic-sampling")
+    assert packaged_name(path) == "lab/dynamic-sampling"
+    assert packaged_name(packaged_recipe("demo")) == "demo"
+    assert packaged_name(path.with_name("none.yaml")) is None
+    assert packaged_name(tmp_path / "lab" / "dynamic-sampling.yaml") is None
+    assert find_recipe("dynamic-sampling") == Path("dynamic-sampling")
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "dynamic-sampling").write_text("seed: 7\n")
+    assert Config.load("lab/dynamic-sampling").seed == 7
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [
         ("gsm8k-qwen2.5-1.5", "; did you mean gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
         ("gsm8k-qwen2.5-1.5b.yaml", "; did you mean gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
         ("gsm8k-q", "; did you mean gsm8k-qwen2.5-0.5b or gsm8k-qwen2.5-1.5b? `dapo recipes` lists them all"),
+        ("lab/dynamic", "; did you mean lab/dynamic-sampling? `dapo recipes` lists them all"),
         ("xyz", "; `dapo recipes` lists those there are"),
     ],
 )

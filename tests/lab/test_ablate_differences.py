@@ -1,5 +1,6 @@
 """Differences between arms: corrected intervals, effect sizes, the power of the test, and what it takes to learn."""
 
+import io
 import json
 import math
 from dataclasses import asdict
@@ -8,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.command import _compared, _plan
@@ -15,7 +17,7 @@ from dapo_rl.lab.ablate.differences import detectable_errors, paired_difference,
 from dapo_rl.lab.ablate.plan import AblationPlan, grid, paper_table
 from dapo_rl.lab.ablate.quantities import COMPARABLE, OTHERS, TABLE
 from dapo_rl.lab.ablate.repetition import repeated_share, repetition_by_step
-from dapo_rl.lab.ablate.report import ablation_json, markdown
+from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
 from dapo_rl.lab.ablate.results import Outcome, collect, outcome, step_of_accuracy, tokens_until
 from dapo_rl.lab.ablate.runs import all_runs
 from dapo_rl.lab.ablate.techniques import TABLES, PaperTable, Technique
@@ -146,6 +148,11 @@ def test_the_report_has_the_corrected_intervals(tmp_path):
     assert "| algo.clip_high=0.28 | accuracy % | +0.0 | +0.0 to +0.0 |" in text
     assert "Bonferroni's correction for 2 comparisons" in text
     assert "To accuracy: to 80% held out" in text
+    screen = io.StringIO()
+    print_ablation(plan, results, Console(file=screen, width=200))
+    assert "algo.clip_high=0.28, tokens to accuracy: -200 (95 % -448 to +48; corrected -558 to +158; d -2.00; " in (
+        screen.getvalue()
+    )
     report = json.loads(ablation_json(plan, results))
     assert (report["to_accuracy"], report["comparisons"]) == (0.8, 2)
     assert report["arms"][1]["differences"]["tokens_to"] == asdict(found)

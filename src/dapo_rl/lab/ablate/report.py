@@ -91,23 +91,21 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
         if sum(widths) + 3 * len(widths) <= console.width:
             break
         del columns[head]
-    console.print(_shown(list(columns), list(zip(*columns.values(), strict=True))))
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in columns:
+        shown.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
     for note in notes(plan, results):
         console.print(Text(printable(note), style="dim"))
     heads, rows = difference_table(results)
     if plan.comparisons > 1 or plan.compared != ("accuracy",):
         console.print()
-        console.print(_shown(heads, rows))
+        for arm, quantity, difference, *rest in rows:
+            words = [f"{head} {cell}" for head, cell in zip(heads[3:], rest, strict=True) if cell]
+            console.print(Text(printable(f"{arm}, {quantity}: {difference} ({'; '.join(words)})")))
         console.print(Text(printable(_correction(plan)), style="dim"))
-
-
-def _shown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in heads:
-        shown.add_column(head, justify="left" if head in ("arm", "quantity") else "right", no_wrap=True)
-    for row in rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    return shown
 
 
 def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:

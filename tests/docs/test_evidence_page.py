@@ -1,0 +1,55 @@
+"""docs/evidence.md: its table comes from the saved runs, and its commands are those of the experiments."""
+
+import evidence
+import pytest
+from support import REPOSITORY
+
+from dapo_rl.lab.ablate.plan import grid
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
+from dapo_rl.recipes import packaged_recipe, recipe_names
+
+PAGE = (REPOSITORY / "docs" / "evidence.md").read_text()
+EACH = pytest.mark.parametrize("experiment", evidence.EXPERIMENTS, ids=lambda experiment: experiment.name)
+
+
+def test_the_table_is_that_of_the_saved_runs():
+    start = PAGE.index(evidence.HEAD)
+    shown = PAGE[start:].split("\n\n")[0].removeprefix(evidence.HEAD).strip().splitlines()
+    assert shown == evidence.table()
+    assert f"{evidence.comparisons()} comparisons" in PAGE
+
+
+@EACH
+def test_an_experiment_has_its_command_its_picture_and_eight_seeds(experiment):
+    assert f"    {experiment.command}\n" in PAGE
+    assert f"](evidence-{experiment.name}.png)" in PAGE
+    assert (REPOSITORY / "docs" / f"evidence-{experiment.name}.png").read_bytes()[:4] == b"\x89PNG"
+    data = evidence.read(experiment)
+    assert data["command"] == experiment.command
+    assert [sorted(run["seed"] for run in arm["runs"]) for arm in data["arms"]] == [list(range(8))] * 2
+
+
+@EACH
+def test_an_experiment_switches_its_technique_and_nothing_else(experiment):
+    without, with_it = grid(packaged_recipe(f"lab/{experiment.name}"), [], 1, [experiment.vary]).arms
+    on = [[each.name for each in TECHNIQUES if each.is_on(arm.config(0))] for arm in (without, with_it)]
+    assert on == [[], [experiment.technique]]
+    assert set(with_it.changes) == {experiment.vary.partition("=")[0]}
+    labels = [arm["label"] for arm in evidence.read(experiment)["arms"]]
+    assert labels == [without.label, with_it.label]
+
+
+def test_every_recipe_of_the_lab_has_its_experiment():
+    known = {f"lab/{experiment.name}" for experiment in evidence.EXPERIMENTS}
+    assert {name for name in recipe_names() if name.startswith("lab/")} == known
+
+
+def test_the_differences_by_hand():
+    """Two arms of two seeds: +1 and +3; 2 ± 12.706, and with four comparisons 2 ± 50.923 (t with one degree)."""
+    experiment = evidence.EXPERIMENTS[0]
+    first = [{"seed": seed, "steps_to": 1.0, "tokens_to": 5.0} for seed in (0, 1)]
+    second = [{"seed": 1, "steps_to": 4.0, "tokens_to": 5.0}, {"seed": 0, "steps_to": 2.0, "tokens_to": 5.0}]
+    found = evidence.differences(experiment, {"arms": [{"runs": first}, {"runs": second}]}, 4)["steps_to"]
+    assert (found.mean, found.comparisons) == (2.0, 4)
+    assert found.half_width == pytest.approx(12.706205, rel=1e-6)
+    assert found.corrected_half_width == pytest.approx(50.92, abs=0.01)

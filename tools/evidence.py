@@ -1,0 +1,274 @@
+"""Collects the experiments of docs/evidence.md from the directories of `dapo ablate`, and draws their pictures.
+
+    python tools/evidence.py runs/evidence    # writes docs/evidence/NAME.json, docs/evidence-NAME.png and evidence.png
+
+Each experiment is the directory runs/evidence/NAME of the command on the page. The table of the page comes from the
+JSON files; `python tools/evidence.py --tables` prints it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from dapo_rl.base.files import atomic_write
+from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
+from dapo_rl.lab.ablate.plan import AblationPlan
+from dapo_rl.lab.ablate.quantities import COMPARABLE
+from dapo_rl.lab.ablate.repetition import repetition_by_step
+from dapo_rl.lab.ablate.results import collect
+from dapo_rl.lab.ablate.runs import ArmRun, all_runs
+from dapo_rl.palette import BLUE, GREY, VERMILION
+
+DOCS = Path(__file__).parents[1] / "docs"
+STEP, TOKENS = "rollout step", "tokens generated, thousands"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    curve: str
+    """A metric of the run log, `accuracy` (held out) or `repetition`."""
+    title: str
+    unit: str
+    scale: float = 1.0
+    x: str = STEP
+    level: float | None = None
+    """A horizontal line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    name: str
+    technique: str
+    vary: str
+    without: str
+    """The first arm in words, as the legend has it."""
+    compared: tuple[str, ...]
+    panels: tuple[Panel, ...]
+    title: str
+    to_accuracy: float | None = None
+
+    @property
+    def command(self) -> str:
+        to = f" --to-accuracy {self.to_accuracy:g}" if self.to_accuracy else ""
+        return (
+            f"dapo ablate lab/{self.name} --vary {self.vary} --seeds 8 --compare {','.join(self.compared)}{to} "
+            f"--out runs/evidence/{self.name}"
+        )
+
+
+ACCURACY = Panel("accuracy", "Held-out accuracy", "% correct", 100)
+EXPERIMENTS = (
+    Experiment(
+        "dynamic-sampling",
+        "Dynamic Sampling",
+        "sampling.dynamic=false,true",
+        "without",
+        ("steps_to", "tokens_to"),
+        (
+            Panel("reward/zero_std_share", "Sampled groups whose rewards are all equal", "% of groups", 100),
+            replace(ACCURACY, title="Held-out accuracy by steps", level=85),
+            replace(ACCURACY, title="… and by tokens", x=TOKENS, level=85),
+        ),
+        "Dynamic Sampling reaches 85 % in fewer steps",
+        0.85,
+    ),
+)
+
+
+def comparisons(experiments: Sequence[Experiment] = EXPERIMENTS) -> int:
+    """The number of differences on the page, which all of its intervals are corrected for."""
+    return sum(len(experiment.compared) for experiment in experiments)
+
+
+def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
+    """The numbers of an experiment from its run directories."""
+    plan = AblationPlan.load(directory / "plan.json")
+    plan = replace(plan, compared=experiment.compared, to_accuracy=experiment.to_accuracy)
+    names = dict.fromkeys((*experiment.compared, "accuracy_before", "accuracy", "mean_accuracy", "entropy"))
+    arms = []
+    for result in collect(plan, all_runs(plan, directory)):
+        outcomes = [(each.run.seed, each.outcome) for each in result.runs if each.outcome is not None]
+        arms.append(
+            {
+                "label": result.arm.label,
+                "runs": [
+                    {"seed": seed, **{name: _rounded(getattr(found, name)) for name in names}, "reached": found.reached}
+                    for seed, found in outcomes
+                ],
+                "curves": {
+                    f"{panel.curve} by {panel.x}": _band(panel, [each.run for each in result.runs if each.outcome])
+                    for panel in experiment.panels
+                },
+            }
+        )
+    return {"name": experiment.name, "command": experiment.command, "seeds": list(plan.seeds), "arms": arms}
+
+
+def differences(experiment: Experiment, data: Mapping[str, Any], count: int) -> dict[str, SeedDifference]:
+    """Each compared quantity: the technique minus none, paired by seed, corrected for `count` comparisons."""
+    without, with_it = data["arms"]
+    found = {}
+    for name in experiment.compared:
+        by_seed = [{run["seed"]: run[name] for run in arm["runs"]} for arm in (with_it, without)]
+        difference = paired_difference(by_seed[0], by_seed[1], count)
+        assert difference is not None
+        found[name] = difference
+    return found
+
+
+HEAD = (
+    "| technique alone | quantity | without | with | difference | corrected 95 % interval | d | detectable |\n"
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+def table(experiments: Sequence[Experiment] = EXPERIMENTS) -> list[str]:
+    """The rows of the page's table, from the JSON files."""
+    rows = []
+    for experiment in experiments:
+        data = read(experiment)
+        for name, found in differences(experiment, data, comparisons(experiments)).items():
+            quantity, half = COMPARABLE[name], found.corrected_half_width
+            assert half is not None
+            assert found.detectable is not None
+            means = [np.mean([run[name] for run in arm["runs"]]) for arm in data["arms"]]
+            head = quantity.head + (f" {experiment.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else "")
+            bold = "**" if found.excludes_zero else ""
+            interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
+            detectable = "" if found.excludes_zero else quantity.unsigned(found.detectable)
+            cells = [experiment.technique, head, *(quantity.write(float(mean)) for mean in means)]
+            cells += [quantity.signed(found.mean), interval, f"{found.effect_size:+.1f}", detectable]
+            rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
+def read(experiment: Experiment) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DOCS / "evidence" / f"{experiment.name}.json").read_text())
+    return found
+
+
+def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
+    picture = Figure(figsize=(15, 4.6), dpi=100, layout="constrained")
+    seeds = len(data["seeds"])
+    picture.suptitle(f"{experiment.title} ({seeds} seeds per arm)", fontsize=14, fontweight="bold")
+    axes = picture.subplots(1, len(experiment.panels))
+    labels = (
+        f"{experiment.without} ({data['arms'][0]['label']})",
+        f"{experiment.technique} ({data['arms'][1]['label']})",
+    )
+    for axis, panel in zip(axes, experiment.panels, strict=True):
+        for arm, color, marker, label in zip(data["arms"], (GREY, BLUE), "os", labels, strict=True):
+            curve = arm["curves"][f"{panel.curve} by {panel.x}"]
+            x, mean, low, high = (np.array(curve[key]) for key in ("x", "mean", "low", "high"))
+            every = max(1, len(x) // 8)
+            axis.plot(x, panel.scale * mean, color=color, marker=marker, markevery=every, label=label, linewidth=2)
+            axis.fill_between(x, panel.scale * low, panel.scale * high, color=color, alpha=0.15, linewidth=0)
+        if panel.level is not None:
+            axis.axhline(panel.level, color=VERMILION, linewidth=1, linestyle="--")
+        _finish(axis, panel)
+    axes[0].legend(fontsize=9, loc="best")
+    picture.supxlabel("lines: means over seeds   bands: range over seeds", fontsize=9, color="#666666")
+    return picture
+
+
+def _finish(axis: Axes, panel: Panel) -> None:
+    axis.set_title(panel.title, loc="left", fontsize=12)
+    axis.set_xlabel(panel.x)
+    axis.set_ylabel(panel.unit)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.grid(color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
+    """Every difference of the page, in per cent of the value without the technique."""
+    rows = []
+    for experiment in experiments:
+        data = read(experiment)
+        for name, found in differences(experiment, data, comparisons(experiments)).items():
+            base = float(np.mean([run[name] for run in data["arms"][0]["runs"]]))
+            label = f"{experiment.technique}: {COMPARABLE[name].head.removesuffix(' %')}"
+            label += f" {experiment.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else ""
+            rows.append((label, found, abs(base) / 100))
+    picture = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=100, layout="constrained")
+    axis = picture.subplots()
+    for row, (_, found, unit) in enumerate(rows):
+        color = BLUE if found.excludes_zero else GREY
+        assert found.half_width is not None
+        assert found.corrected_half_width is not None
+        for half, width in ((found.corrected_half_width, 1.5), (found.half_width, 4.0)):
+            axis.plot(
+                [(found.mean - half) / unit, (found.mean + half) / unit], [row, row], color=color, linewidth=width
+            )
+        axis.plot([found.mean / unit], [row], "o", color=color, markersize=8)
+    axis.axvline(0, color="black", linewidth=1)
+    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlabel("difference, in per cent of the value without the technique")
+    axis.set_title("Each technique alone, in an experiment that has what it is against", loc="left", fontweight="bold")
+    key = "thick: 95 % interval   thin: corrected for all comparisons here   blue: the corrected interval excludes 0"
+    picture.supxlabel(key, fontsize=9, color="#666666")
+    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    return picture
+
+
+def _band(panel: Panel, runs: Sequence[ArmRun]) -> dict[str, list[float]]:
+    curves, tokens = [], []
+    for run in runs:
+        metrics = run.directory.read_metrics()
+        if panel.curve == "accuracy":
+            curve = {int(row["step"]): float(row["accuracy"]) for row in run.summary()["evaluations"]}
+        elif panel.curve == "repetition":
+            curve = repetition_by_step(run.directory)
+        else:
+            rows = [row for row in metrics if isinstance(row.get(panel.curve), int | float)]
+            curve = {int(row["step"]): float(row[panel.curve]) for row in rows}
+        made = {int(row["step"]): float(row.get("sampling/tokens_generated") or 0) for row in metrics}
+        curves.append(curve)
+        tokens.append({step: sum(made.get(k, 0) for k in range(step + 1)) for step in curve})
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = np.array([[curve[step] for step in steps] for curve in curves])
+    by_tokens = np.array([[each[step] for step in steps] for each in tokens]).mean(axis=0) / 1000
+    return {
+        "x": [float(step) for step in steps] if panel.x == STEP else _list(by_tokens),
+        "mean": _list(values.mean(axis=0)),
+        "low": _list(values.min(axis=0)),
+        "high": _list(values.max(axis=0)),
+    }
+
+
+def _list(values: Any) -> list[float]:
+    return [round(float(value), 4) for value in values]
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+def main(words: Sequence[str]) -> None:
+    if words != ["--tables"]:
+        (home,) = map(Path, words)
+        (DOCS / "evidence").mkdir(exist_ok=True)
+        for experiment in EXPERIMENTS:
+            data = gather(experiment, home / experiment.name)
+            atomic_write(DOCS / "evidence" / f"{experiment.name}.json", json.dumps(data, ensure_ascii=False) + "\n")
+            draw(experiment, data).savefig(DOCS / f"evidence-{experiment.name}.png")
+        draw_all().savefig(DOCS / "evidence.png")
+    print("\n".join([HEAD, *table()]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
