@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -28,19 +28,30 @@ Evaluations = Sequence[tuple[int, float | None]]
 SMOOTH_BEYOND = 20
 """With more steps than this, a smoothed line is drawn over the raw values."""
 
+WIDTH, HEIGHT = 1900, 860
+"""Pixels of the picture."""
+PANEL = 366, 318
+LEFTS, BOTTOMS = (86, 549, 1060, 1520), (463, 56)
+"""Where panels begin. To have matplotlib find places for them takes as long as to draw them."""
+
 
 def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str) -> None:
     """Plots the records of metrics.jsonl and (step, held-out accuracy) pairs into a PNG."""
+    canvas = FigureCanvasAgg(report_figure(metrics, evaluations, title))
     with beside(path) as draft:
-        report_figure(metrics, evaluations, title).savefig(draft, format="png")
+        canvas.print_png(draft)  # `savefig` draws everything twice
 
 
 def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
     # Row 0 has only the evaluation before the first step, which `evaluations` has too.
     rows = sorted((row for row in metrics if row["step"] > 0), key=lambda row: row["step"])
-    figure = Figure(figsize=(19, 8.6), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    figure = Figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=100)
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
-    length, reward, entropy, probability, held_out, clipping, fates, all_right = figure.subplots(2, 4).flat
+    length, reward, entropy, probability, held_out, clipping, fates, all_right = (
+        figure.add_axes((left / WIDTH, bottom / HEIGHT, PANEL[0] / WIDTH, PANEL[1] / HEIGHT))
+        for bottom in BOTTOMS
+        for left in LEFTS
+    )
     _length(length, rows)
     _reward(reward, rows)
     _entropy(entropy, rows)
