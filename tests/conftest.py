@@ -1,5 +1,6 @@
 """Set before torch is imported: two test processes on two cores have one thread each, or they wait for each other."""
 
+import gc
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -7,6 +8,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from hypothesis import settings
 
+gc.disable()  # all that the tests import stays; to look through it again and again takes a quarter of the time
+
 # The time of one example says nothing on a machine that has other work.
 settings.register_profile("dapo", deadline=None)
 settings.load_profile("dapo")
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()

@@ -1,4 +1,5 @@
-"""`dapo` as a process that starts in milliseconds: `Popen` and `run` stand in for those of subprocess.
+"""`dapo`, or a Python program, as a process that starts in milliseconds: `Popen` and `run` stand in for those of
+subprocess.
 
 A server process imports everything once and forks itself for each command. The command is then a real child process of
 the one that started it, with its own process id, streams, directory, environment, limits and signals; what it leaves
@@ -24,6 +25,8 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +65,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 @dataclass(frozen=True)
 class Command:
     module: str
+    """The module whose `main` is called, or `__main__` for a program."""
     argv: list[str]
     path: list[str]
     """What the real start would put in front of `sys.path`."""
@@ -80,6 +84,10 @@ def _parse(args: Any, cwd: str) -> tuple[str, list[str], list[str]] | None:
             return module, [module, *words], [cwd]
         case [sys.executable, "-P", "-m", module, *words] if module in MAIN_MODULES:
             return module, [module, *words], []
+        case [sys.executable, "-c", _, *_] as words:
+            return "__main__", words[1:], [""]
+        case [sys.executable, program, *_] as words if program.endswith(".py"):
+            return "__main__", words[1:], [os.path.dirname(os.path.abspath(program))]
     return None
 
 
@@ -208,7 +216,8 @@ def _become(command: Command, streams: list[int]) -> None:
     os.environ.update(command.env)
     if command.prepare is not None:
         command.prepare()
-    sys.argv, sys.path[:1] = command.argv, command.path
+    more = [path for path in command.env.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path[1:]]
+    sys.argv, sys.path[:1] = command.argv, [*command.path, *more]
     sys.stdout.reconfigure(line_buffering=bool(command.env.get("PYTHONUNBUFFERED")))
     import torch
 
@@ -234,9 +243,12 @@ def _run(command: Command) -> NoReturn:
     if command.module == "dapo_rl.cli" and command.argv[1:2] and command.argv[1] in STARTS_OTHERS:
         _fork_server()
     try:
-        code = sys.modules[command.module].main()
+        code = _run_program() if command.module == "__main__" else sys.modules[command.module].main()
     except SystemExit as end:
         code = end.code
+    except Exception:
+        traceback.print_exc()
+        code = 1
     # As the interpreter ends, except that it does not take apart what the server has imported.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -245,12 +257,25 @@ def _run(command: Command) -> NoReturn:
     os._exit(code or 0)
 
 
+def _run_program() -> None:
+    """The program in `sys.argv`, as a module `__main__` of its own."""
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if sys.argv[0] == "-c":
+        source, name = sys.argv.pop(1), "<string>"
+    else:
+        source, name = Path(sys.argv[0]).read_text(), sys.argv[0]
+        module.__file__ = name
+    exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
+
+
 def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the tests
     channel = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # nothing that is imported goes away
     for name in PRELOADED:
         importlib.import_module(name)
     gc.freeze()  # a collection in a command then copies no page of these
+    gc.enable()
     _run(serve(channel))
 
 

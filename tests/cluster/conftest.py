@@ -2,9 +2,13 @@
 
 import logging
 import os
+import socket
+import subprocess
 import sys
+from functools import partial
 
 import pytest
+import ray_workers
 import torch
 from rank_parts import Rank, RanksOfTests, WarmRanks
 from warm_engines import WarmReplica
@@ -23,7 +27,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
-def ray_instance():
+def ray_instance(tmp_path_factory):
     """Ray on this host, which `ray_cluster` leaves running, as a cluster to which nodes can be added. Its workers find
     the modules of tests."""
     before = os.environ.get("PYTHONPATH", "")
@@ -34,6 +38,9 @@ def ray_instance():
 
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     nodes = Cluster()
+    if sys.platform == "linux":
+        nodes.add_node = partial(nodes.add_node, worker_path=ray_workers.__file__)
+        workers = start_worker_server(tmp_path_factory.mktemp("ray"))
     nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
     ray.init(address=nodes.address, **quiet)
     os.environ["PYTHONPATH"] = before
@@ -42,6 +49,20 @@ def ray_instance():
     WarmReplica.idle.clear()
     ray.shutdown()
     nodes.shutdown()
+    if sys.platform == "linux":
+        workers.kill()
+        workers.wait()
+
+
+def start_worker_server(folder):
+    os.environ[ray_workers.SOCKET] = str(folder / "workers")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.environ[ray_workers.SOCKET])
+        listening.listen()
+        number = listening.fileno()
+        words = [sys.executable, ray_workers.__file__, str(number)]
+        return subprocess.Popen(words, env=environment, pass_fds=[number], stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")

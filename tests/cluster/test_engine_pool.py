@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -192,7 +191,9 @@ def test_engines_killed_at_random_moments(pool):
     stop = threading.Event()
 
     def killer():
-        while not stop.wait(chance.uniform(0.0, 0.4)):
+        for _ in range(6):
+            if stop.wait(chance.uniform(0.0, 0.4)):
+                break
             with suppress(Exception):  # it is not in service
                 kill(pool, chance.randrange(3))
 
@@ -335,8 +336,7 @@ def test_the_figures_of_each_engine(pool):
     assert all(metrics[f"engine/{i}/tokens_per_s"] > 0 and 0 < metrics[f"engine/{i}/busy"] <= 1 for i in range(3))
 
 
-def test_a_node_is_removed_and_another_is_added(ray_instance, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+def test_a_node_is_removed_and_another_is_added(ray_instance):
     notes = []
     node = ray_instance.add_node(num_cpus=2, resources={"spot": 2}, object_store_memory=80 << 20)
     settings = ClusterSettings(engines=2, timeout_s=20, restarts=2)

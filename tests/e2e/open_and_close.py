@@ -27,7 +27,7 @@ def resident_bytes():
 
 
 def main():
-    config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=2", "data.eval=null", "eval.every=null"])
+    config = Config.load(DEFAULT_RECIPE, [*SMALL, "train.steps=1", "data.eval=null", "eval.every=null"])
     gc.disable()  # nothing may wait for a collection
     for number in range(RUNS):
         with tempfile.TemporaryDirectory() as directory, redirect_stdout(StringIO()):

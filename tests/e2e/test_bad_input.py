@@ -13,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -253,12 +254,7 @@ def check_error(row, err, more=False):
 )
 def test_row_as_a_process(name, here):
     """What the other tests run in their own process, as a user does."""
-    result = subprocess.run(
-        [DAPO, *CASES[name].prepare(here)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = forked.run([DAPO, *CASES[name].prepare(here)], timeout=120)
     assert result.returncode == rows()[name].code
     check_error(rows()[name], result.stderr, CASES[name].more)
 

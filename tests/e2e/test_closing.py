@@ -3,11 +3,11 @@
 import gc
 import json
 import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
 
+import forked
 import pytest
 from open_and_close import RUNS, children
 from support import REPOSITORY, SMALL, small_model, tokenizer
@@ -45,16 +45,12 @@ def by_reference_counts():
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 def test_ten_runs_in_one_process_leave_nothing_behind():
-    result = subprocess.run(
-        [sys.executable, Path(__file__).with_name("open_and_close.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    program = Path(__file__).with_name("open_and_close.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])}
+    result = forked.run([sys.executable, program], env=environment, timeout=600)
     assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [(row["run"], row["steps"]) for row in rows] == [(n, 2) for n in range(1, RUNS + 1)]
+    assert [(row["run"], row["steps"]) for row in rows] == [(n, 1) for n in range(1, RUNS + 1)]
     assert all(row["processes"] for row in rows), "there was something to end"
     assert not any(row["left"] or row["model"] for row in rows)
     first, last = rows[4], rows[-1]  # libraries keep what they load in the first runs

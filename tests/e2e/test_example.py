@@ -2,9 +2,9 @@
 
 import ast
 import re
-import subprocess
 import sys
 
+import forked
 import pytest
 from support import REPOSITORY
 
@@ -41,9 +41,8 @@ def test_every_technique_is_there():
 
 @pytest.mark.slow
 def test_a_few_steps_raise_accuracy():
-    result = subprocess.run(
-        [sys.executable, EXAMPLE, "--steps", "15"], capture_output=True, text=True, timeout=300, check=True
-    )
+    result = forked.run([sys.executable, EXAMPLE, "--steps", "15"], timeout=300)
+    assert result.returncode == 0, result.stderr
     before, after = (float(share) for share in re.findall(r"accuracy (?:before|after): ([\d.]+)%", result.stdout))
     assert before < 10
     assert after > before + 15

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
+import forked
 import pytest
 from support import DAPO
 
@@ -80,19 +81,27 @@ def test_a_pipe_of_our_own_that_breaks_is_a_traceback_and_not_taken_for_the_outp
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize("words", [["check"], ["check", "--json"]], ids=["rich", "print"])
-def test_output_that_nobody_reads_ends_quietly(words, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "start"), [(["check"], forked.Popen), (["check", "--json"], subprocess.Popen)], ids=["rich", "print"]
+)
+def test_output_that_nobody_reads_ends_quietly(words, start, tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as nobody:
-        result = subprocess.run([DAPO, *words], stdout=nobody, stderr=subprocess.PIPE, timeout=120, cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (141, b"")
+        assert outcome([DAPO, *words], start, nobody, tmp_path) == (141, b"")
+
+
+def outcome(words, start, stdout, cwd):
+    """The exit code, and what is printed as an error."""
+    with start(words, stdout=stdout, stderr=subprocess.PIPE, cwd=cwd) as process:
+        _, errors = process.communicate(timeout=120)
+    return process.returncode, errors
 
 
 def test_output_that_cannot_be_written_is_one_line(tmp_path):
     with open("/dev/full", "wb") as full:
-        result = subprocess.run([DAPO, "check", "--json"], stdout=full, stderr=subprocess.PIPE, timeout=120)
-    assert (result.returncode, result.stderr) == (2, b"dapo: No space left on device; free some space\n")
+        found = outcome([DAPO, "check", "--json"], forked.Popen, full, tmp_path)
+    assert found == (2, b"dapo: No space left on device; free some space\n")
 
 
 def test_streams_that_the_shell_has_closed():

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -29,22 +29,34 @@ Evaluations = Sequence[tuple[int, float | None]]
 SMOOTH_BEYOND = 20
 """With more steps than this, a smoothed line is drawn over the raw values."""
 
+HEIGHT, MARGIN = 860, 14
+"""Of the picture, in pixels."""
+PANEL = 366, 318
+LEFTS, BOTTOMS = (86, 549, 1060, 1520, 1990), (463, 56)
+"""Where panels begin; the last column is the critic's. To have matplotlib find places for them takes as long as to draw
+them."""
+
 
 def draw_report(metrics: Rows, evaluations: Evaluations, path: Path, title: str) -> None:
     """Plots the records of metrics.jsonl and (step, held-out accuracy) pairs into a PNG."""
+    canvas = FigureCanvasAgg(report_figure(metrics, evaluations, title))
     with beside(path) as draft:
-        report_figure(metrics, evaluations, title).savefig(draft, format="png")
+        canvas.print_png(draft)  # `savefig` draws everything twice
 
 
 def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure:
     # Row 0 has only the evaluation before the first step, which `evaluations` has too.
     rows = sorted((row for row in metrics if row["step"] > 0), key=lambda row: row["step"])
     critic = any(has_critic(row) for row in rows)
-    size = (23.5 if critic else 19, 8.6)
-    figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    lefts = LEFTS if critic else LEFTS[:4]
+    width = lefts[-1] + PANEL[0] + MARGIN
+    figure = Figure(figsize=(width / 100, HEIGHT / 100), dpi=100)
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
-    panels = figure.subplots(2, 5 if critic else 4)
-    (length, reward, entropy, probability), (held_out, clipping, fates, all_right) = panels[:, :4]
+    panels = [
+        [figure.add_axes((left / width, bottom / HEIGHT, PANEL[0] / width, PANEL[1] / HEIGHT)) for left in lefts]
+        for bottom in BOTTOMS
+    ]
+    (length, reward, entropy, probability), (held_out, clipping, fates, all_right) = (row[:4] for row in panels)
     _length(length, rows)
     _reward(reward, rows)
     _entropy(entropy, rows)
@@ -54,12 +66,13 @@ def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure
     _fates(fates, rows)
     _all_right(all_right, rows)
     steps = [row["step"] for row in rows] + [step for step, _ in evaluations] or [0]
+    of_critic = [row[4] for row in panels if critic]
     if critic:
-        _explained(panels[0, 4], rows)
-        _value_loss(panels[1, 4], rows)
-    for axis in panels.flat:
+        _explained(of_critic[0], rows)
+        _value_loss(of_critic[1], rows)
+    for axis in (axis for row in panels for axis in row):
         _finish(axis, min(steps), max(steps))
-        _pretraining(axis, rows, labelled=critic and axis in panels[:, 4])
+        _pretraining(axis, rows, labelled=axis in of_critic)
     return figure
 
 

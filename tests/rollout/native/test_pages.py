@@ -1,6 +1,7 @@
 """Pages: shared prompts, samples that give way, and prompts in portions leave every token and log-probability alone."""
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def model():
     return small_model()
 
 
+@cache
+def undisturbed(seed):
+    """The work of a seed, and its samples from an engine that has room for everything."""
+    work = mixed(seed)
+    return work, run(NativeEngine(small_model(), tokenizer(), max_batch=64, longest=longest_of(work)), work)
+
+
+def longest_of(work):
+    return max(r.longest for r in work)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 5),
@@ -74,12 +86,11 @@ def model():
 @example(seed=3, page=1, pages=4, prefill=16, width=4)  # a sample of one token returns to a prompt that is there
 def test_pages_preemption_and_portions_change_nothing(seed, page, pages, prefill, width):
     """From a pool that holds one sequence alone to one that holds them all."""
-    model, work = small_model(), mixed(seed)
-    longest = max(r.longest for r in work)
-    expected = run(NativeEngine(model, tokenizer(), max_batch=64, longest=longest), work)
+    work, expected = undisturbed(seed)
+    longest = longest_of(work)
     room = -(-longest // 64) * 64 // page + pages
     engine = NativeEngine(
-        model,
+        small_model(),
         tokenizer(),
         max_batch=width,
         longest=longest,
