@@ -116,7 +116,7 @@ def test_a_critic_has_two_panels_and_its_pretraining_is_shaded(tmp_path):
         assert shaded.get_x() == axis.get_xlim()[0]
         assert (" value\n pre-training" in texts(axis)) == (axis in (explained, loss))
     draw_report(alone, [], tmp_path / "report.png", "x")
-    assert imread(tmp_path / "report.png").shape == (860, 2350, 4)
+    assert imread(tmp_path / "report.png").shape == (860, 2370, 4)
     # PPO has a critic, but trains the policy from the beginning.
     figure = report_figure([row | {"actor/updates": 8} for row in with_critic], [], "x")
     assert not panel(figure, "Value loss").patches
