@@ -39,9 +39,11 @@ def ray_instance(tmp_path_factory):
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     nodes = Cluster()
     if sys.platform == "linux":
+        os.environ[ray_workers.SOCKET] = str(tmp_path_factory.mktemp("ray") / "workers")
         nodes.add_node = partial(nodes.add_node, worker_path=ray_workers.__file__)
-        workers = start_worker_server(tmp_path_factory.mktemp("ray"))
     nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+    if sys.platform == "linux":
+        workers = start_worker_server()  # later than the node, which has 30 s to start
     ray.init(address=nodes.address, **quiet)
     os.environ["PYTHONPATH"] = before
     yield nodes
@@ -54,8 +56,7 @@ def ray_instance(tmp_path_factory):
         workers.wait()
 
 
-def start_worker_server(folder):
-    os.environ[ray_workers.SOCKET] = str(folder / "workers")
+def start_worker_server():
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.environ[ray_workers.SOCKET])

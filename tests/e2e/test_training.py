@@ -126,14 +126,14 @@ def test_evaluate_and_save_model(finished, tmp_path):
 
 def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
     overrides = ("eval.every=2", "train.lr_schedule=linear")
-    whole = trainer_for(tmp_path / "whole", *overrides, steps=5)
+    whole = trainer_for(tmp_path / "whole", *overrides, steps=4)
     whole_summary = whole.train()
 
-    first = trainer_for(tmp_path / "parts", *overrides, steps=5)
+    first = trainer_for(tmp_path / "parts", *overrides, steps=4)
     first.stop_requested = lambda: first._run.progress.step == 2
     stopped = first.train()
     assert (stopped["steps"], stopped["finished"]) == (2, False)
-    second = trainer_for(tmp_path / "parts", *overrides, steps=5)
+    second = trainer_for(tmp_path / "parts", *overrides, steps=4)
     second_summary = second.train(resume=True)
 
     assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
@@ -234,7 +234,7 @@ def test_graded_rewards_are_recognised_and_trained_on(tmp_path, capsys):
 
     def trainer(name, *overrides):
         words = ["eval.every=null", "data.eval=null", "checkpoint.every=1", *overrides]
-        config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], "train.steps=3", *words])
+        config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], "train.steps=2", *words])
         return DAPOTrainer(config=config, reward_funcs=brevity, run_dir=tmp_path / name)
 
     whole = trainer("whole")
@@ -259,7 +259,7 @@ def test_graded_rewards_are_recognised_and_trained_on(tmp_path, capsys):
     with pytest.raises(UserError, match=r"4 all wrong\); sampling\.metric=score keeps \d of these"):
         trainer("correct", "sampling.metric=correct", "sampling.cap=4").train()
     # The advice can be followed without starting again.
-    assert trainer("correct", "sampling.metric=score", "sampling.cap=40").train(resume=True)["steps"] == 3
+    assert trainer("correct", "sampling.metric=score", "sampling.cap=40").train(resume=True)["steps"] == 2
 
 
 def test_a_model_object_needs_its_tokenizer(tmp_path):
