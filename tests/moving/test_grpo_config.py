@@ -190,7 +190,7 @@ def test_a_field_of_ones_own_class_is_ignored():
 def test_several_processes_are_refused():
     args = grpo()
     many = SimpleNamespace(**{**vars(args), "world_size": 2})
-    with pytest.raises(UserError, match="args: 2 processes; a run is one process on one device: start the script"):
+    with pytest.raises(UserError, match="args: 2 processes; start the script with `python`: a run is one process"):
         read_grpo_config(many, lambda: 1)
 
 

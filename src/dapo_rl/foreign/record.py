@@ -134,7 +134,7 @@ def dtype_here(value: Any) -> Any:
 
 
 OTHER_LOSS = "another policy loss; write it as algo.loss=file.py:name (docs/losses.md)"
-ONE_PROCESS = "a run is one process on one device"
+ONE_PROCESS = "a run is one process; for several GPUs or hosts there are the cluster.* settings"
 MEMORY = "memory: see train.token_budget, sampling.kv_memory_gib and train.gradient_checkpointing"
 LOGS = "metrics.jsonl and rollouts/ are always written"
 NAMES = "names of a run for trackers; the run directory is named with --run"

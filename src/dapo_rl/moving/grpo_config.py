@@ -63,7 +63,7 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
     function is TRL's Soft Overlong Punishment, which must not be applied twice.
     """
     if getattr(args, "world_size", 1) > 1:
-        raise UserError(f"args: {args.world_size} processes; {ONE_PROCESS}: start the script with `python`")
+        raise UserError(f"args: {args.world_size} processes; start the script with `python`: {ONE_PROCESS}")
     given = _given(args)
     draft = Draft(_library(args), dict(given), processes=1)
     try:
