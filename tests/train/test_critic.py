@@ -176,7 +176,7 @@ def test_a_checkpoint_restores_weights_and_moments_exactly(tmp_path):
 
 def test_a_critic_that_is_not_finite_is_neither_trained_on_nor_saved(tmp_path):
     critic, samples = make_critic(), make_samples()
-    with pytest.raises(NonFiniteError, match="the loss is nan"):
+    with pytest.raises(NonFiniteError, match="the critic's loss is nan"):
         critic.update([replace(samples[0], returns=np.nan * samples[0].returns, mask=True)], lr=1e-2)
     with torch.no_grad():
         critic.model.get_output_embeddings().weight[0, 0] = torch.inf

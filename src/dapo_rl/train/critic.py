@@ -29,6 +29,8 @@ FILE = "critic.pt"
 class HFCritic(Learner[TokenValues]):
     """A `value_model` that is trained in this process."""
 
+    whose = "the critic's"
+
     def __init__(
         self,
         model: Any,

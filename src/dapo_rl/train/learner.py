@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,9 @@ class TokenRows(Protocol[Row]):
 
 class Learner(Generic[Stats]):
     """A model with its optimizer. It has float32 weights, and computes in the type of its forward pass."""
+
+    whose: ClassVar[str] = "the"
+    """Of its loss and gradient, in errors."""
 
     def __init__(
         self, model: Any, *, train: TrainSettings, token_budget: int, fill_memory: bool, turns: bool, **how: Any
@@ -128,12 +131,12 @@ class Learner(Generic[Stats]):
         table = torch.stack([torch.stack([s[name].float() for name in sums[0]]) for s in sums]).double().sum(0)
         totals = dict(zip(sums[0], self._over_ranks(table).tolist(), strict=True))
         if not math.isfinite(totals["loss"]):
-            raise NonFiniteError(f"the loss is {totals['loss']}")
+            raise NonFiniteError(f"{self.whose} loss is {totals['loss']}")
         if self._gradients is not None:
             self._gradients.drop_unused()
         grad_norm = self._clip_gradients()
         if not math.isfinite(grad_norm):
-            raise NonFiniteError(f"the gradient's norm is {grad_norm}")
+            raise NonFiniteError(f"{self.whose} gradient's norm is {grad_norm}")
         # The device has just finished, so that these copies do not wait, as they would after the step.
         results: dict[int, T] = {}
         for indices, (_, tokens) in done:
