@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 VAPO = [
     "preset=vapo", "critic.pretrain_steps=2", "train.steps=4", "train.warmup_steps=0", "train.lr_schedule=constant",
-    "sampling.max_new_tokens=24",
+    "sampling.max_new_tokens=24", "critic.lambda_lowest=0", "critic.whiten=false",
 ]  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_the_critic_learns_the_returns_of_the_starting_policy(tmp_path):
 def test_ppo_with_kl_in_the_reward(tmp_path):
     path = tmp_path / "run"
     kl = ["algo.kl_in=reward", "algo.kl_coef=0.01", "algo.kl_kind=k1"]
-    run(path, "preset=ppo", "critic.pretrain_steps=0", "train.steps=2", *kl)
+    run(path, "preset=ppo", "critic.pretrain_steps=0", "critic.whiten=true", "train.steps=2", *kl)
     first, second = metrics(path)[1:]
     assert first["actor/updates"] == 4
     assert "actor/kl_loss" not in first

@@ -191,7 +191,7 @@ def make_group(draw, scores, lengths=(3, 5), truncated=()):
 
 
 def vapo(*settings):
-    return Config.load("demo", ["preset=vapo", "overlong.shape=off", *settings])
+    return Config.load(None, ["preset=vapo", "overlong.shape=off", *settings])
 
 
 def constant(value):
@@ -312,8 +312,9 @@ def test_the_loss_of_correct_samples_makes_them_more_likely():
 
 
 def test_the_policys_schedule_begins_after_value_pre_training():
-    config = vapo("train.steps=20", "critic.pretrain_steps=10", "train.warmup_steps=2", "train.lr=1e-3")
-    alone = Config.load("demo", ["train.steps=10", "train.warmup_steps=2", "train.lr=1e-3"])
+    schedule = ["train.warmup_steps=2", "train.lr=1e-3", "train.lr_schedule=cosine"]
+    config = vapo("train.steps=20", "critic.pretrain_steps=10", *schedule)
+    alone = Config.load(None, ["train.steps=10", *schedule])
     assert [policy_rate(10 + step, config) for step in range(1, 11)] == [
         policy_rate(step, alone) for step in range(1, 11)
     ]
