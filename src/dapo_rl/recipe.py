@@ -1,4 +1,4 @@
-"""Reads recipes, and explains mistakes in them in one line. The keys are defined in `config.py`."""
+"""Reads recipes, and explains mistakes in them in one line. The keys are defined in `dapo_rl.config`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,40 @@
+"""Every setting: one spelling, one type, one default, in one place.
+
+A recipe is a YAML file with these sections. A key is `section.name` everywhere: in the file, on the command line, in
+the run directory and in error messages. Settings are frozen; values derived from several of them are properties.
+"""
+
+from dapo_rl.config.presets import PRESETS
+from dapo_rl.config.root import Config, known_keys
+from dapo_rl.config.sections import (
+    AlgoSettings,
+    ClusterSettings,
+    CriticSettings,
+    DataSettings,
+    LoraSettings,
+    ModelSettings,
+    RewardSettings,
+    SamplingSettings,
+    Section,
+    SourceSettings,
+    TrainSettings,
+    WeightedVerifier,
+)
+
+__all__ = [
+    "PRESETS",
+    "AlgoSettings",
+    "ClusterSettings",
+    "Config",
+    "CriticSettings",
+    "DataSettings",
+    "LoraSettings",
+    "ModelSettings",
+    "RewardSettings",
+    "SamplingSettings",
+    "Section",
+    "SourceSettings",
+    "TrainSettings",
+    "WeightedVerifier",
+    "known_keys",
+]
