@@ -94,10 +94,13 @@ def _parse(args: Any, cwd: str) -> tuple[str, list[str], list[str]] | None:
 class Popen(subprocess.Popen):
     """As subprocess.Popen; `preexec_fn` must be picklable."""
 
+    programs = True
+    """Whether Python programs are run, too."""
+
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others) -> None:  # type: ignore[no-untyped-def]
         where = os.path.abspath(cwd or os.curdir)
         known = _parse(args, where) if sys.platform == "linux" else None
-        if known is None:
+        if known is None or (known[0] == "__main__" and not self.programs):
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others)
             return
         pipes, new_session = others[3:9], others[14]
@@ -236,6 +239,7 @@ def _fork_server() -> None:
         _run(serve(theirs))
     theirs.close()
     _started.append((os.getpid(), Server(ours)))
+    Popen.programs = False  # those are not of the tests
     subprocess.Popen = Popen  # type: ignore[misc]
 
 

@@ -64,6 +64,17 @@ def test_limits_are_those_of_the_command(tmp_path):
     assert dapo("--version", cwd=tmp_path).returncode == 0
 
 
+def test_a_program_runs_as_in_python(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nprint(__name__, __file__, sys.argv[1:], sys.path[0])\nsys.exit(7)\n")
+    result = forked.run([sys.executable, program, "a"], cwd=tmp_path, timeout=60)
+    assert (result.returncode, result.stdout) == (7, f"__main__ {program} ['a'] {tmp_path}\n")
+    failed = forked.run([sys.executable, "-c", "import sys; sys.argv[1] / 0", "a"], timeout=60)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("Traceback (most recent call last):\n")
+    assert failed.stderr.endswith("TypeError: unsupported operand type(s) for /: 'str' and 'int'\n")
+
+
 def test_other_programs_are_started_as_ever():
-    assert forked.run([sys.executable, "-c", "print(1)"], timeout=60).stdout == "1\n"
+    assert forked.run(["echo", "1"], timeout=60).stdout == "1\n"
     assert forked.run(["false"], timeout=60).returncode == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from plain_ranks import PlainRank
 
+from dapo_rl.cluster import ray_ranks
 from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.errors import RankLostError
 
@@ -73,7 +74,8 @@ def test_a_rank_that_is_stopped_is_noticed_while_it_writes(ranks):
     assert 2 <= taken < 30
 
 
-def test_an_error_on_one_rank_ends_all(ranks):
+def test_an_error_on_one_rank_ends_all(ranks, monkeypatch):
+    monkeypatch.setattr(ray_ranks, "GRACE_S", 1)
     with pytest.raises(RuntimeError, match=r"(?s)^rank 1:\n.*ZeroDivisionError: a bug"):
         ranks.call("fail", [(1,)] * 2)
     assert_end(ranks.pids)
