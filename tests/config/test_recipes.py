@@ -22,6 +22,8 @@ VERDICTS = {
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
     "lab/dynamic-sampling": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/presets": "algorithm conformant, ",
+    "lab/value-pretraining": "algorithm conformant, ",
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
     "vapo-math-qwen2.5-32b": "conformant: every row matches the paper",
 }
