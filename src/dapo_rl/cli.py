@@ -21,6 +21,7 @@ from typing import Annotated, Any, TextIO, get_args
 import typer
 from rich.console import Console
 
+from dapo_rl.base.imports import quick_imports
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.quote import printable
 from dapo_rl.completion import (
@@ -127,9 +128,10 @@ def train(
 
             RunDirectory(run).refuse_a_second_run()  # before a model is loaded
     _stop_at_once()
-    _quiet_transformers()
-    from dapo_rl.runs.directory import new_run_directory
-    from dapo_rl.trainer import DAPOTrainer
+    with quick_imports():
+        _quiet_transformers()
+        from dapo_rl.runs.directory import new_run_directory
+        from dapo_rl.trainer import DAPOTrainer
 
     with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:
         trainer.stop_requested, stopped_by = _stop_on_signals(trainer.display)
@@ -162,9 +164,10 @@ def check(
     """
     recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
-    _quiet_transformers()
-    from dapo_rl.lab.check import conformance, conformance_json, print_conformance
-    from dapo_rl.lab.check_memory import find_memory, memory_report
+    with quick_imports():
+        _quiet_transformers()
+        from dapo_rl.lab.check import conformance, conformance_json, print_conformance
+        from dapo_rl.lab.check_memory import find_memory, memory_report
 
     report = conformance(config, memory_report(config, find_memory(config, gpu)), paper)
     if as_json:
@@ -204,8 +207,9 @@ def plan(
     """
     recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
-    _quiet_transformers()
-    from dapo_rl.lab.plan.command import run_plan
+    with quick_imports():
+        _quiet_transformers()
+        from dapo_rl.lab.plan.command import run_plan
 
     shape = {"gpus": gpus, "tensor_parallel": tensor_parallel, "rollout_gpus": rollout_gpus}
     work = {"acceptance": acceptance, "median": median, "prompt_tokens": prompt_tokens, "seed": seed}
@@ -228,9 +232,10 @@ def verify(
     recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
     _stop_at_once()
-    _quiet_transformers()
-    from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
-    from dapo_rl.lab.verify_show import print_dry_run
+    with quick_imports():
+        _quiet_transformers()
+        from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
+        from dapo_rl.lab.verify_show import print_dry_run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # closes the verifier's processes and the progress bar
     result = dry_run(config, rows, samples)

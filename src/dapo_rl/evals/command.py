@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dapo_rl.base.imports import quick_imports
 from dapo_rl.errors import UserError
 
 EVAL_HELP = """Evaluate models on problems: avg@k, pass@k and cons@k.
@@ -80,7 +81,8 @@ def eval_command(
     }
     plan = make_plan(data, options, [word for word in words if "=" in word], protocol)
 
-    from dapo_rl.evals.run import evaluate_models
+    with quick_imports():
+        from dapo_rl.evals.run import evaluate_models
 
     stopped_by = _stop_on_sigterm()
     try:
