@@ -157,7 +157,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Compare a recipe with DAPO's or VAPO's paper, and its memory with a GPU.
+    """Compare a recipe with its paper, and its memory with a GPU.
 
     The report lists each component of the paper, the batch sizes, and the memory of a run: an estimate from the
     model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
