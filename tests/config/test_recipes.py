@@ -22,6 +22,8 @@ VERDICTS = {
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
     "lab/dynamic-sampling": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/overlong-filtering": "not DAPO: ",
+    "lab/soft-overlong-punishment": "not DAPO: ",
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
 }
 
