@@ -9,13 +9,16 @@ JSON files; `python tools/evidence.py --tables` prints it.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -28,6 +31,7 @@ from dapo_rl.lab.ablate.repetition import repetition_by_step
 from dapo_rl.lab.ablate.results import collect
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.palette import BLUE, GREY, VERMILION
+from dapo_rl.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"
 STEP, TOKENS = "rollout step", "tokens generated, thousands"
@@ -36,7 +40,7 @@ STEP, TOKENS = "rollout step", "tokens generated, thousands"
 @dataclass(frozen=True, slots=True)
 class Panel:
     curve: str
-    """A metric of the run log, `accuracy` (held out) or `repetition`."""
+    """A metric of the run log, `accuracy` (held out), `repetition` or `punished`."""
     title: str
     unit: str
     scale: float = 1.0
@@ -82,6 +86,32 @@ EXPERIMENTS = (
         "Dynamic Sampling reaches 85 % in fewer steps",
         0.85,
     ),
+    Experiment(
+        "overlong-filtering",
+        "Overlong Filtering",
+        "overlong.mask_truncated=false,true",
+        "without",
+        ("accuracy", "response_length"),
+        (
+            Panel("punished", "Responses cut off although all is right so far", "% of responses", 100),
+            Panel("response_length/mean", "Length of responses", "tokens"),
+            replace(ACCURACY, title="Held-out accuracy, where the work fits"),
+        ),
+        "A limit that cuts off right work teaches to guess; Overlong Filtering prevents that",
+    ),
+    Experiment(
+        "soft-overlong-punishment",
+        "Soft Overlong Punishment",
+        "overlong.shape=off,soft",
+        "without",
+        ("mean_truncated", "accuracy"),
+        (
+            Panel("response_length/clip_ratio", "Responses cut off at 48 tokens", "% of responses", 100),
+            Panel("response_length/mean", "Length of responses", "tokens"),
+            ACCURACY,
+        ),
+        "Soft Overlong Punishment: fewer responses are cut off, at a cost in accuracy",
+    ),
 )
 
 
@@ -94,7 +124,8 @@ def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
     """The numbers of an experiment from its run directories."""
     plan = AblationPlan.load(directory / "plan.json")
     plan = replace(plan, compared=experiment.compared, to_accuracy=experiment.to_accuracy)
-    names = dict.fromkeys((*experiment.compared, "accuracy_before", "accuracy", "mean_accuracy", "entropy"))
+    more = ("accuracy_before", "accuracy", "entropy", "clipped_high", "clipped_prob")
+    names = dict.fromkeys((*experiment.compared, *more))
     arms = []
     for result in collect(plan, all_runs(plan, directory)):
         outcomes = [(each.run.seed, each.outcome) for each in result.runs if each.outcome is not None]
@@ -233,6 +264,8 @@ def _band(panel: Panel, runs: Sequence[ArmRun]) -> dict[str, list[float]]:
             curve = {int(row["step"]): float(row["accuracy"]) for row in run.summary()["evaluations"]}
         elif panel.curve == "repetition":
             curve = repetition_by_step(run.directory)
+        elif panel.curve == "punished":
+            curve = punished_by_step(run.directory)
         else:
             rows = [row for row in metrics if isinstance(row.get(panel.curve), int | float)]
             curve = {int(row["step"]): float(row[panel.curve]) for row in rows}
@@ -248,6 +281,25 @@ def _band(panel: Panel, runs: Sequence[ArmRun]) -> dict[str, list[float]]:
         "low": _list(values.min(axis=0)),
         "high": _list(values.max(axis=0)),
     }
+
+
+def punished_by_step(directory: RunDirectory) -> dict[int, float]:
+    """The share of responses that are cut off although every line of their work is right: the noise in the reward."""
+    shares = {}
+    for path in sorted(directory.rollouts_path.glob("step-*.parquet")):
+        rows = pq.read_table(path, columns=["step", "prompt", "response", "finish_reason"]).to_pylist()
+        noise = [row["finish_reason"] == "length" and right_so_far(row["prompt"], row["response"]) for row in rows]
+        shares[int(rows[0]["step"])] = sum(noise) / len(noise)
+    return shares
+
+
+def right_so_far(prompt: str, response: str) -> bool:
+    """Whether the complete lines of a response, at least one, work through the sum as it is given."""
+    numbers = [int(word) for word in re.findall(r"[+-]?\d", prompt)]
+    totals = list(accumulate(numbers))
+    lines = response.split("\n")[:-1]
+    right = [f"{totals[i]}{number:+d}={totals[i + 1]}" for i, number in enumerate(numbers[1:])]
+    return bool(lines) and lines == right[: len(lines)]
 
 
 def _list(values: Any) -> list[float]:

@@ -284,7 +284,7 @@ demo.
   dapo ablate recipe.yaml --seeds 3
   dapo ablate train.steps=10 --jobs 2    a setting changed in every arm
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
-  dapo ablate lab/dynamic-sampling --vary sampling.dynamic=false,true --to-accuracy 0.85
+  dapo ablate lab/dynamic-sampling --vary sampling.dynamic=false,true
   dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
 Every run has an ordinary run directory, ARM/seed-N. Ctrl-C makes the runs save and stop. The results are written

@@ -53,3 +53,13 @@ def test_the_differences_by_hand():
     assert (found.mean, found.comparisons) == (2.0, 4)
     assert found.half_width == pytest.approx(12.706205, rel=1e-6)
     assert found.corrected_half_width == pytest.approx(50.92, abs=0.01)
+
+
+def test_what_is_right_so_far_by_hand():
+    prompt = "3+8-4=?\n"
+    assert evidence.right_so_far(prompt, "3+8=11\n11-4=7\nAns")
+    assert evidence.right_so_far(prompt, "3+8=11\n11-4=9")  # the last line is not complete
+    assert not evidence.right_so_far(prompt, "3+8=12\n12-4")
+    assert not evidence.right_so_far(prompt, "3+8=1")
+    assert not evidence.right_so_far(prompt, "3+8=11\n11-4=7\nWait\n3+")
+    assert evidence.right_so_far("3-8-4=?\n", "3-8=-5\n-5-4=-9\n")
