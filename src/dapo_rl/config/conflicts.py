@@ -74,7 +74,7 @@ def _cluster(config: Config) -> Iterator[Conflict]:
 def _critic(config: Config) -> Iterator[Conflict]:
     if config.has_critic and config.pretrain_steps >= config.train.steps:
         wrong = f"{config.pretrain_steps} of train.steps {config.train.steps} leave no step for the policy"
-        yield Conflict("critic.pretrain_steps", wrong, f"use {config.train.steps // 4} or less, or raise train.steps")
+        yield Conflict("critic.pretrain_steps", wrong, f"use {config.train.steps // 8} or less, or raise train.steps")
     if config.kl_in_reward and not config.has_critic:
         wrong = f"reward with algo.advantage={config.algo.advantage}: a token's reward needs a critic"
         yield Conflict("algo.kl_in", wrong, f"set algo.kl_in=loss, or algo.advantage={GAE}")

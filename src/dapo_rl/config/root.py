@@ -98,7 +98,7 @@ class Config(Section):
         if not self.has_critic:
             return 0
         steps = self.critic.pretrain_steps
-        return min(50, self.train.steps // 4) if steps is None else steps
+        return min(50, self.train.steps // 8) if steps is None else steps
 
     @property
     def kl_in_reward(self) -> bool:

@@ -327,7 +327,7 @@ class CriticSettings(Section):
     lr: float | None = Field(None, gt=0)
     """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
     pretrain_steps: int | None = Field(None, ge=0)
-    """Value pre-training: the first steps train the critic alone; by default 50, and at most a quarter of
+    """Value pre-training: the first steps train the critic alone; by default 50, and at most an eighth of
     train.steps."""
     lambda_policy: float | Literal["adaptive"] = "adaptive"
     """λ of the policy's advantages: a number, or `adaptive`, 1 − 1 / (length_alpha × tokens of the response)."""

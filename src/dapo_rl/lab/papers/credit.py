@@ -56,7 +56,7 @@ def compare_pretrain_steps(config: Config, *, paper: int) -> Finding | None:
         return recipe, True, ""
     meaning = f"{times_the_paper(steps, paper)}; it is enough once critic/vf_loss and critic/vf_explained_var settle"
     if config.critic.pretrain_steps is None:
-        meaning += "; by default it is a quarter of train.steps, if that is less than 50"
+        meaning += "; by default it is an eighth of train.steps, if that is less than 50"
     return recipe, False, meaning
 
 
