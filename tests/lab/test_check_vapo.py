@@ -184,5 +184,5 @@ def test_the_command_takes_a_paper():
     assert result.exit_code == 0
     assert result.output.startswith("Compared with DAPO (arXiv 2503.14476)\n")
     result = CliRunner().invoke(app, ["check", "demo", "preset=vapo"])
-    assert "steps of value pre-training, for the critic alone      10" in result.output
+    assert re.search(r"steps of value pre-training, for the critic alone +5\n", result.output)
     assert re.search(r"  critic +\S+ MiB  0%  weights, gradients and adamw", result.output)
