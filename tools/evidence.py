@@ -112,6 +112,19 @@ EXPERIMENTS = (
         ),
         "Soft Overlong Punishment: fewer responses are cut off, at a cost in accuracy",
     ),
+    Experiment(
+        "clip-higher",
+        "Clip-Higher",
+        "algo.clip_high=0.2,0.28",
+        "without",
+        ("mean_entropy", "mean_accuracy"),
+        (
+            Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "% of tokens", 100),
+            Panel("actor/entropy", "Entropy", "nats per token"),
+            ACCURACY,
+        ),
+        "Clip-Higher on a task that needs exploration, with 16 updates per step",
+    ),
 )
 
 

@@ -21,7 +21,8 @@ VERDICTS = {
     "gsm8k-qwen2.5-0.5b": "algorithm conformant, ",
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
-    "lab/dynamic-sampling": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/clip-higher": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/dynamic-sampling": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/soft-overlong-punishment": "not DAPO: ",
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
