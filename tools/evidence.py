@@ -125,6 +125,19 @@ EXPERIMENTS = (
         ),
         "Clip-Higher on a task that needs exploration, with 16 updates per step",
     ),
+    Experiment(
+        "token-level-loss",
+        "Token-level Loss",
+        "algo.aggregation=seq-mean-token-mean,token-mean",
+        "a mean per response",
+        ("mean_length", "repetition"),
+        (
+            Panel("response_length/mean", "Length of responses", "tokens"),
+            Panel("repetition", "Repeated 4-grams", "% of a response", 100),
+            ACCURACY,
+        ),
+        "Rambling responses become shorter sooner with Token-level Loss",
+    ),
 )
 
 

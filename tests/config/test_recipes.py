@@ -25,6 +25,7 @@ VERDICTS = {
     "lab/dynamic-sampling": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/soft-overlong-punishment": "not DAPO: ",
+    "lab/token-level-loss": "not DAPO: ",
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
 }
 
