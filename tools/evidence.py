@@ -112,6 +112,32 @@ EXPERIMENTS = (
         ),
         "Soft Overlong Punishment: fewer responses are cut off, at a cost in accuracy",
     ),
+    Experiment(
+        "clip-higher",
+        "Clip-Higher",
+        "algo.clip_high=0.2,0.28",
+        "without",
+        ("mean_entropy", "mean_accuracy"),
+        (
+            Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "% of tokens", 100),
+            Panel("actor/entropy", "Entropy", "nats per token"),
+            ACCURACY,
+        ),
+        "Clip-Higher on a task that needs exploration, with 16 updates per step",
+    ),
+    Experiment(
+        "token-level-loss",
+        "Token-level Loss",
+        "algo.aggregation=seq-mean-token-mean,token-mean",
+        "a mean per response",
+        ("mean_length", "repetition"),
+        (
+            Panel("response_length/mean", "Length of responses", "tokens"),
+            Panel("repetition", "Repeated 4-grams", "% of a response", 100),
+            ACCURACY,
+        ),
+        "Rambling responses become shorter sooner with Token-level Loss",
+    ),
 )
 
 

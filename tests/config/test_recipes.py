@@ -21,10 +21,12 @@ VERDICTS = {
     "gsm8k-qwen2.5-0.5b": "algorithm conformant, ",
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
-    "lab/dynamic-sampling": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/clip-higher": "not DAPO: ",  # the baseline of an experiment has no technique
+    "lab/dynamic-sampling": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/presets": "algorithm conformant, ",
     "lab/soft-overlong-punishment": "not DAPO: ",
+    "lab/token-level-loss": "not DAPO: ",
     "lab/value-pretraining": "algorithm conformant, ",
     "sums-smollm2-135m-cpu": "algorithm conformant, ",
     "vapo-math-qwen2.5-32b": "conformant: every row matches the paper",

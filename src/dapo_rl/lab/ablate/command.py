@@ -118,7 +118,7 @@ def _plan(
     if vary:
         for option, value in (("--only", only), ("--table", table)):
             if value is not None:
-                raise UserError(f"{option}: selects rows of a paper's table, and --vary replaces them; use one")
+                raise UserError(f"{option}: selects from a paper's table, and --vary replaces that table; use one")
         return grid(recipe, overrides, seeds, vary)
     name = DEFAULT_TABLE if table is None else table
     if name not in TABLES:
