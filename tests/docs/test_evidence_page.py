@@ -1,6 +1,7 @@
 """docs/evidence.md: its table comes from the saved runs, and its commands are those of the experiments."""
 
 import evidence
+import evidence_vapo
 import pytest
 from support import REPOSITORY
 
@@ -39,8 +40,28 @@ def test_an_experiment_switches_its_technique_and_nothing_else(experiment):
     assert labels == [without.label, with_it.label]
 
 
+def test_the_table_on_vapo_is_that_of_the_saved_runs():
+    start = PAGE.index(evidence_vapo.HEAD)
+    shown = PAGE[start:].split("\n\n")[0].removeprefix(evidence_vapo.HEAD).strip().splitlines()
+    assert shown == evidence_vapo.table()
+    assert f"its {evidence_vapo.count()} comparisons" in " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize("comparison", evidence_vapo.COMPARISONS, ids=lambda comparison: comparison.name)
+def test_a_comparison_has_its_command_its_picture_and_eight_seeds(comparison):
+    assert f"    {comparison.command}\n" in PAGE
+    assert f"](evidence-{comparison.name}.png)" in PAGE
+    assert (REPOSITORY / "docs" / f"evidence-{comparison.name}.png").read_bytes()[:4] == b"\x89PNG"
+    data = evidence_vapo.read(comparison)
+    assert data["command"] == comparison.command
+    seeds = [sorted(run["seed"] for run in arm["runs"]) for arm in data["arms"]]
+    assert seeds == [list(range(8))] * len(comparison.labels)
+    key, _, values = comparison.vary.partition("=")
+    assert [arm["label"] for arm in data["arms"]] == [f"{key}={value}" for value in values.split(",")]
+
+
 def test_every_recipe_of_the_lab_has_its_experiment():
-    known = {f"lab/{experiment.name}" for experiment in evidence.EXPERIMENTS}
+    known = {f"lab/{each.name}" for each in (*evidence.EXPERIMENTS, *evidence_vapo.COMPARISONS)}
     assert {name for name in recipe_names() if name.startswith("lab/")} == known
 
 
