@@ -233,8 +233,15 @@ def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
         if panel.level is not None:
             axis.axhline(panel.level, color=VERMILION, linewidth=1, linestyle="--")
         _finish(axis, panel)
-    picture.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=10)
-    picture.supxlabel("lines: means over seeds   bands: range over seeds", fontsize=9, color="#666666")
+    picture.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=10,
+        title="lines: means over seeds   bands: range over seeds",
+        title_fontsize=9,
+        frameon=False,
+    )
     return picture
 
 
