@@ -136,7 +136,7 @@ EXPERIMENTS = (
             Panel("repetition", "Repeated 4-grams", "% of a response", 100),
             ACCURACY,
         ),
-        "Rambling responses become shorter sooner with Token-level Loss",
+        "With Token-level Loss, rambling fades sooner",
     ),
 )
 
@@ -215,7 +215,7 @@ def read(experiment: Experiment) -> dict[str, Any]:
 
 
 def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
-    picture = Figure(figsize=(15, 4.6), dpi=100, layout="constrained")
+    picture = Figure(figsize=(15, 4.9), dpi=100, layout="constrained")
     seeds = len(data["seeds"])
     picture.suptitle(f"{experiment.title} ({seeds} seeds per arm)", fontsize=14, fontweight="bold")
     axes = picture.subplots(1, len(experiment.panels))
@@ -233,8 +233,15 @@ def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
         if panel.level is not None:
             axis.axhline(panel.level, color=VERMILION, linewidth=1, linestyle="--")
         _finish(axis, panel)
-    axes[0].legend(fontsize=9, loc="best")
-    picture.supxlabel("lines: means over seeds   bands: range over seeds", fontsize=9, color="#666666")
+    picture.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        fontsize=10,
+        title="lines: means over seeds   bands: range over seeds",
+        title_fontsize=9,
+        frameon=False,
+    )
     return picture
 
 
