@@ -74,7 +74,7 @@ COMPARISONS = (
             Panel("critic/vf_loss", "Value loss", "half the squared error"),
             replace(ACCURACY, level=80),
         ),
-        "Value pre-training: the critic knows something when the policy's training begins",
+        "Value pre-training: the critic explains more, the policy learns later",
         0.8,
     ),
 )
