@@ -194,7 +194,7 @@ def test_mistakes_in_what_is_compared(compare, to_accuracy, words):
     [
         (TWO, None, "dapo", "--table: selects from"),
         (TWO, "ladder", None, "--only: selects from"),
-        ([], None, "dappo", "--table: 'dappo' is not one of dapo; did you mean dapo?"),
+        ([], None, "dappo", "--table: 'dappo' is not one of dapo, vapo; did you mean dapo?"),
         ([], "rungs", None, "--only: 'rungs' is not one of ladder, leave-one-out"),
     ],
 )

@@ -145,8 +145,7 @@ def test_the_line_of_a_step_with_a_critic_has_its_explained_variance():
 
 
 def test_value_pretraining_is_announced_until_it_is_over():
-    config = Config.build({"preset": "vapo", "train.steps": 8})
-    assert config.pretrain_steps == 2
+    config = Config.build({"preset": "vapo", "train.steps": 8, "critic.pretrain_steps": 2})
     said = "value pre-training: the policy is trained from step 3 on"
     display, stream = plain()
     display.start(8, config)
