@@ -95,7 +95,7 @@ def drawn(page, metric):
     return page.evaluate(
         """(metric) => {
             const canvas = document.querySelector(`[data-metric="${metric}"] canvas`);
-            if (!canvas) return 0;
+            if (!canvas?.width || !canvas.height) return 0;
             const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
             let count = 0;
             for (let i = 0; i < pixels.length; i += 4) {

@@ -128,7 +128,7 @@ def test_curves_of_the_critic_and_value_pretraining(browser, runs, address):  # 
         expect(key).to_have_text("value pre-training: the policy is not trained yet")
         # Steps 1 to 8 span the chart: shaded as far as step 2.5, in every chart.
         for metric in ("critic/vf_explained_var", "acc/mean"):
-            assert shaded_share(page, metric) == pytest.approx(1.5 / 7, abs=0.02)
+            wait_until(lambda metric=metric: shaded_share(page, metric) == pytest.approx(1.5 / 7, abs=0.02))
         menu = page.locator('[data-metric="critic/vf_loss"] details.save')
         picture = ET.fromstring(download(page, menu, "SVG")[1])
         assert "value pre-training" in [element.text for element in picture.iter(f"{SVG}text")]
@@ -142,11 +142,12 @@ def test_curves_of_the_critic_and_value_pretraining(browser, runs, address):  # 
 
 
 def shaded_share(page, metric):
-    """The grey part of a chart's width, along a row of pixels close to its lower edge."""
+    """The grey part of a chart's width, along a row of pixels close to its lower edge; None if it is not drawn."""
     return page.evaluate(
         """(metric) => {
             const chart = document.querySelector(`[data-metric="${metric}"]`);
-            const canvas = chart.querySelector("canvas");
+            const canvas = chart?.querySelector("canvas");
+            if (!canvas?.clientWidth || !chart.querySelector(".u-over")?.clientWidth) return null;
             const scale = canvas.width / canvas.clientWidth;
             const over = chart.querySelector(".u-over").getBoundingClientRect();
             const box = canvas.getBoundingClientRect();
