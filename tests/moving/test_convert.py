@@ -14,7 +14,7 @@ from dapo_rl.cli import app
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
-from dapo_rl.moving.convert import convert_run, recipe_text
+from dapo_rl.moving.convert import convert_run
 from dapo_rl.moving.readers import read_run, read_words
 
 FILES = {
@@ -26,17 +26,6 @@ FILES = {
     "areal-ppo.yaml": published.AREAL_PPO,
     "trl.yaml": published.TRL,
 }
-
-
-@pytest.fixture
-def converted(tmp_path):
-    def convert(text, name="run.sh", **options):
-        (tmp_path / name).write_text(text)
-        result = convert_run(read_run(tmp_path / name), **options)
-        (tmp_path / "recipe.yaml").write_text(recipe_text(result))
-        return result, Config.load(tmp_path / "recipe.yaml"), {row.key: row for row in result.explained}
-
-    return convert
 
 
 def verl(*words):

@@ -5,22 +5,9 @@ import pytest
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.moving.convert import convert_run, recipe_text
 from dapo_rl.moving.hydra import interpolated
-from dapo_rl.moving.readers import read_run
 
 ACTOR = "actor_rollout_ref.actor"
-
-
-@pytest.fixture
-def converted(tmp_path):
-    def convert(text, name="run.sh", **options):
-        (tmp_path / name).write_text(text)
-        result = convert_run(read_run(tmp_path / name), **options)
-        (tmp_path / "recipe.yaml").write_text(recipe_text(result))
-        return result, Config.load(tmp_path / "recipe.yaml"), {row.key: row for row in result.explained}
-
-    return convert
 
 
 def verl(*words, estimator="gae"):

@@ -71,7 +71,7 @@ class RankedLearner:
         self._note_tokens([sum(trained[i].trained_tokens for i in indices) for indices in dealt])
         updates: list[Update] = self._on_shares("update", trained, dealt, lr)
         for indices, update in zip(dealt, updates, strict=True):
-            for i, of_sample in zip(indices, update.seen, strict=False):  # a critic reports nothing for tokens
+            for i, of_sample in zip(indices, update.seen, strict=True):
                 seen[places[i]] = of_sample
         notes = dict.fromkeys(note for update in updates for note in update.notes)
         return Update(updates[0].metrics, tuple(seen), tuple(notes))

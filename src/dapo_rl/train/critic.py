@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from dapo_rl.algo.value import value_loss
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
-from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.stored import done_now, save_hashed
 from dapo_rl.models.transfer import to_device
@@ -30,6 +29,7 @@ class HFCritic(Learner[TokenValues]):
     """A `value_model` that is trained in this process."""
 
     whose = "the critic's"
+    copies = 2  # the policy is as large, and is copied as well
 
     def __init__(
         self,
@@ -59,15 +59,15 @@ class HFCritic(Learner[TokenValues]):
 
     def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
         """One optimizer step towards the samples' returns."""
-        tokens = self._count(samples).tokens
+        tokens, nothing = self._count(samples).tokens, (None,) * len(samples)
         if tokens == 0:
-            return Update({}, ())
+            return Update({}, nothing)
         trained = [sample for sample in samples if sample.trained_tokens]
         totals, _, grad_norm = self._learn(trained, lr, lambda batch, _: self._backward(batch, tokens))
         metrics = {"critic/vf_loss": totals["loss"], "critic/grad_norm": grad_norm, "critic/lr": lr}
         if self._value_clip is not None:
             metrics["critic/vf_clipfrac"] = totals["clipped"] / tokens
-        return Update(metrics, (), self._take_notes())
+        return Update(metrics, nothing, self._take_notes())
 
     def save(self, directory: Path) -> Rest:
         """Copies the weights and the state of the optimizer; the result writes them to `critic.pt`."""
@@ -92,13 +92,6 @@ class HFCritic(Learner[TokenValues]):
             weights = state.pop("weights")
         self._restore(directory, weights, state)
 
-    def _why_no_copy(self) -> str | None:
-        """The policy is as large, and is copied as well."""
-        nbytes = sum(parameter.nbytes for parameter in self.model.parameters())
-        moments = 2 * nbytes if self._train.optimizer == "adamw" else nbytes // 2
-        on_host = 0 if next(self.model.parameters()).is_cuda else 2 * (2 * nbytes + moments)
-        return why_no_copy(2 * (nbytes + moments), on_host)
-
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
         return ResponseValues(model, **how)
 
@@ -119,7 +112,7 @@ class HFCritic(Learner[TokenValues]):
         return sums, _Nothing()
 
 
-class _Nothing(NamedTuple):
+class _Nothing:
     """The critic reports nothing for single tokens."""
 
     def split(self, lengths: Sequence[int]) -> list[None]:

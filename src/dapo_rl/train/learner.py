@@ -47,6 +47,8 @@ class Learner(Generic[Stats]):
 
     whose: ClassVar[str] = "the"
     """Of its loss and gradient, in errors."""
+    copies: ClassVar[int] = 1
+    """How many copies of this size a checkpoint of the run takes in host memory."""
 
     def __init__(
         self, model: Any, *, train: TrainSettings, token_budget: int, fill_memory: bool, turns: bool, **how: Any
@@ -200,7 +202,8 @@ class Learner(Generic[Stats]):
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         moments = (2 if self._train.optimizer == "adamw_8bit" else 8) * trained
         copied = sum(parameter.nbytes for parameter in parameters) + moments
-        return why_no_copy(copied, 0 if parameters[0].is_cuda else copied + 4 * trained)
+        taken = 0 if parameters[0].is_cuda else copied + 4 * trained
+        return why_no_copy(self.copies * copied, self.copies * taken)
 
     def _tokens_that_fit(self) -> int:
         """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from dapo_rl.lab.papers import credit, losses, rewards, sampling, training
+from dapo_rl.lab.papers.dapo import DAPO
 from dapo_rl.lab.papers.record import Component, Paper
 
 _INHERITED = "as in DAPO"
 _UNSAID = "not stated"
+
+
+def _as_in_dapo(name: str) -> Component:
+    component = next(component for component in DAPO.components if component.name == name)
+    return replace(component, reference=_INHERITED)
+
 
 VAPO = Paper(
     "VAPO",
@@ -174,14 +182,7 @@ VAPO = Paper(
             rewards.compare_soft_punishment,
             ("overlong.shape",),
         ),
-        Component(
-            "Punishment interval",
-            _INHERITED,
-            "settings",
-            "L_max 20,480, L_cache 4,096, factor 1",
-            rewards.compare_interval,
-            ("overlong.max_length", "overlong.cache_length", "overlong.factor"),
-        ),
+        _as_in_dapo("Punishment interval"),
         Component(
             "Overlong Filtering",
             _INHERITED,
@@ -190,14 +191,7 @@ VAPO = Paper(
             rewards.compare_filtering,
             ("overlong.mask_truncated",),
         ),
-        Component(
-            "Rule-based reward",
-            _INHERITED,
-            "settings",
-            "right +1, wrong -1",
-            rewards.compare_reward,
-            ("reward.correct", "reward.wrong", "reward.verifier"),
-        ),
+        _as_in_dapo("Rule-based reward"),
         Component(
             "Prompts per step",
             "Sec. 5.1",
@@ -246,56 +240,14 @@ VAPO = Paper(
             partial(training.compare_warmup, paper=None),
             ("train.warmup_steps",),
         ),
-        Component(
-            "Optimizer",
-            _INHERITED,
-            "settings",
-            "AdamW, decay 0.1, betas 0.9 0.999, clip 1",
-            training.compare_optimizer,
-            ("train.optimizer", "train.weight_decay", "train.betas", "train.max_grad_norm"),
-        ),
-        Component(
-            "Precision",
-            _INHERITED,
-            "settings",
-            "bfloat16, float32 weights",
-            training.compare_precision,
-            ("model.dtype",),
-        ),
-        Component(
-            "New tokens",
-            _INHERITED,
-            "settings",
-            "20,480 at most",
-            sampling.compare_new_tokens,
-            ("sampling.max_new_tokens",),
-        ),
-        Component("Temperature", _INHERITED, "settings", "1", sampling.compare_temperature, ("sampling.temperature",)),
-        Component(
-            "Top-p and top-k",
-            _INHERITED,
-            "settings",
-            "top_p 1, no top_k",
-            sampling.compare_truncation,
-            ("sampling.top_p", "sampling.top_k"),
-        ),
-        Component(
-            "Surplus groups",
-            _INHERITED,
-            "settings",
-            "drop",
-            sampling.compare_surplus,
-            ("sampling.surplus", "sampling.max_staleness", "sampling.ahead"),
-        ),
+        _as_in_dapo("Optimizer"),
+        _as_in_dapo("Precision"),
+        _as_in_dapo("New tokens"),
+        _as_in_dapo("Temperature"),
+        _as_in_dapo("Top-p and top-k"),
+        _as_in_dapo("Surplus groups"),
         Component("Model", "Sec. 5.1", "settings", "Qwen2.5-32B", training.compare_model, ("model.name",)),
-        Component(
-            "Training prompts",
-            _INHERITED,
-            "settings",
-            "DAPO-Math-17K",
-            training.compare_training_prompts,
-            ("data.train",),
-        ),
+        _as_in_dapo("Training prompts"),
         Component(
             "Held-out prompts",
             "Sec. 5.1",
