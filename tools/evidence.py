@@ -30,7 +30,7 @@ from dapo_rl.lab.ablate.quantities import COMPARABLE
 from dapo_rl.lab.ablate.repetition import repetition_by_step
 from dapo_rl.lab.ablate.results import collect
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
-from dapo_rl.palette import BLUE, GREY, VERMILION
+from dapo_rl.palette import BLUE, GREEN, GREY, VERMILION
 from dapo_rl.runs.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -195,18 +195,25 @@ def table(experiments: Sequence[Experiment] = EXPERIMENTS) -> list[str]:
     for experiment in experiments:
         data = read(experiment)
         for name, found in differences(experiment, data, comparisons(experiments)).items():
-            quantity, half = COMPARABLE[name], found.corrected_half_width
-            assert half is not None
-            assert found.detectable is not None
-            means = [np.mean([run[name] for run in arm["runs"]]) for arm in data["arms"]]
-            head = quantity.head + (f" {experiment.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else "")
-            bold = "**" if found.excludes_zero else ""
-            interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
-            detectable = "" if found.excludes_zero else quantity.unsigned(found.detectable)
-            cells = [experiment.technique, head, *(quantity.write(float(mean)) for mean in means)]
-            cells += [quantity.signed(found.mean), interval, f"{found.effect_size:+.1f}", detectable]
-            rows.append(f"| {' | '.join(cells)} |")
+            rows.append(row(experiment.technique, name, found, data["arms"], experiment.to_accuracy))
     return rows
+
+
+def row(
+    compared: str, name: str, found: SeedDifference, arms: Sequence[Mapping[str, Any]], to_accuracy: float | None
+) -> str:
+    """The row of a table for one quantity of two arms."""
+    quantity, half = COMPARABLE[name], found.corrected_half_width
+    assert half is not None
+    assert found.detectable is not None
+    means = [np.mean([run[name] for run in arm["runs"]]) for arm in arms]
+    head = quantity.head + (f" {to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else "")
+    bold = "**" if found.excludes_zero else ""
+    interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
+    detectable = "" if found.excludes_zero else quantity.unsigned(found.detectable)
+    cells = [compared, head, *(quantity.write(float(mean)) for mean in means)]
+    cells += [quantity.signed(found.mean), interval, f"{found.effect_size:+.1f}", detectable]
+    return f"| {' | '.join(cells)} |"
 
 
 def read(experiment: Experiment) -> dict[str, Any]:
@@ -215,16 +222,24 @@ def read(experiment: Experiment) -> dict[str, Any]:
 
 
 def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
-    picture = Figure(figsize=(15, 4.9), dpi=100, layout="constrained")
-    seeds = len(data["seeds"])
-    picture.suptitle(f"{experiment.title} ({seeds} seeds per arm)", fontsize=14, fontweight="bold")
-    axes = picture.subplots(1, len(experiment.panels))
     labels = (
         f"{experiment.without} ({data['arms'][0]['label']})",
         f"{experiment.technique} ({data['arms'][1]['label']})",
     )
-    for axis, panel in zip(axes, experiment.panels, strict=True):
-        for arm, color, marker, label in zip(data["arms"], (GREY, BLUE), "os", labels, strict=True):
+    return draw_arms(experiment.title, experiment.panels, data, labels)
+
+
+STYLES = {2: ((GREY, "o"), (BLUE, "s")), 3: ((GREY, "o"), (GREEN, "^"), (BLUE, "s"))}
+"""Colours and markers by the number of arms."""
+
+
+def draw_arms(title: str, panels: Sequence[Panel], data: Mapping[str, Any], labels: Sequence[str]) -> Figure:
+    """The curves of each arm, a panel beside the other."""
+    picture = Figure(figsize=(15, 4.9), dpi=100, layout="constrained")
+    picture.suptitle(f"{title} ({len(data['seeds'])} seeds per arm)", fontsize=14, fontweight="bold")
+    axes = picture.subplots(1, len(panels))
+    for axis, panel in zip(axes, panels, strict=True):
+        for arm, (color, marker), label in zip(data["arms"], STYLES[len(labels)], labels, strict=True):
             curve = arm["curves"][f"{panel.curve} by {panel.x}"]
             x, mean, low, high = (np.array(curve[key]) for key in ("x", "mean", "low", "high"))
             every = max(1, len(x) // 8)
@@ -236,7 +251,7 @@ def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
     picture.legend(
         *axes[0].get_legend_handles_labels(),
         loc="outside lower center",
-        ncols=2,
+        ncols=len(labels),
         fontsize=10,
         title="lines: means over seeds   bands: range over seeds",
         title_fontsize=9,

@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import evidence
-import numpy as np
 from evidence import ACCURACY, DOCS, STEP, TOKENS, Panel
-from matplotlib.figure import Figure
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
-from dapo_rl.lab.ablate.quantities import COMPARABLE
-from dapo_rl.palette import BLUE, GREEN, GREY, VERMILION
-
-STYLES = {2: (GREY, BLUE), 3: (GREY, GREEN, BLUE)}
-"""Colours by the number of arms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,45 +117,10 @@ def table() -> list[str]:
         data = read(comparison)
         for pair in comparison.pairs:
             for name in comparison.compared:
-                found, quantity = difference(data, pair, name), COMPARABLE[name]
-                half, detectable = found.corrected_half_width, found.detectable
-                assert half is not None
-                assert detectable is not None
-                means = [float(np.mean([run[name] for run in data["arms"][arm]["runs"]])) for arm in pair]
-                goal = f" {comparison.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else ""
-                bold = "**" if found.excludes_zero else ""
-                interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
-                cells = [
-                    ", then ".join(comparison.labels[arm] for arm in pair),
-                    quantity.head + goal,
-                    *(quantity.write(mean) for mean in means),
-                    quantity.signed(found.mean),
-                    interval,
-                    f"{found.effect_size:+.1f}",
-                    "" if found.excludes_zero else quantity.unsigned(detectable),
-                ]
-                rows.append(f"| {' | '.join(cells)} |")
+                compared = ", then ".join(comparison.labels[arm] for arm in pair)
+                arms = [data["arms"][arm] for arm in pair]
+                rows.append(evidence.row(compared, name, difference(data, pair, name), arms, comparison.to_accuracy))
     return rows
-
-
-def draw(comparison: Comparison, data: Mapping[str, Any]) -> Figure:
-    picture = Figure(figsize=(15, 4.6), dpi=100, layout="constrained")
-    picture.suptitle(f"{comparison.title} ({len(data['seeds'])} seeds per arm)", fontsize=14, fontweight="bold")
-    axes = picture.subplots(1, len(comparison.panels))
-    for axis, panel in zip(axes, comparison.panels, strict=True):
-        for i, arm in enumerate(data["arms"]):
-            color, marker, label = STYLES[len(data["arms"])][i], "o^s"[i], comparison.labels[i]
-            curve = arm["curves"][f"{panel.curve} by {panel.x}"]
-            x, mean, low, high = (np.array(curve[key]) for key in ("x", "mean", "low", "high"))
-            every = max(1, len(x) // 8)
-            axis.plot(x, panel.scale * mean, color=color, marker=marker, markevery=every, label=label, linewidth=2)
-            axis.fill_between(x, panel.scale * low, panel.scale * high, color=color, alpha=0.15, linewidth=0)
-        if panel.level is not None:
-            axis.axhline(panel.level, color=VERMILION, linewidth=1, linestyle="--")
-        evidence._finish(axis, panel)
-    axes[0].legend(fontsize=9, loc="best")
-    picture.supxlabel("lines: means over seeds   bands: range over seeds", fontsize=9, color="#666666")
-    return picture
 
 
 def main(words: Sequence[str]) -> None:
@@ -171,7 +129,8 @@ def main(words: Sequence[str]) -> None:
         for comparison in COMPARISONS:
             data = gather(comparison, home / comparison.name)
             atomic_write(DOCS / "evidence" / f"{comparison.name}.json", json.dumps(data, ensure_ascii=False) + "\n")
-            draw(comparison, data).savefig(DOCS / f"evidence-{comparison.name}.png")
+            picture = evidence.draw_arms(comparison.title, comparison.panels, data, comparison.labels)
+            picture.savefig(DOCS / f"evidence-{comparison.name}.png")
     print("\n".join([HEAD, *table()]))
 
 
