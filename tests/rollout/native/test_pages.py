@@ -126,7 +126,13 @@ def test_full_load_uses_nearly_all_pages(model):
     work = [request(f"r{i}", count=4, seed=i, max_new_tokens=40, ignore_eos=True) for i in range(16)]
     engine = NativeEngine(model, tokenizer(), longest=44, page_tokens=4, kv_memory_bytes=120 * 4 * TOKEN_BYTES)
     run(engine, work)
-    assert engine.memory["most_used"] >= 0.9 * engine.memory["pages"]
+    assert engine.memory["used_at_full_load"] >= 0.9 * engine.memory["pages"]
+
+
+def test_full_load_is_when_samples_wait(model):
+    engine = NativeEngine(model, tokenizer(), longest=44, page_tokens=4)
+    run(engine, [request("a", count=4, max_new_tokens=40, ignore_eos=True)])
+    assert engine.memory["used_at_full_load"] is None
 
 
 def test_a_group_shares_the_pages_of_its_prompt(model):

@@ -94,6 +94,8 @@ class NativeEngine:
         self._queue = Queue(self._model, self._batch, longest, pass_tokens)
         self.preempted = 0
         """Samples that had to return to the queue because pages ran out."""
+        self._full_steps = self._full_pages = 0
+        """Steps in which samples waited, and the sum of the pages that were in use in them."""
 
     @property
     def pending(self) -> int:
@@ -101,10 +103,16 @@ class NativeEngine:
         return self._queue.samples + len(self._batch.rows) + len(self._batch.finished)
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Pages of the cache, the most that were in use at a time, and the tokens of a page."""
+    def memory(self) -> dict[str, int | None]:
+        """Pages of the cache, those in use at a time (at most, and at full load, while samples wait), and the
+        tokens of a page."""
         pages = self._batch.pages
-        return {"pages": pages.usable, "most_used": pages.most_used, "page_tokens": pages.page_tokens}
+        return {
+            "pages": pages.usable,
+            "most_used": pages.most_used,
+            "used_at_full_load": round(self._full_pages / self._full_steps) if self._full_steps else None,
+            "page_tokens": pages.page_tokens,
+        }
 
     def submit(self, request: Request) -> None:
         self._budget.check(request.longest)
@@ -160,6 +168,9 @@ class NativeEngine:
         return self._queue.take_all()
 
     def _step(self) -> None:
+        if self._queue.samples:
+            self._full_steps += 1
+            self._full_pages += self._batch.pages.used
         self.preempted += self._batch.step(self._queue.filling_rows, self._queue.put_back)
         self._batch.collect()
 
