@@ -8,15 +8,21 @@ import sys
 from contextlib import nullcontext
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
+from torch.distributed.device_mesh import init_device_mesh
+
+from dapo_rl.types import TrainSample
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
+from dapo_rl.cluster.sharding import ShardedLogps  # noqa: E402
 from dapo_rl.models.fused.modules import TrainingFusion  # noqa: E402
 from dapo_rl.models.recompute import recomputing  # noqa: E402
 
@@ -29,6 +35,8 @@ SMALL = {
 }  # fmt: skip
 EVERYTHING = {"norm": 5, "layer": 2, "rotary embedding": 2, "MLP": 2, "projection": 6}
 """Of two layers: projections are queries, keys and values together, the attention's output, and the MLP's output."""
+
+SAMPLES = [TrainSample([5, 6, 7], np.arange(8, 8 + n), -4.0, 1.0, group=0) for n in (3, 11, 20)]
 
 
 def model_of(name, dtype=torch.float32, **changes):
@@ -43,7 +51,7 @@ def model_of(name, dtype=torch.float32, **changes):
 
 
 def fusion_of(model):
-    return TrainingFusion(model, torch.bfloat16)
+    return TrainingFusion(model, DEVICE, torch.bfloat16)
 
 
 def computed(model, *contexts, autocast=True):
@@ -146,13 +154,14 @@ def test_adapters_and_frozen_weights():
     assert_as_close_as_the_model(model, fusion.active())
 
 
-def test_a_hooked_module_is_left_and_its_hook_runs():
+def test_hooks_run():
+    """A layer does without the calls of its norms, unless one of them has a hook."""
     model = model_of("Llama")
     seen = []
     model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: seen.append("norm"))
     model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: seen.append("MLP"))
     fusion = fusion_of(model)
-    assert fusion.counts == {"norm": 4, "layer": 1, "rotary embedding": 2, "MLP": 1, "projection": 5}
+    assert fusion.counts == EVERYTHING | {"layer": 1}
     seen.clear()
     computed(model, fusion.active())
     assert seen == ["norm", "MLP"]
@@ -168,6 +177,35 @@ def test_a_forward_that_a_library_set_is_kept():
         assert (mlp.forward, attention.forward) == set_by_others
     computed(model, fusion.active())
     assert (mlp.forward, attention.forward) == set_by_others
+
+
+@pytest.fixture
+def group_of_one():
+    dist.init_process_group(
+        "gloo" if INTERPRETED else "cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_sharded_layers_are_fused_too(group_of_one, recompute):
+    """Their weights are whole, and in bfloat16, only while a layer computes."""
+
+    def gradients(fused, dtype=torch.bfloat16):
+        model = model_of("Qwen2")
+        how = {"pad_id": 0, "temperature": 1.0, "dtype": dtype, "fused": fused, "recompute": recompute}
+        mesh = init_device_mesh(DEVICE.type, (1,))
+        responses = ShardedLogps(model, mesh=mesh, device=DEVICE, anyone=lambda here: here, **how)
+        if fused:
+            responses._fusion = responses._find_fusion()  # in the interpreter, which is not a GPU, it is not asked for
+            assert responses._fusion.counts == EVERYTHING
+        with responses.compute(SAMPLES) as stats:
+            stats.logps.sum().backward()
+        return torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+
+    exact, plain, fused = gradients(False, torch.float32), gradients(False), gradients(True)
+    assert 1e-5 < distance(fused, exact) < (2.0 if INTERPRETED else 1.5) * distance(plain, exact)
 
 
 def test_outside_the_module_is_as_it_was():

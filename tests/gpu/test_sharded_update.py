@@ -18,6 +18,8 @@ from dapo_rl.types import TrainSample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
+FUSED = TrainSettings(gradient_checkpointing=True)
+
 
 def settings(dtype):
     return {
@@ -59,6 +61,7 @@ def samples():
         (on_rank, torch.float32, 1e-4),
         (partial(on_rank, offload=True), torch.float32, 1e-4),
         (partial(on_rank, dtype=torch.bfloat16), torch.bfloat16, 0.05),
+        (partial(on_rank, dtype=torch.bfloat16, train=FUSED), torch.bfloat16, 0.05),
     ],
 )
 def test_a_sharded_update_is_that_of_the_plain_policy(one_rank, make, dtype, tolerance, tmp_path):

@@ -70,7 +70,6 @@ class RankLearner(Learner[Stats]):
         self._disk = dist.new_group(backend="gloo")
         """Used by the thread that writes checkpoints, at the same time as the others."""
         self._to_write: dict[str, Any] = {}
-        train = train.model_copy(update={"fused": False})
         for turn in range(max(self._gather(place.of_host))):
             if turn == place.on_host:
                 with _alive_meanwhile(place):  # a download may take long

@@ -7,8 +7,8 @@ inside the `forward` of one module around the model, which is the root of the sh
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.values import ResponseValues, TokenValues
+
+if TYPE_CHECKING:
+    from dapo_rl.models.fused.modules import TrainingFusion
 
 Stats = TypeVar("Stats", TokenStats, TokenValues)
 
@@ -77,6 +80,23 @@ class ShardedPass(ResponsePass[Stats]):
             self._root.reshard()  # the root keeps its parameters for a backward pass, and there is none
         return stats
 
+    def _find_fusion(self) -> TrainingFusion:
+        """Tries what can be fused, in a forward pass of its own: it gathers the parameters of a layer at a time."""
+        from dapo_rl.models.fused.modules import TrainingFusion
+
+        layers = _LayersInTurn(self._sharded)
+
+        def find() -> TrainingFusion:
+            try:
+                return TrainingFusion(self._model, self.device, self._dtype, layers.gather)
+            finally:
+                layers.end()
+
+        with torch.no_grad():
+            fusion: TrainingFusion = self._root(find)
+        self._root.reshard()
+        return fusion
+
     def _try(self, forward: Callable[[], Stats]) -> Stats | None:
         """None if this rank runs out of memory. It still takes part in the collectives of the others."""
         self._begun.clear()
@@ -101,6 +121,28 @@ class ShardedValues(ShardedPass[TokenValues], ResponseValues):
     """The values of a sharded critic."""
 
 
+class _LayersInTurn:
+    """Makes the parameters of sharded modules whole, of one at a time, while the root computes."""
+
+    def __init__(self, sharded: Sequence[Any]) -> None:
+        _root, *layers = sharded
+        self._owners = {module: layer for layer in layers for module in layer.modules()}
+        self._whole: Any = None
+
+    def gather(self, module: nn.Module) -> None:
+        owner = self._owners.get(module)
+        if owner is not self._whole:
+            self.end()
+            if owner is not None:
+                owner.unshard()
+            self._whole = owner
+
+    def end(self) -> None:
+        if self._whole is not None:
+            self._whole.reshard()
+        self._whole = None
+
+
 class _Root(nn.Module):
     """Runs a function while the parameters of the model that belong to no layer are whole."""
 
@@ -108,10 +150,12 @@ class _Root(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, compute: Callable[[], Stats]) -> Stats:
-        stats = compute()
-        first, *others = stats
-        return type(stats)(first.clone(), *others)  # FSDP's hooks are on the output, which must not be a view
+    def forward(self, compute: Callable[[], Any]) -> Any:
+        result = compute()
+        if not isinstance(result, tuple):
+            return result
+        first, *others = result
+        return type(result)(first.clone(), *others)  # FSDP's hooks are on the output, which must not be a view
 
 
 def _shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, offload: bool) -> Any:

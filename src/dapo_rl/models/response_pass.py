@@ -103,12 +103,15 @@ class ResponsePass(ABC, Generic[Stats]):
     @cached_property
     def _fusion(self) -> TrainingFusion | None:
         """What is fused; found out when the model first computes, which is when it is on its device."""
-        is_cuda = next(self._model.parameters()).is_cuda
+        is_cuda = self.device.type == "cuda"
         if not (self._wants_fused and is_cuda and self._dtype == torch.bfloat16 and find_spec("triton")):
             return None
+        return self._find_fusion()
+
+    def _find_fusion(self) -> TrainingFusion:
         from dapo_rl.models.fused.modules import TrainingFusion
 
-        return TrainingFusion(self._model, self._dtype)
+        return TrainingFusion(self._model, self.device, self._dtype)
 
     def bytes_per_token(self) -> int:
         """Measures the memory of a token's activations on the GPU."""

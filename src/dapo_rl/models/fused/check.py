@@ -48,9 +48,14 @@ class GradientCheck:
         return [x.detach().float() for x in (*results, *torch.autograd.grad(results, inputs, factors))]
 
 
+def has_its_own_forward(module: nn.Module) -> bool:
+    """Whether no library has set the module's `forward`. Hooks around it run whatever it is."""
+    return "forward" not in vars(module)
+
+
 def is_untouched(module: nn.Module) -> bool:
-    """Whether nobody has hooked into the module: what replaces it may not call its parts one by one."""
-    return "forward" not in vars(module) and not (module._forward_hooks or module._forward_pre_hooks)
+    """Whether nobody has hooked into the module either, so that its work can be done without calling it."""
+    return has_its_own_forward(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapo_rl.models.fused.check import ROUNDING, Forward, GradientCheck, forwards_replaced
+from dapo_rl.models.fused.check import ROUNDING, Forward, GradientCheck, forwards_replaced, is_untouched
 from dapo_rl.models.fused.norm import add_and_norm
 
 
@@ -57,7 +57,7 @@ def fused_layer(layer: Any, norms: Mapping[nn.Module, TrainedNorm], check: Gradi
     """Fuses the first residual sum with the norm that reads it; both norms round their results once, to the type in
     which the linear layers compute."""
     first, second = norms.get(layer.input_layernorm), norms.get(layer.post_attention_layernorm)
-    if first is None or second is None:
+    if first is None or second is None or not (is_untouched(first.module) and is_untouched(second.module)):
         return None
     plain = layer.forward
 

@@ -25,21 +25,21 @@ class _JointLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, count: int, *parameters: Tensor) -> Tensor:
         weights, biases = parameters[:count], parameters[count:]
-        sizes = [len(weight) for weight in weights]
-        weight_MN = torch.empty(sum(sizes), x.shape[-1], dtype=dtype, device=x.device)
-        for part, weight in zip(weight_MN.split(sizes), weights, strict=True):
-            part.copy_(weight)
+        weight_MN = _joined(weights, dtype)
+        # Weights of this type are kept as they are: sharded ones are whole only while their layer computes.
+        kept = weights if all(weight.dtype == dtype for weight in weights) else (weight_MN,)
         bias_M = torch.cat(biases).to(dtype) if biases else None
         x_TN = x.reshape(-1, x.shape[-1]).to(dtype)
-        ctx.save_for_backward(x_TN, weight_MN)
-        ctx.sizes, ctx.of_x = sizes, (x.shape, x.dtype)
+        ctx.save_for_backward(x_TN, *kept)
+        ctx.sizes, ctx.of_x = [len(weight) for weight in weights], (x.shape, x.dtype)
         ctx.types = [parameter.dtype for parameter in parameters]
         return F.linear(x_TN, weight_MN, bias_M).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x_TN, weight_MN = ctx.saved_tensors
+        x_TN, *kept = ctx.saved_tensors
+        weight_MN = _joined(kept, x_TN.dtype)
         count = len(ctx.sizes)
         wants_x, _, _, *wants = ctx.needs_input_grad
         grad_TM = grad.reshape(-1, len(weight_MN))
@@ -50,6 +50,16 @@ class _JointLinear(torch.autograd.Function):
         if any(wants[count:]):
             parts[count:] = grad_TM.sum(0, dtype=torch.float32).to(ctx.types[count]).split(ctx.sizes)
         return grad_x, None, None, *(part if wanted else None for part, wanted in zip(parts, wants, strict=True))
+
+
+def _joined(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The weights as one, in `dtype`; a single one of that type is not copied."""
+    if len(weights) == 1:
+        return weights[0].to(dtype)
+    joined_MN = weights[0].new_empty(sum(map(len, weights)), weights[0].shape[1], dtype=dtype)
+    for part, weight in zip(joined_MN.split([len(weight) for weight in weights]), weights, strict=True):
+        part.copy_(weight)
+    return joined_MN
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,7 +8,7 @@ parameters and their names stay as they are, and outside `with fusion.active():`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -16,29 +16,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapo_rl.models.fused.check import ROUNDING, Forward, GradientCheck, forwards_replaced, is_untouched
+from dapo_rl.models.fused.check import ROUNDING, Forward, GradientCheck, forwards_replaced, has_its_own_forward
 from dapo_rl.models.fused.layers import TrainedNorm, fused_layer, trained_norm
 from dapo_rl.models.fused.projections import JointProjection, can_join, fused_mlp
 from dapo_rl.models.fused.rotaries import ROTARY, RotaryReplacements
 
 
 class TrainingFusion:
-    """The replacements for one model; `dtype` is the type of autocast."""
+    """The replacements for one model."""
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Any, device: torch.device, dtype: torch.dtype, gather: Callable[[nn.Module], None] | None = None
+    ) -> None:
+        """`dtype` is the type of autocast. `gather` makes the parameters of a module whole before it is tried, if they
+        are sharded; modules come layer by layer."""
         self.counts: Counter[str] = Counter()
         """What is fused."""
         self.left: Counter[str] = Counter()
         """What was recognised by name but computes something else."""
         self._forwards: dict[nn.Module, Forward] = {}
         self._joints: list[JointProjection] = []
-        check = GradientCheck(next(model.parameters()).device, dtype)
-        modules = [module for module in model.modules() if is_untouched(module)]
+        self._gather = gather or (lambda module: None)
+        check = GradientCheck(device, dtype)
+        modules = [module for module in model.modules() if has_its_own_forward(module)]
         # Without the cache, because it would keep casts of all weights until the end.
         with torch.enable_grad(), torch.autocast(check.device.type, dtype, cache_enabled=False):
             norms = self._norms(modules, check)
             rotaries = RotaryReplacements(check)
             for module in modules:
+                self._gather(module)
                 parts = module._modules.keys()
                 if {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"} <= parts:
                     self._offer("layer", module, fused_layer(module, norms, check))
@@ -80,6 +86,7 @@ class TrainingFusion:
         norms: dict[nn.Module, TrainedNorm] = {}
         for module in modules:
             if type(module).__name__.endswith("RMSNorm") and isinstance(getattr(module, "weight", None), Tensor):
+                self._gather(module)
                 norm = trained_norm(module, check)
                 # The head rounds the last norm's result to the type of autocast; other norms keep their type.
                 dtype = check.dtype if module in last else None
