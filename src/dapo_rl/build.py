@@ -222,17 +222,15 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
 
 
 def _idle_engines(config: Config) -> str | None:
-    """A note if engines of their own GPUs have little to do during updates."""
-    if config.cluster.backend is None or config.cluster.placement != "separate":
+    """A note if engines that could sample during updates have little to do then."""
+    cluster = config.cluster
+    if cluster.backend is None or cluster.placement == "colocated":
         return None
+    said = f"cluster.placement={cluster.placement}"
     if not config.during_updates:
-        return (
-            "cluster.placement=separate: nothing is sampled during updates, which needs surplus=carry, max_staleness=1"
-        )
+        return f"{said}: nothing is sampled during updates, which needs surplus=carry, max_staleness=1"
     if not config.sampling.ahead:
-        return (
-            "cluster.placement=separate: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
-        )
+        return f"{said}: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
     return None
 
 

@@ -270,9 +270,10 @@ def test_options_of_an_engine_are_kept_as_they_are():
         ([], False),
         (["cluster.backend=ray"], False),
         (["cluster.backend=ray", "cluster.placement=separate"], True),
+        (["cluster.backend=ray", "cluster.placement=shared"], True),
         (["cluster.backend=ray", "cluster.placement=separate", "sampling.max_staleness=0"], False),
         (["cluster.backend=ray", "cluster.placement=separate", "sampling.surplus=drop"], False),
     ],
 )
-def test_only_engines_of_their_own_sample_during_updates(overrides, expected):
+def test_engines_that_sample_during_updates(overrides, expected):
     assert Config.load(None, overrides).during_updates is expected

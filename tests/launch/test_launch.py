@@ -117,6 +117,10 @@ def test_what_is_missing_is_one_line(tmp_path):
     assert refused("slurm", *needs, "--gpus-per-node", "8", "--dry-run", cwd=tmp_path) == (
         "--gpus-per-node: 1 node of 8 GPUs for a run that needs 10: 4 engines of 1 and 6 ranks, separate"
     )
+    needs = ["cluster.engines=4", "cluster.ranks=2", "cluster.placement=shared"]
+    assert refused("slurm", *needs, "--gpus-per-node", "1", "--dry-run", cwd=tmp_path) == (
+        "--gpus-per-node: 1 node of 1 GPU for a run that needs 2: 4 engines of 1 and 2 ranks, shared"
+    )
 
 
 def test_an_address_where_nothing_answers_is_one_line(tmp_path):

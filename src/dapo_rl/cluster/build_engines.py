@@ -22,8 +22,10 @@ SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""
 RESTFUL = ("native", "vllm")
 """Engines that can give up their memory."""
-COLOCATED_GPUS = 0.4
-"""The share of a GPU that Ray sets aside for an engine that shares it with a rank."""
+SHARED_SHARE = 0.4
+"""Of the memory of a GPU, for all engines that work on it at the same time as a rank."""
+COLOCATED_GPUS, SHARED_GPUS = 0.4, 0.44
+"""The share of a GPU that Ray sets aside for an engine, or for all engines, beside a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ def build_engine_pool(
     if not isinstance(named, str) and is_engine(named):
         raise UserError("engine: an engine object cannot be sent to a cluster; give its class")
     cluster = config.cluster
-    separate, on_gpu = cluster.placement == "separate", device.type == "cuda"
+    on_gpu = device.type == "cuda"
     parts = EngineParts(
         named=named,
         skeleton=skeleton_of(model),
@@ -102,7 +104,7 @@ def build_engine_pool(
         device=device.type,
         threads=max(1, torch.get_num_threads() // cluster.engines),
         kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
-        kv_share=SEPARATE_SHARE if separate else None,
+        kv_share=_memory_share(cluster),
         rests=takes_turns(config, device),
         options={**(_for_vllm(cluster) if named == "vllm" else {}), **config.engine_options},
     )
@@ -110,9 +112,9 @@ def build_engine_pool(
         parts,
         weights,
         cluster,
-        background=separate or cluster.engines > 1,
+        background=cluster.placement != "colocated" or cluster.engines > 1,
         dtype=stored_type(named, dtype),
-        options={"num_gpus": cluster.engine_gpus if separate else COLOCATED_GPUS} if on_gpu else {},
+        options={"num_gpus": gpu_share(cluster)} if on_gpu else {},
         note=note,
     )
 
@@ -122,10 +124,22 @@ def takes_turns(config: Config, device: torch.device) -> bool:
     return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine in RESTFUL
 
 
+def gpu_share(cluster: ClusterSettings) -> float:
+    """What Ray sets aside for an engine."""
+    shared = SHARED_GPUS / cluster.engines_per_gpu
+    return {"colocated": COLOCATED_GPUS, "separate": cluster.engine_gpus, "shared": shared}[cluster.placement]
+
+
+def _memory_share(cluster: ClusterSettings) -> float | None:
+    """The share of a GPU's memory for an engine, or for its cache; None if it has the GPU in turns with a rank."""
+    shared = SHARED_SHARE / cluster.engines_per_gpu
+    return {"colocated": None, "separate": SEPARATE_SHARE, "shared": shared}[cluster.placement]
+
+
 def _for_vllm(cluster: ClusterSettings) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if cluster.placement == "separate":
-        options["gpu_memory_utilization"] = SEPARATE_SHARE
+    if (share := _memory_share(cluster)) is not None:
+        options["gpu_memory_utilization"] = share
     if cluster.engine_gpus > 1:  # its workers are processes of the actor
         options |= {"tensor_parallel_size": cluster.engine_gpus, "distributed_executor_backend": "mp"}
     return options

@@ -23,8 +23,8 @@ from dapo_rl.models.values import value_model
 from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.random_state import seed_everything
 
-COLOCATED_GPUS = 0.6
-"""The share of a GPU that Ray sets aside for a rank that shares it with an engine: no two ranks get the same one."""
+RANK_GPUS = {"colocated": 0.6, "separate": 1.0, "shared": 0.55}
+"""The share of a GPU that Ray sets aside for a rank. What it leaves to engines is too little for another rank."""
 ALONE = "or leave out cluster.backend"
 
 
@@ -72,7 +72,7 @@ def build_ranked_policy(
     if isinstance(path, Path):  # a rank may have another working directory
         here = config.model.model_copy(update={"name": str(path.resolve())})
         config = config.model_copy(update={"model": here})
-    gpus = 0.0 if device.type == "cpu" else COLOCATED_GPUS if cluster.placement == "colocated" else 1.0
+    gpus = 0.0 if device.type == "cpu" else RANK_GPUS[cluster.placement]
     placing = Placing(device.type, gpus, max(1, torch.get_num_threads() // cluster.ranks))
     recipe = RankRecipe(config, tokenizer, longest, save_dtype, plan.recompute)
     start: Callable[[], RayRanks] = partial(

@@ -61,8 +61,8 @@ def _cluster(config: Config) -> Iterator[Conflict]:
     if cluster.engine_gpus > 1 and config.engine in WITHOUT_OPTIONS:
         wrong = f"{cluster.engine_gpus} with engine={config.engine}, which uses one GPU"
         yield Conflict("cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines")
-    if cluster.engine_gpus > 1 and cluster.placement == "colocated":
-        wrong = f"{cluster.engine_gpus} with cluster.placement=colocated, where an engine shares one GPU"
+    if cluster.engine_gpus > 1 and cluster.placement != "separate":
+        wrong = f"{cluster.engine_gpus} with cluster.placement={cluster.placement}, where an engine shares one GPU"
         yield Conflict("cluster.engine_gpus", wrong, "set cluster.placement=separate")
     if cluster.backend is None:
         for name, field in ClusterSettings.model_fields.items():

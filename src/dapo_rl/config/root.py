@@ -122,7 +122,7 @@ class Config(Section):
     def during_updates(self) -> bool:
         """Whether sampling goes on during updates. With `max_staleness: 0`, or if no group outlives its step, there is
         nothing to sample then."""
-        apart = self.cluster.backend is not None and self.cluster.placement == "separate"
+        apart = self.cluster.backend is not None and self.cluster.placement != "colocated"
         outlives = self.sampling.surplus == "carry" and not self.sampling.dynamic_batch
         return apart and outlives and self.sampling.max_staleness > 0
 

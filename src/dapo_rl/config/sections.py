@@ -401,8 +401,9 @@ class ClusterSettings(Section):
     """GPUs per engine, where there are GPUs; with more than one, vLLM is tensor-parallel."""
     ranks: int = Field(1, ge=1)
     """Number of ranks that train, each with a shard of the weights (FSDP2) and a GPU where there are GPUs."""
-    placement: Literal["colocated", "separate"] = "colocated"
-    """`colocated`: engines and ranks take turns on the same GPUs; `separate`: sampling goes on during updates."""
+    placement: Literal["colocated", "separate", "shared"] = "colocated"
+    """`colocated`: engines and ranks take turns on the same GPUs; `separate`: each has GPUs of its own, and sampling
+    goes on during updates; `shared`: sampling goes on during updates on the same GPUs."""
     offload: bool = False
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)
@@ -410,3 +411,8 @@ class ClusterSettings(Section):
     is started again."""
     timeout_s: float = Field(60.0, gt=0)
     """Seconds without progress after which a rank or an engine counts as lost."""
+
+    @property
+    def engines_per_gpu(self) -> int:
+        """Where engines and ranks share GPUs."""
+        return -(-self.engines // self.ranks)

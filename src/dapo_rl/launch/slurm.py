@@ -51,7 +51,7 @@ def check_gpus(cluster: ClusterSettings, allocation: Allocation) -> None:
     if allocation.gpus_per_node is None:
         return
     engines, ranks = cluster.engines * cluster.engine_gpus, cluster.ranks
-    needed = max(engines, ranks) if cluster.placement == "colocated" else engines + ranks
+    needed = {"colocated": max(engines, ranks), "separate": engines + ranks, "shared": ranks}[cluster.placement]
     there = allocation.nodes * allocation.gpus_per_node
     if 0 < there < needed:
         raise UserError(
