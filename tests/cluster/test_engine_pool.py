@@ -16,6 +16,7 @@ from support import Prompts, TextVerifier, ids
 from dapo_rl.cluster import engine_pool, stored_weights
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.stored_weights import pack_weight
 from dapo_rl.config import ClusterSettings, SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.engine import Request, SamplingParams, engine_metrics
@@ -336,12 +337,34 @@ def test_the_figures_of_each_engine(pool):
     assert all(metrics[f"engine/{i}/tokens_per_s"] > 0 and 0 < metrics[f"engine/{i}/busy"] <= 1 for i in range(3))
 
 
+class WeightsElsewhere(Numbers):
+    """A source that stores its weights on another node for the first time, and then here."""
+
+    def __init__(self, value):
+        super().__init__(value)
+        self.keeper = import_ray().remote(Keeper).options(resources={"spot": 1}).remote()
+
+    def stored(self, nbytes, dtype):
+        keeper, self.keeper = self.keeper, None
+        for bucket in self.buckets(nbytes):
+            # Ray sends small objects to their owner.
+            packed = [pack_weight(name, tensor.repeat(1 << 18), dtype) for name, tensor in bucket]
+            yield import_ray().put(packed) if keeper is None else keeper.keep.remote(packed)
+
+
+class Keeper:
+    def keep(self, packed):
+        return packed
+
+
 def test_a_node_is_removed_and_another_is_added(ray_instance):
+    """Weights that were stored there are stored again."""
     notes = []
-    node = ray_instance.add_node(num_cpus=2, resources={"spot": 2}, object_store_memory=80 << 20)
+    node = ray_instance.add_node(num_cpus=3, resources={"spot": 3}, object_store_memory=80 << 20)
     settings = ClusterSettings(engines=2, timeout_s=20, restarts=2)
     pool = EnginePool(stepping(0.01), Numbers(0), settings, options={"resources": {"spot": 1}}, note=notes.append)
     try:
+        pool.receive(0, WeightsElsewhere(0))
         for number in range(6):
             pool.submit(request(number))
         samples = first(pool)

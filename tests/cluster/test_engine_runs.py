@@ -14,11 +14,13 @@ from transformers import TrainerCallback
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
 from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.runs.display import PlainDisplay
 
 pytestmark = pytest.mark.slow
 
-APART = ["cluster.backend=ray", "cluster.engines=2", "cluster.placement=separate"]
+ENGINES = ["cluster.backend=ray", "cluster.engines=2"]
+SYNCHRONOUS = ["sampling.max_staleness=0", "train.steps=2"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,19 +64,34 @@ def groups(path):
     return [table.select(names).to_pylist() for table in tables]
 
 
-def test_without_staleness_engines_of_their_own_give_the_run_of_one_process(tmp_path):
-    settings = ["sampling.max_staleness=0", "train.steps=2"]
-    run(tmp_path / "plain", *settings)
-    run(tmp_path / "apart", *settings, *APART)
-    assert groups(tmp_path / "apart") == groups(tmp_path / "plain")
-    for mine, other in zip(metrics(tmp_path / "apart"), metrics(tmp_path / "plain"), strict=True):
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plain") / "run"
+    run(path, *SYNCHRONOUS)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("settings", "stored"),
+    [
+        (["cluster.placement=separate"], 3),
+        (["cluster.placement=shared", "cluster.ranks=2", "cluster.weights=direct"], 1),
+    ],
+)
+def test_without_staleness_any_placement_gives_the_run_of_one_process(plain, tmp_path, monkeypatch, settings, stored):
+    put, versions = StoredWeights.put, []
+    monkeypatch.setattr(StoredWeights, "put", lambda version, *how: (versions.append(version), put(version, *how))[1])
+    run(tmp_path / "run", *SYNCHRONOUS, *ENGINES, *settings)
+    assert versions == list(range(stored))
+    assert groups(tmp_path / "run") == groups(plain)
+    for mine, other in zip(metrics(tmp_path / "run"), metrics(plain), strict=True):
         for name in {"eval/accuracy", "acc/mean", "actor/grad_norm", "rollout/mismatch_kl"} & other.keys():
             assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-4), name
 
 
 def test_an_asynchronous_run_adds_up_although_an_engine_is_killed_and_it_is_resumed(tmp_path):
     path = tmp_path / "run"
-    settings = [*APART, "sampling.ahead=1", "eval.every=2", "checkpoint.every=1"]
+    settings = [*ENGINES, "cluster.placement=separate", "sampling.ahead=1", "eval.every=2", "checkpoint.every=1"]
     run(path, *settings, "train.steps=3", kill_at=2)
     summary = run(path, *settings, "train.steps=5", resume=True)
     assert summary["finished"]

@@ -8,6 +8,8 @@ import pytest
 import torch
 from rank_parts import assert_close, make_samples, one_process, weights_of_policy
 
+from dapo_rl.cluster import stored_weights
+from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.train.checkpoint import Checkpoints
@@ -163,6 +165,24 @@ def test_weights_come_in_buckets(policy_on):
     assert [name for bucket in buckets for name, _ in bucket] == list(expected)
     for name, tensor in (entry for bucket in buckets for entry in bucket):
         assert torch.equal(tensor, expected[name])
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_weights_are_stored_by_the_first_rank(policy_on, monkeypatch, dtype):
+    expected = dict(one_process().model.named_parameters())
+    monkeypatch.setattr(stored_weights, "STORED_BYTES", max(p.nbytes for p in expected.values()) // 2)
+    stored = StoredWeights.put(3, policy_on(2).weights(), dtype)
+    assert len(stored.refs) > 3
+    assert not stored.lost
+    found = [entry for bucket in stored.buckets(1) for entry in bucket]
+    assert [name for name, _ in found] == list(expected)
+    for name, tensor in found:
+        assert torch.equal(tensor, expected[name].to(dtype or torch.float32))
+
+
+def test_an_error_while_weights_are_stored_is_raised(policy_on):
+    with pytest.raises(RuntimeError, match="KeyError: 'nothing'"):
+        policy_on(2).ranks.store("packed_weights", ["nothing"], None)
 
 
 def test_bfloat16_is_as_close_to_float32_as_in_one_process(policy_on):

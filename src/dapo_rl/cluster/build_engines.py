@@ -114,6 +114,7 @@ def build_engine_pool(
         cluster,
         background=cluster.placement != "colocated" or cluster.engines > 1,
         dtype=stored_type(named, dtype),
+        device=device.type,
         options={"num_gpus": gpu_share(cluster)} if on_gpu else {},
         note=note,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dapo_rl.cluster.lent_weights import BorrowedWeights, memory_of
 from dapo_rl.cluster.packing import Done, PackedSamples
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.errors import NonFiniteError, UserError
@@ -99,6 +100,7 @@ class EngineActor:
         self._commands: SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = SimpleQueue()
         self._news = threading.Condition()
         """Guards what is reported."""
+        self._borrowed, self._loaded = BorrowedWeights(), Future[Any]()
         self._begin(background=False)
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
@@ -164,7 +166,30 @@ class EngineActor:
             self._own().receive(weights.version, weights)
             self._resting = False
 
+        weights.fetch()
         return self._answer(load)
+
+    def borrow(self, version: int) -> None:
+        """Begins to load new weights, which come by `feed`. If that fails, the engine does not generate any more."""
+        weights, self._loaded = BorrowedWeights(), Future[Any]()
+        self._borrowed = weights
+
+        def load() -> None:
+            try:
+                self._own().receive(version, weights)
+            finally:
+                weights.close()
+            self._resting = False
+
+        self._commands.put((load, self._loaded))
+
+    def feed(self, handle: bytes) -> Answer:
+        """Hands over a bucket, and waits until it has been read; after the last, until the weights are loaded."""
+        return Answer() if self._borrowed.feed(handle) else _result(self._loaded)
+
+    def memory(self, device: str) -> Answer:
+        """Where it can borrow weights."""
+        return Answer(memory_of(device))
 
     def rest(self) -> Answer:
         def stop() -> None:
@@ -224,10 +249,7 @@ class EngineActor:
         """Has the engine's thread carry out the command, and waits for it."""
         result: Future[Any] = Future()
         self._commands.put((command, result))
-        try:
-            return Answer(result.result())
-        except BaseException as error:  # SystemExit among them, of an engine of the user's
-            return Answer(failure=Failure.of(error))
+        return _result(result)
 
     def _run(self) -> None:
         was_idle = True
@@ -278,3 +300,11 @@ class EngineActor:
             with self._news:
                 self._done += done
                 self._news.notify_all()
+
+
+def _result(future: Future[Any]) -> Answer:
+    """Waits for it."""
+    try:
+        return Answer(future.result())
+    except BaseException as error:  # SystemExit among them, of an engine of the user's
+        return Answer(failure=Failure.of(error))

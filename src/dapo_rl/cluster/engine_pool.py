@@ -22,6 +22,7 @@ import torch
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
+from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, LENT_BYTES, LendingSource
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings
@@ -48,19 +49,23 @@ class EnginePool:
         *,
         background: bool = True,
         dtype: torch.dtype | None = None,
+        device: str = "cpu",
         options: Mapping[str, Any] | None = None,
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Starts `settings.engines` engines, and returns when all are in service. Ray is connected.
 
         Without `background` an engine generates in `poll` alone, so that one engine in the pool does exactly what it
-        does outside it. Weights are sent in `dtype`. `options` are those of Ray for the actors. `note` is told of
-        engines that are lost.
+        does outside it. Weights are sent in `dtype`, to engines on the `device`. `options` are those of Ray for the
+        actors. `note` is told of engines that are lost.
         """
         self._ray = import_ray()
-        self._settings, self._background, self._dtype, self._note = settings, background, dtype, note
+        self._settings, self._background, self._dtype, self._device = settings, background, dtype, device
+        self._note = note
         self._make = self._ray.put(make)
-        self._weights = StoredWeights.put(0, weights, dtype)
+        self.version, self._source = 0, weights
+        self._stored: StoredWeights | None = None
+        """The current weights, if they are in the object store."""
         how = (background, settings.timeout_s, options or {})
         self._replicas = [EngineReplica(index, *how) for index in range(settings.engines)]
         self._next = 0
@@ -73,15 +78,11 @@ class EnginePool:
         self._seen = [replica.totals for replica in self._replicas]
         try:
             for replica in self._replicas:
-                replica.start(self._make, self._weights)
+                replica.start(self._make, self._in_store())
             self._await_start()
         except BaseException:
             self.close()
             raise
-
-    @property
-    def version(self) -> int:
-        return self._weights.version
 
     @property
     def pending(self) -> int:
@@ -137,10 +138,17 @@ class EnginePool:
         return lost
 
     def receive(self, version: int, source: WeightSource) -> None:
-        """Gives all engines new weights. They generate until all of these are in the object store; each then stops
-        between two decode steps, loads them, and goes on."""
-        self._weights = StoredWeights.put(version, source, self._dtype)
-        self._everywhere("receive", self._weights)
+        """Gives all engines new weights; the source is valid until the next call.
+
+        From the object store: engines generate until all weights are on their hosts; each then stops between two decode
+        steps, loads them, and goes on. With `cluster.weights=direct`, engines stop and read those of the rank on their
+        GPU, one bucket at a time.
+        """
+        self.version, self._source, self._stored = version, source, None
+        if self._settings.weights == "direct" and (lenders := self._lenders()):
+            self._borrow(lenders)
+        else:
+            self._everywhere("receive", self._in_store())
         for replica in self._replicas:
             replica.version = version
 
@@ -197,6 +205,50 @@ class EnginePool:
                     f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within "
                     f"{START_S:.0f} s; {ROOM}"
                 )
+
+    def _in_store(self) -> StoredWeights:
+        """The current weights, which are stored if they are not, or not any more."""
+        if self._stored is None or self._stored.lost:
+            self._stored = StoredWeights.put(self.version, self._source, self._dtype)
+        return self._stored
+
+    def _lenders(self) -> list[int]:
+        """The rank that can lend its weights to each engine; none if an engine is without one, or is starting again."""
+        source = self._source
+        if not isinstance(source, LendingSource) or not all(replica.in_service for replica in self._replicas):
+            return []
+        ranks, calls = source.lenders(), [(replica, replica.send("memory", self._device)) for replica in self._replicas]
+        found = []
+        for replica, ref in calls:
+            with self._or_lost(replica):
+                found.append(replica.result(ref, replica.timeout_s))
+        complete = len(found) == len(calls) and set(found) <= set(ranks)
+        return [ranks.index(memory) for memory in found] if complete else []
+
+    def _borrow(self, lenders: Sequence[int]) -> None:
+        """Has each engine read the weights of its rank."""
+        source = self._source
+        assert isinstance(source, LendingSource)
+        for replica in self._replicas:
+            replica.send("borrow", self.version)
+        reading = dict(zip(self._replicas, lenders, strict=True))
+        try:
+            for handles in source.lent(LENT_BYTES, self._dtype, lambda: list(reading.values())):
+                self._feed(reading, handles)
+            self._feed(reading, [END] * len(reading))
+        except BaseException:
+            for replica in reading:
+                replica.send("feed", BROKEN_OFF)
+            raise
+
+    def _feed(self, reading: dict[EngineReplica, int], handles: Sequence[bytes]) -> None:
+        """Hands each engine its bucket, and waits until all have read theirs. One that is lost stops reading."""
+        calls = [(replica, replica.send("feed", handle)) for replica, handle in zip(reading, handles, strict=True)]
+        for replica, ref in calls:
+            with self._or_lost(replica):
+                replica.result(ref, self._settings.timeout_s * LOAD_PATIENCE)
+                continue
+            del reading[replica]
 
     def _place(self, request: Request) -> None:
         """Gives a request to the engine with the least work."""
@@ -280,7 +332,7 @@ class EnginePool:
             self._waiting += orders
             again = f"; {counted(len(orders), 'group')} will be sampled again" if orders else ""
             self._note(f"engine {replica.index} was lost: {error}{again}")
-            replica.start(self._make, self._weights)
+            replica.start(self._make, self._in_store())
 
 
 def _check_same(replica: EngineReplica, requests: Sequence[Request]) -> None:

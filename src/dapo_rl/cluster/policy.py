@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.cluster.deal import deal
+from dapo_rl.cluster.lent_weights import Borrowers
 from dapo_rl.models.stored import done_now
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
@@ -40,6 +42,11 @@ class Ranks(Protocol):
         check: Callable[[], None] = lambda: None,
     ) -> list[Any]:
         """`call` in a thread of its own, while `call` is used. `check` raises to abandon it."""
+        ...
+
+    def store(self, method: str, *arguments: Any) -> Any:
+        """`call` with the same arguments on every rank. The result of the first rank stays in Ray's object store; the
+        reference to it."""
         ...
 
     def close(self, *, kill: bool = False) -> None: ...
@@ -207,23 +214,43 @@ class RankedWeights:
         self._ranks = ranks
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        sizes: list[tuple[str, int]] = self._ranks.call("weight_sizes")[0]
-        bucket: list[str] = []
-        size = 0
-        for name, more in sizes:
-            if bucket and size + more > nbytes:
-                yield self._gather(bucket)
-                bucket, size = [], 0
-            bucket.append(name)
-            size += more
-        if bucket:
-            yield self._gather(bucket)
+        for names in self._names(nbytes):
+            tensors = self._ranks.call("full_weights", [(names,)] * self._ranks.world_size)[0]
+            yield list(zip(names, tensors, strict=True))
+
+    def stored(self, nbytes: int, dtype: torch.dtype | None) -> Iterator[Any]:
+        """References to the buckets in Ray's object store, in `dtype`. They do not pass through this process."""
+        for names in self._names(nbytes):
+            yield self._ranks.store("packed_weights", names, dtype)
 
     def not_finite(self) -> str | None:
         """The name of the first weight that is not finite, or None; they stay on the ranks."""
         name: str | None = self._ranks.call("weights_not_finite")[0]
         return name
 
-    def _gather(self, names: list[str]) -> list[tuple[str, Tensor]]:
-        tensors = self._ranks.call("full_weights", [(names,)] * self._ranks.world_size)[0]
-        return list(zip(names, tensors, strict=True))
+    def lenders(self) -> list[str]:
+        """The memory of each rank."""
+        return self._ranks.call("memory")
+
+    def lent(self, nbytes: int, dtype: torch.dtype | None, borrowers: Borrowers) -> Iterator[list[bytes]]:
+        """For each bucket, which is valid until the next, a handle for each borrower."""
+        for names in self._names(nbytes):
+            lenders = list(borrowers())
+            asked = [(names, dtype, lenders.count(rank)) for rank in range(self._ranks.world_size)]
+            handles = [iter(of_rank) for of_rank in self._ranks.call("lend_weights", asked)]
+            yield [next(handles[rank]) for rank in lenders]
+        self._ranks.call("end_lending")
+
+    def _names(self, nbytes: int) -> Iterator[list[str]]:
+        """The names of the weights in each bucket."""
+        sizes: list[tuple[str, int]] = self._ranks.call("weight_sizes")[0]
+        bucket: list[str] = []
+        size = 0
+        for name, more in sizes:
+            if bucket and size + more > nbytes:
+                yield bucket
+                bucket, size = [], 0
+            bucket.append(name)
+            size += more
+        if bucket:
+            yield bucket

@@ -22,9 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
+from dapo_rl.cluster.lent_weights import Bucket, lend, memory_of
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.shards import own_digests, read_shards, shard_tensors, write_shards
+from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.forward import TokenStats
@@ -198,9 +200,7 @@ class RankLearner(Learner[Stats]):
 
     def _gathered(self, weight: Tensor) -> Tensor | None:
         """The whole weight on the host of the first rank."""
-        full = weight.detach()
-        if isinstance(full, DTensor):
-            full = full.full_tensor()
+        full = _whole(weight.detach())
         return full.cpu().clone() if self._place.rank == 0 else None
 
     def _on_host(self, copied: Tensor, tensor: Tensor) -> Tensor:
@@ -231,6 +231,8 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
 
     shards = "shards"
     critic: RankCritic | None = None
+    _lent: Bucket = ()
+    """What engines read at the moment."""
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         with self._timed():
@@ -262,6 +264,31 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
         own = dict(self.model.named_parameters())
         full = [self._gathered(own[name]) for name in names]
         return [weight for weight in full if weight is not None] if self._place.rank == 0 else None
+
+    def packed_weights(self, names: Sequence[str], dtype: torch.dtype | None) -> list[PackedWeight] | None:
+        """These weights as Ray's object store has them; None on all ranks but the first."""
+        full = self.full_weights(names)
+        return None if full is None else [pack_weight(*named, dtype) for named in zip(names, full, strict=True)]
+
+    def memory(self) -> str:
+        """Where it can lend its weights."""
+        return memory_of(self._place.device.type)
+
+    def lend_weights(self, names: Sequence[str], dtype: torch.dtype | None, borrowers: int) -> list[bytes]:
+        """Handles of these weights, one for each borrower, valid until the next call."""
+        self._place.alive()
+        own, device = dict(self.model.named_parameters()), self._place.device
+        lent: list[tuple[str, Tensor]] = []
+        for name in names:
+            whole = _whole(own[name].detach())
+            if borrowers:
+                kind = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
+                lent.append((name, torch.empty(whole.shape, dtype=kind, device=device).copy_(whole)))
+        self._lent = lent
+        return lend(lent, borrowers)
+
+    def end_lending(self) -> None:
+        self._lent = ()
 
     def weights_not_finite(self) -> str | None:
         """The name of the first weight that is not finite on some rank, or None."""
@@ -318,6 +345,10 @@ def _alive_meanwhile(place: Place) -> Iterator[None]:
         yield
     finally:
         done.set()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _local(value: Any) -> Any:

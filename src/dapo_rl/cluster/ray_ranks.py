@@ -97,6 +97,13 @@ class RayRanks:
         values = [(method, *own) for own in arguments or [()] * self.world_size]
         return self._run("call", values, self._timeout_s, name=method, aside=True, check=check)
 
+    def store(self, method: str, *arguments: Any) -> Any:
+        """`call` with the same arguments on every rank. The result of the first stays in Ray's object store, and
+        belongs to this process; the reference to it."""
+        kept: list[Any] = []
+        self._run("call_and_store", [(method, *arguments)] * self.world_size, self._timeout_s, name=method, kept=kept)
+        return kept[0]
+
     def close(self, *, kill: bool = False) -> None:
         """Ends all ranks; `kill` does not let them leave the process group first."""
         with self._lock:
@@ -132,16 +139,20 @@ class RayRanks:
         name: str | None = None,
         aside: bool = False,
         check: Callable[[], None] = lambda: None,
+        kept: list[Any] | None = None,
     ) -> list[Any]:
+        """The answers of the ranks. A method that returns a second value adds the references to it to `kept`."""
         actors = self._actors
         if not actors:
             raise self._lost or RankLostError("the ranks have been ended")
-        group = {"concurrency_group": "disk"} if aside else {}
+        how: dict[str, Any] = {"concurrency_group": "disk"} if aside else {}
         try:
-            calls = [
-                getattr(actor, method).options(**group).remote(*own)
-                for actor, own in zip(actors, arguments, strict=True)
-            ]
+            calls = []
+            for actor, own in zip(actors, arguments, strict=True):
+                returned = getattr(actor, method).options(num_returns=1 if kept is None else 2, **how).remote(*own)
+                calls.append(returned if kept is None else returned[0])
+                if kept is not None:
+                    kept.append(returned[1])
             answers = self._answers(actors, calls, name or "start", timeout_s, aside, check)
         except BaseException as error:  # what the ranks are doing is not known
             with self._lock:
@@ -295,6 +306,11 @@ class RankActor:
     def call(self, method: str, *arguments: Any) -> _Answer:
         """Calls a method of the policy, or with `critic.` before its name, of the critic."""
         return self._answer(lambda: attrgetter(method)(self._policy)(*arguments))
+
+    def call_and_store(self, method: str, *arguments: Any) -> tuple[_Answer, Any]:
+        """`call`, with the result beside the answer."""
+        answer = self.call(method, *arguments)
+        return _Answer(error=answer.error), answer.value
 
     def steps(self) -> int:
         """How often it has said that it makes progress."""

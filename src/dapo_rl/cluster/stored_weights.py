@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 import torch
@@ -21,6 +21,20 @@ from dapo_rl.models.weights import WeightSource
 
 STORED_BYTES = 256 << 20
 """Size of a bucket in the store."""
+SMALL_BYTES = 100 << 10
+"""Ray keeps smaller results of actors in the process that asked for them."""
+
+PackedWeight = tuple[str, npt.NDArray[Any], torch.dtype | None]
+"""The name of a weight, its array, and the type as which to read it."""
+
+
+@runtime_checkable
+class StoringSource(Protocol):
+    """A WeightSource elsewhere, which brings its weights to the store without this process."""
+
+    def stored(self, nbytes: int, dtype: torch.dtype | None) -> Iterator[Any]:
+        """References to buckets of packed weights."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +47,21 @@ class StoredWeights:
     @classmethod
     def put(cls, version: int, source: WeightSource, dtype: torch.dtype | None = None) -> StoredWeights:
         """Stores the weights, in `dtype` if the engines round them to it anyway."""
+        if isinstance(source, StoringSource):
+            return cls(version, tuple(source.stored(STORED_BYTES, dtype)))
         ray = import_ray()
         buckets = source.buckets(STORED_BYTES)
-        return cls(version, tuple(ray.put([_packed(name, tensor, dtype) for name, tensor in b]) for b in buckets))
+        return cls(version, tuple(ray.put([pack_weight(*named, dtype) for named in bucket]) for bucket in buckets))
+
+    @property
+    def lost(self) -> bool:
+        """Whether some of them were lost with the host that had them."""
+        there = import_ray().experimental.get_object_locations(list(self.refs)).values()
+        return any(not where["node_ids"] and where["object_size"] > SMALL_BYTES for where in there)
+
+    def fetch(self) -> None:
+        """Brings them to this host."""
+        import_ray().wait(list(self.refs), num_returns=len(self.refs), fetch_local=True)
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Buckets as they were stored. Their tensors are in shared memory, and must not be changed."""
@@ -44,7 +70,7 @@ class StoredWeights:
             yield [_unpacked(*packed) for packed in ray.get(ref)]
 
 
-def _packed(name: str, tensor: Tensor, dtype: torch.dtype | None) -> tuple[str, npt.NDArray[Any], torch.dtype | None]:
+def pack_weight(name: str, tensor: Tensor, dtype: torch.dtype | None) -> PackedWeight:
     """An array, which Ray reads without a copy; NumPy has no bfloat16."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():

@@ -64,6 +64,9 @@ def _cluster(config: Config) -> Iterator[Conflict]:
     if cluster.engine_gpus > 1 and cluster.placement != "separate":
         wrong = f"{cluster.engine_gpus} with cluster.placement={cluster.placement}, where an engine shares one GPU"
         yield Conflict("cluster.engine_gpus", wrong, "set cluster.placement=separate")
+    if cluster.weights == "direct" and cluster.placement == "separate":
+        wrong = "direct with cluster.placement=separate, where no engine is on the GPU of a rank"
+        yield Conflict("cluster.weights", wrong, "leave it at store")
     if cluster.backend is None:
         for name, field in ClusterSettings.model_fields.items():
             if (value := getattr(cluster, name)) != field.default:
