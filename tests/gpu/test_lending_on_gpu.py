@@ -8,7 +8,7 @@ import torch
 
 from dapo_rl.cluster.lent_weights import lend, memory_of
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 BORROWER = """
 import sys
