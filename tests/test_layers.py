@@ -22,6 +22,7 @@ LAYERS = [
     {"lab"},
     {"board", "launch"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
