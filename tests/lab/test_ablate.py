@@ -13,7 +13,7 @@ from support import REPOSITORY
 from dapo_rl.config import PRESETS, Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.interval import t_interval, t_quantile
-from dapo_rl.lab.ablate.picture import draw_ablation
+from dapo_rl.lab.ablate.picture import ablation_figure, draw_ablation
 from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
 from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown
 from dapo_rl.lab.ablate.results import at_end, collect
@@ -387,6 +387,20 @@ def test_a_picture_without_some_arms_and_with_many(tmp_path):
     results = written(tmp_path, plan, accuracies)
     draw_ablation(plan, results, tmp_path / "ablation.png")
     assert (tmp_path / "ablation.png").stat().st_size > 10_000
+
+
+def test_the_picture_has_a_panel_for_each_compared_quantity(tmp_path):
+    plan = grid(DEFAULT, ["train.steps=4"], 2, ["algo.clip_high=0.2,0.28"])
+    plan = replace(plan, compared=("response_length", "accuracy", "truncated"))
+    results = written(tmp_path, plan, {arm.name: {0: 0.4, 1: 0.5} for arm in plan.arms})
+    accuracy, length, truncated, *_ = ablation_figure(plan, results).axes
+    heads = [axis.get_xlabel() for axis in (accuracy, length, truncated)]
+    assert heads == ["final held-out accuracy, %", "length", "cut off %"]
+    assert [text.get_text() for text in accuracy.texts] == ["45.0", "45.0"]
+    means = [arm.estimate("response_length").mean for arm in results]
+    assert [text.get_text() for text in length.texts] == [f"{mean:.1f}" for mean in means]
+    assert [label.get_text() for label in accuracy.get_yticklabels()] == [arm.label for arm in plan.arms]
+    assert not any(label.get_text() for label in length.get_yticklabels())
 
 
 def test_a_run_with_other_settings_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""Draws ablation.png: final accuracy, learning curves and entropy of every arm."""
+"""Draws ablation.png: final accuracy and the compared quantities, learning curves and entropy of every arm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted
 from dapo_rl.lab.ablate.interval import INTERVAL
 from dapo_rl.lab.ablate.plan import AblationPlan
+from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from dapo_rl.runs.plots import SMOOTH_BEYOND, smooth
@@ -36,6 +37,9 @@ STYLES = [
 ]
 """Colours that colour-blind readers can tell apart, and markers for printing without colour."""
 
+NARROW = 0.75
+"""The width of a panel without names of arms."""
+
 Style = tuple[str, str, str]
 
 
@@ -48,7 +52,10 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     by_name = {result.arm.name: result for result in results}
     parts = plan.parts()
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
-    picture = Figure(figsize=(17, sum(heights) + 0.8), dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.14))
+    shown = list(dict.fromkeys((*DEFAULT_COMPARED, *plan.compared)))
+    widths = [1.0, *(NARROW for _ in shown[1:]), 1.15, 1.15]
+    size = (17 / 3.3 * sum(widths), sum(heights) + 0.8)
+    picture = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.14))
     seeds = counted(len(plan.seeds), "seed")
     steps = plan.arms[0].settings["train"]["steps"]
     title = f"{plan.name}, {counted(steps, 'step')}, {seeds}"
@@ -57,23 +64,26 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
         key = f"bars: {INTERVAL}   ticks: seeds   bands: range over seeds"
         picture.supxlabel(key, fontsize=9, color="#666666")
     rows = picture.subplots(
-        len(parts), 3, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": (1.0, 1.15, 1.15)}
+        len(parts), len(widths), squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": widths}
     )
-    for (part, arms), (ends, accuracy, entropy) in zip(parts.items(), rows, strict=True):
+    for (part, arms), (*ends, accuracy, entropy) in zip(parts.items(), rows, strict=True):
         of_part = [by_name[arm.name] for arm in arms]
         styles = [_style(part, i) for i in range(len(arms))]
-        _ends(ends, of_part, styles, TITLES[part])
+        for name, axis in zip(shown, ends, strict=True):
+            _ends(axis, of_part, styles, name)
+        ends[0].set_title(TITLES[part], loc="left", fontsize=12)
+        _label_arms(ends, of_part)
         _curves(accuracy, [[r.accuracies for r in result.runs] for result in of_part], styles)
         _head(accuracy, "Held-out accuracy", "% correct")
         _curves(entropy, [[r.entropies for r in result.runs] for result in of_part], styles, smoothed=True)
         _head(entropy, "Entropy", "nats per token")
         entropy.set_ylim(bottom=0)
-    _same_scale([row[1] for row in rows])
-    _same_scale([row[2] for row in rows])
-    if len(rows) > 1:
-        ranges = [row[0].get_xlim() for row in rows]
+    for column in (-2, -1):
+        _same_scale([row[column] for row in rows])
+    for column in range(len(shown)):
+        ranges = [row[column].get_xlim() for row in rows]
         for row in rows:
-            row[0].set_xlim(min(low for low, _ in ranges), max(high for _, high in ranges))
+            row[column].set_xlim(min(low for low, _ in ranges), max(high for _, high in ranges))
     return picture
 
 
@@ -86,31 +96,37 @@ def _style(part: str, index: int) -> Style:
     return color, marker, ("-", "--", ":", "-.")[index // len(STYLES) % 4]
 
 
-def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], title: str) -> None:
-    """Final accuracy of every seed, with the mean and its interval; the labels serve as the legend."""
-    _head(axis, title, "")
+def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], name: str) -> None:
+    """A quantity of every seed, with the mean and its interval."""
+    quantity = COMPARABLE[name]
     for row, (result, (color, marker, line)) in enumerate(zip(results, styles, strict=True)):
-        values = [100 * value for value in result.by_seed("accuracy").values()]
-        mean = result.estimate("accuracy")
-        if mean is None:
+        values = [quantity.scale * value for value in result.by_seed(name).values()]
+        estimate = result.estimate(name)
+        if estimate is None:
             continue
-        if mean.half_width is not None:
-            axis.errorbar(
-                100 * mean.mean, row, xerr=100 * mean.half_width, color=color, capsize=4, linewidth=1.8, zorder=2
-            )
+        mean = quantity.scale * estimate.mean
+        if estimate.half_width is not None:
+            width = quantity.scale * estimate.half_width
+            axis.errorbar(mean, row, xerr=width, color=color, capsize=4, linewidth=1.8, zorder=2)
             axis.plot(values, [row + 0.24] * len(values), "|", color=color, markersize=7, zorder=2)
         inside = color if line == "-" else "white"
-        axis.plot([100 * mean.mean], [row], marker, color=color, markerfacecolor=inside, markersize=9, zorder=3)
-        axis.annotate(
-            f"{100 * mean.mean:.1f}", (100 * mean.mean, row), xytext=(0, 9), textcoords="offset points", ha="center"
-        )
-    axis.set_yticks(range(len(results)), [_label(result.arm.label) for result in results], parse_math=False)
+        axis.plot([mean], [row], marker, color=color, markerfacecolor=inside, markersize=9, zorder=3)
+        written = quantity.write(estimate.mean)
+        axis.annotate(written, (mean, row), xytext=(0, 9), textcoords="offset points", ha="center")
     axis.set_ylim(len(results) - 0.4, -0.8)
     axis.margins(x=0.12)
-    axis.set_xlabel("final held-out accuracy, %")
+    axis.set_xlabel("final held-out accuracy, %" if name == "accuracy" else quantity.head)
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _label_arms(axes: Sequence[Axes], results: Sequence[ArmResult]) -> None:
+    """The names of the arms, on the left; they serve as the legend."""
+    for axis in axes:
+        axis.set_yticks(range(len(results)), [""] * len(results))
+    axes[0].set_yticklabels([_label(result.arm.label) for result in results], parse_math=False)
 
 
 def _curves(axis: Axes, arms: Sequence[Sequence[Curve]], styles: Sequence[Style], *, smoothed: bool = False) -> None:
