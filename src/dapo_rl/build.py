@@ -146,7 +146,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
     """Builds a run. If this raises, everything built so far is closed."""
     check_installed(config.log.to)
     if on_ranks(config):
-        check_ranks(config, loaded=not given.names_a_model, adapters=given.peft_config is not None)
+        check_ranks(config, loaded=not given.names_a_model)
     with ExitStack() as built:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.

@@ -14,6 +14,7 @@ from dapo_rl.cluster.rank import RankPolicy
 from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.models.load import load_model, pad_id
+from dapo_rl.models.lora import add_lora
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
@@ -35,10 +36,24 @@ def loaded(tied=True):
     return small_model(tie_word_embeddings=False), tokenizer()
 
 
-def one_process(tied=True, reference=False, **changes):
+def parts(tied, reference, changes):
+    """The model, with adapters that are not zero if the settings say so, and what a policy takes beside it."""
     model, words = loaded(tied)
-    frozen = loaded(tied)[0].requires_grad_(False) if reference else None
-    return HFPolicy(model, pad_id=pad_id(words), tokenizer=words, reference=frozen, **settings(**changes))
+    lora = changes["settings"].lora if "settings" in changes else None
+    if lora is not None:
+        add_lora(model, lora, seed=0)
+        torch.manual_seed(1)
+        for weight in (p for name, p in model.named_parameters() if ".lora_B." in name):
+            torch.nn.init.normal_(weight, std=0.02)
+    frozen = None
+    if reference:
+        frozen = loaded(tied)[0].requires_grad_(False) if lora is None else model
+    return model, {"pad_id": pad_id(words), "tokenizer": words, "reference": frozen}
+
+
+def one_process(tied=True, reference=False, **changes):
+    model, how = parts(tied, reference, changes)
+    return HFPolicy(model, **how, **settings(**changes))
 
 
 class Rank:
@@ -51,11 +66,8 @@ class Rank:
         return None, None
 
     def build(self, tied=True, reference=False, changes=None):
-        model, words = loaded(tied)
-        frozen = loaded(tied)[0].requires_grad_(False) if reference else None
-        how = {"pad_id": pad_id(words), "tokenizer": words}
-        load = lambda: (model, {"reference": frozen})  # noqa: E731
-        self.policy = RankPolicy(load, place=self._place, **how, **settings(**(changes or {})))
+        model, how = parts(tied, reference, changes or {})
+        self.policy = RankPolicy(lambda: (model, how), place=self._place, **settings(**(changes or {})))
 
     def gradients(self):
         full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}

@@ -26,7 +26,7 @@ def write(policy, directory):
 
 
 def gradients(policy):
-    return {name: p.grad for name, p in policy.model.named_parameters()}
+    return {name: p.grad for name, p in policy.model.named_parameters() if p.requires_grad}
 
 
 def assert_same_update(mine, other):

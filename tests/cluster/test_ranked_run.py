@@ -140,7 +140,6 @@ def kill(rank, number=signal.SIGKILL):
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
-        (["model.lora.rank=4"], {}, "model.lora: adapters cannot be trained on ranks; "),
         (["train.optimizer=adamw_8bit"], {}, "train.optimizer: adamw_8bit cannot be used on ranks; use adamw"),
         (["train.memory=turns"], {}, "train.memory: turns is for one process; "),
         (

@@ -1003,11 +1003,6 @@ def _(_here):
     return ["train", *QUICK, "cluster.ranks=2", "--run", "run"]
 
 
-@case("LoRA on ranks")
-def _(_here):
-    return ["train", *QUICK, "cluster.backend=ray", "model.lora.rank=4", "--run", "run"]
-
-
 @case("an 8-bit optimizer on ranks")
 def _(_here):
     return ["train", *QUICK, "cluster.backend=ray", "train.optimizer=adamw_8bit", "--run", "run"]

@@ -18,6 +18,7 @@ from dapo_rl.cluster.session import import_ray
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
+from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.models.values import value_model
 from dapo_rl.train.memory import MemoryPlan
@@ -28,13 +29,10 @@ RANK_GPUS = {"colocated": 0.6, "separate": 1.0, "shared": 0.55}
 ALONE = "or leave out cluster.backend"
 
 
-def check_ranks(config: Config, *, loaded: bool, adapters: bool) -> None:
-    """Refuses what cannot be trained on ranks; `loaded` if the caller has passed a loaded model, `adapters` if it has
-    passed a `peft_config`."""
+def check_ranks(config: Config, *, loaded: bool) -> None:
+    """Refuses what cannot be trained on ranks; `loaded` if the caller has passed a loaded model."""
     if loaded:
         raise UserError(f"model: a loaded model cannot be sent to ranks; give its name or directory, {ALONE}")
-    if config.model.lora is not None or adapters:
-        raise UserError(f"model.lora: adapters cannot be trained on ranks; leave it out, {ALONE}")
     if config.train.optimizer != "adamw":
         raise UserError(f"train.optimizer: {config.train.optimizer} cannot be used on ranks; use adamw, {ALONE}")
     if config.train.memory == "turns":
@@ -68,13 +66,11 @@ def build_ranked_policy(
 ) -> RankedPolicy:
     """Starts the ranks, which load the model themselves; `longest` is the longest sample of the run."""
     cluster, device = config.cluster, ranks_device(config)
-    path = find_model(config.model.name)
-    if isinstance(path, Path):  # a rank may have another working directory
-        here = config.model.model_copy(update={"name": str(path.resolve())})
-        config = config.model_copy(update={"model": here})
+    found = find_model(config.model.name)
+    source = str(found.resolve()) if isinstance(found, Path) else found  # a rank may have another working directory
     gpus = 0.0 if device.type == "cpu" else RANK_GPUS[cluster.placement]
     placing = Placing(device.type, gpus, max(1, torch.get_num_threads() // cluster.ranks))
-    recipe = RankRecipe(config, tokenizer, longest, save_dtype, plan.recompute)
+    recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, plan.recompute)
     start: Callable[[], RayRanks] = partial(
         RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
     )
@@ -89,6 +85,8 @@ class RankRecipe:
     """Builds a rank's part of the policy. It is sent to every rank."""
 
     config: Config
+    source: str
+    """Where the model is loaded from."""
     tokenizer: Any
     longest: int
     save_dtype: torch.dtype
@@ -130,11 +128,18 @@ class RankRecipe:
         return policy
 
     def _load(self) -> tuple[Any, dict[str, Any]]:
-        """On the host: a layer is moved to the device when it is sharded."""
-        model, _ = load_model(self.config.model.model_copy(update={"device": "cpu"}))
-        frozen = copy.deepcopy(model).requires_grad_(False) if self.config.algo.kl_coef > 0 else None
-        return model, {"reference": frozen}
+        model, config = self._load_model(), self.config
+        if config.model.lora is not None:
+            add_lora(model, config.model.lora, config.seed)
+        if config.algo.kl_coef == 0:
+            return model, {}
+        # A model with adapters is, without them, its own reference.
+        return model, {"reference": model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)}
 
     def _load_critic(self) -> tuple[Any, dict[str, Any]]:
-        model, _ = load_model(self.config.model.model_copy(update={"device": "cpu"}))
-        return value_model(model), {}
+        return value_model(self._load_model()), {}
+
+    def _load_model(self) -> Any:
+        """On the host: a layer is moved to the device when it is sharded."""
+        model, _ = load_model(self.config.model.model_copy(update={"name": self.source, "device": "cpu"}))
+        return model

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -25,13 +26,14 @@ from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.lent_weights import Bucket, lend, memory_of
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps, ShardedValues
-from dapo_rl.cluster.shards import own_digests, read_shards, shard_tensors, write_shards
+from dapo_rl.cluster.shards import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.host_copy import why_no_copy
 from dapo_rl.models.load import save_weights
+from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, without_adapters
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.counts import Counts
@@ -110,7 +112,7 @@ class RankLearner(Learner[Stats]):
         if self._copies is not None:
             copied = self._copies.take({name: _local(tensor) for name, tensor in tensors.items()})
             tensors = {name: self._on_host(copied[name], tensor) for name, tensor in tensors.items()}
-        self._to_write = {**tensors, "lowered_budget": self._lowered_budget}
+        self._to_write = {**tensors, "lowered_budget": self._lowered_budget, "frozen": self._frozen}
 
     def write_shards(self, directory: Path) -> Digests:
         """Writes what was copied last; returns when all ranks have, with the hashes of this rank's files. Computes
@@ -123,10 +125,19 @@ class RankLearner(Learner[Stats]):
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
         self._place.alive()
         loaded = read_shards(directory, self.shards, self.model, self._optimizer, self._talk)
+        if loaded.extra.get("frozen") != self._frozen:
+            other = "the weights that are not trained are others"
+            raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
         self._agree_finite({name: _local(value) for name, value in loaded.tensors.items()}, "its tensors")
         loaded.restore()
         if (lowered := loaded.extra["lowered_budget"]) is not None:
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
+
+    @cached_property
+    def _frozen(self) -> int | None:
+        """A checksum of the weights that are not trained, which checkpoints do not hold; None if all are."""
+        sums = self._gather(frozen_checksum(self.model))
+        return None if sums[0] is None else sum(of_rank or 0 for of_rank in sums)
 
     def _sharding(self) -> dict[str, Any]:
         """How the forward pass shards the model."""
@@ -198,9 +209,9 @@ class RankLearner(Learner[Stats]):
         dist.all_gather_object(values, value, self._talk)
         return values
 
-    def _gathered(self, weight: Tensor) -> Tensor | None:
-        """The whole weight on the host of the first rank."""
-        full = _whole(weight.detach())
+    def _gathered(self, weight: PlainWeight) -> Tensor | None:
+        """The whole weight on the host of the first rank, with its adapter merged in."""
+        full = weight.merged(_whole)
         return full.cpu().clone() if self._place.rank == 0 else None
 
     def _on_host(self, copied: Tensor, tensor: Tensor) -> Tensor:
@@ -212,7 +223,7 @@ class RankLearner(Learner[Stats]):
 
     def _why_no_copy(self) -> str | None:
         """The ranks of a host share its memory."""
-        held = sum(_local(parameter).nbytes for parameter in self.model.parameters())
+        held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         copied = 3 * held * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
@@ -257,11 +268,12 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
 
     def weight_sizes(self) -> list[tuple[str, int]]:
         """The names of the weights and their sizes in bytes."""
-        return [(name, weight.numel() * weight.element_size()) for name, weight in self.model.named_parameters()]
+        plain = self._plain_weights().items()
+        return [(name, weight.base.numel() * weight.base.element_size()) for name, weight in plain]
 
     def full_weights(self, names: Sequence[str]) -> list[Tensor] | None:
         """These weights on the host; None on all ranks but the first."""
-        own = dict(self.model.named_parameters())
+        own = self._plain_weights()
         full = [self._gathered(own[name]) for name in names]
         return [weight for weight in full if weight is not None] if self._place.rank == 0 else None
 
@@ -277,10 +289,10 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
     def lend_weights(self, names: Sequence[str], dtype: torch.dtype | None, borrowers: int) -> list[bytes]:
         """Handles of these weights, one for each borrower, valid until the next call."""
         self._place.alive()
-        own, device = dict(self.model.named_parameters()), self._place.device
+        own, device = self._plain_weights(), self._place.device
         lent: list[tuple[str, Tensor]] = []
         for name in names:
-            whole = _whole(own[name].detach())
+            whole = own[name].merged(_whole)
             if borrowers:
                 kind = dtype if dtype is not None and whole.is_floating_point() else whole.dtype
                 lent.append((name, torch.empty(whole.shape, dtype=kind, device=device).copy_(whole)))
@@ -295,20 +307,36 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
         return self._not_finite({name: _local(p) for name, p in self.model.named_parameters()})
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """Saves the model and tokenizer in Hugging Face format, from the first rank."""
+        """Saves what one process saves, from the first rank."""
+        lora = self._settings.lora
+        if lora is not None and lora.save == "adapter":
+            adapters = {name: _whole(weight) for name, weight in adapter_weights(self.model).items()}
+            if self._place.rank == 0:
+                save_adapter(self.model, self._tokenizer, lora, self._settings.name, path, adapters)
+        else:
+            weights = self._plain_state()
+            if self._place.rank == 0:
+                save_weights(self.model, weights, self._tokenizer, path, self._save_dtype)
+        dist.barrier(self._talk)
+
+    def _plain_weights(self) -> dict[str, PlainWeight]:
+        """The weights by their names in the model as loaded."""
+        return {weight.name: weight for weight in without_adapters(self.model, self.model.named_parameters())}
+
+    def _plain_state(self) -> dict[str, Tensor]:
+        """The state dict without adapters on the host of the first rank."""
         gathered: dict[int, Tensor | None] = {}
         weights: dict[str, Tensor] = {}
-        owners = dict(self.model.named_parameters(remove_duplicate=False))
-        for name, value in self.model.state_dict().items():
-            key = id(owners.get(name, value))  # tied weights stay tied
+        parameters = without_adapters(self.model, self.model.named_parameters(remove_duplicate=False))
+        owners = {weight.name: weight.base for weight in parameters}
+        for weight in without_adapters(self.model, self.model.state_dict().items()):
+            key = id(owners.get(weight.name, weight.base))  # tied weights stay tied
             if key not in gathered:
                 self._place.alive()
-                gathered[key] = self._gathered(value)
+                gathered[key] = self._gathered(weight)
             if (full := gathered[key]) is not None:
-                weights[name] = full
-        if self._place.rank == 0:
-            save_weights(self.model, weights, self._tokenizer, path, self._save_dtype)
-        dist.barrier(self._talk)
+                weights[weight.name] = full
+        return weights
 
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenStats]:
         return ShardedLogps(model, **self._sharding(), **how)

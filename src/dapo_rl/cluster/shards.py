@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
 from dapo_rl.base.quote import one_line
@@ -39,12 +40,12 @@ class LoadedShards:
 
 
 def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The weights and their moments, which the first step would create."""
+    """The trained weights and their moments, which the first step would create."""
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
-        tensors[f"weights.{name}"] = weight.detach()
         if not weight.requires_grad:
             continue
+        tensors[f"weights.{name}"] = weight.detach()
         moments = optimizer.state[weight]
         if not moments:
             moments["step"] = torch.zeros((), device=weight.device)
@@ -52,6 +53,14 @@ def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Ten
             moments["exp_avg_sq"] = torch.zeros_like(weight.detach())
         tensors |= {f"moments.{name}.{key}": moment for key, moment in moments.items()}
     return tensors
+
+
+def frozen_checksum(model: Any) -> int | None:
+    """A checksum of the bits of this rank's shards of the weights that are not trained; None if there are none. Those
+    of all ranks add up to that of the whole, however it is sharded."""
+    frozen = [weight.detach() for weight in model.parameters() if not weight.requires_grad]
+    local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in frozen]
+    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in local) if local else None
 
 
 def write_shards(directory: Path, folder: str, state: Mapping[str, Any], group: dist.ProcessGroup) -> None:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import LoraSettings
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
 from dapo_rl.models.forward import TokenStats
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.types import TrainSample
 
 _ADAPTER = "default"
@@ -169,46 +170,66 @@ def plain_state(model: Any) -> Iterator[tuple[str, Tensor]]:
     return _merge(model, model.state_dict().items())
 
 
-def save_adapter(model: Any, tokenizer: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:
-    """Saves the adapters in peft's format, and the tokenizer; `base` names the model that they belong to."""
+def adapter_weights(model: Any) -> dict[str, Tensor]:
+    """The weights of the adapters under the names of peft's format."""
+    mark = f".{_ADAPTER}.weight"
+    return {
+        f"base_model.model.{name.removesuffix(mark)}.weight": tensor.detach()
+        for name, tensor in model.state_dict().items()
+        if name.endswith(mark)
+    }
+
+
+def save_adapter(
+    model: Any,
+    tokenizer: Any,
+    settings: LoraSettings,
+    base: str,
+    path: str | os.PathLike[str],
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Saves the adapters in peft's format, and the tokenizer; `base` names the model that they belong to. `weights` are
+    those of the adapters, if the model holds them in another form."""
     try:
         os.makedirs(path, exist_ok=True)
-        _write_adapter(model, settings, base, path)
+        _write_adapter(model, weights or adapter_weights(model), settings, base, path)
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the adapter cannot be saved: {error}") from error
 
 
-def _write_adapter(model: Any, settings: LoraSettings, base: str, path: str | os.PathLike[str]) -> None:
+def _write_adapter(
+    model: Any, weights: Mapping[str, Tensor], settings: LoraSettings, base: str, path: str | os.PathLike[str]
+) -> None:
     from safetensors.torch import save_file
 
-    mark = f".{_ADAPTER}.weight"
-    weights = {
-        f"base_model.model.{name.removesuffix(mark)}.weight": tensor.detach().cpu().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name.endswith(mark)
-    }
-    save_file(weights, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
+    on_host = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    save_file(on_host, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
     config = lora_config(settings, base)
     if settings.targets == "all-linear":  # peft expects names in the file
-        config.target_modules = {name.split(".")[-1] for name, module in model.named_modules() if _is_adapted(module)}
+        adapted = {name.split(".")[-1] for name, module in model.named_modules() if _is_adapted(module)}
+        config.target_modules = sorted(adapted)
     config.inference_mode = True
     config.save_pretrained(path)
 
 
-class WithoutAdapter(ResponseLogps):
-    """Log-probabilities under the base model, with the adapters disabled: a reference that takes no extra memory."""
+class WithoutAdapter:
+    """Log-probabilities under the base model, by the forward pass of the model with its adapters disabled: a reference
+    that takes no extra memory."""
+
+    def __init__(self, model: Any, forward: ResponsePass[TokenStats]) -> None:
+        self._layers = [module for module in model.modules() if _is_adapted(module)]
+        self._forward = forward
 
     @contextmanager
     def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
-        layers = [module for module in self._model.modules() if _is_adapted(module)]
-        for layer in layers:
+        for layer in self._layers:
             layer.enable_adapters(False)
         try:
-            with super().compute(samples) as stats:
+            with self._forward.compute(samples) as stats:
                 yield stats
         finally:
-            for layer in layers:
+            for layer in self._layers:
                 layer.enable_adapters(True)
 
 
@@ -216,14 +237,49 @@ def _is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
-def _merge(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights under the base model's names, with adapters merged into them."""
+@dataclass(frozen=True, slots=True)
+class PlainWeight:
+    """A weight of the model without adapters."""
+
+    name: str
+    base: Tensor
+    layer: Any = None
+    """The layer whose adapter is merged into it, if there is one."""
+
+    def merged(self, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Tensor:
+        """`whole` gathers a tensor that is sharded."""
+        base = whole(self.base.detach())
+        if self.layer is None:
+            return base
+        names = (f"layer.{side}.{_ADAPTER}.weight" for side in ("lora_A", "lora_B"))
+        added = _Added(self.layer)
+        sides = {name: whole(added.get_parameter(name).detach()) for name in names}
+        delta: Tensor = torch.func.functional_call(added, sides, ())
+        return base + delta
+
+
+def without_adapters(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[PlainWeight]:
+    """Weights of a model, of which those of adapters become a part of others."""
     adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
     for name, tensor in weights:
         layer, found, kind = name.partition(".base_layer.")
-        if found and kind == "weight":
-            yield f"{layer}.{kind}", tensor.detach() + adapted[layer].get_delta_weight(_ADAPTER).detach()
-        elif found:
-            yield f"{layer}.{kind}", tensor.detach()
+        if found:
+            yield PlainWeight(f"{layer}.{kind}", tensor, adapted[layer] if kind == "weight" else None)
         elif ".lora_" not in name:
-            yield name, tensor.detach()
+            yield PlainWeight(name, tensor)
+
+
+class _Added(nn.Module):
+    """What an adapter adds to the weight of its layer, as a function of the adapter's weights."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self) -> Any:
+        return self.layer.get_delta_weight(_ADAPTER)
+
+
+def _merge(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Weights under the base model's names, with adapters merged into them."""
+    return ((weight.name, weight.merged()) for weight in without_adapters(model, weights))

@@ -76,9 +76,11 @@ class HFPolicy(Learner[TokenStats]):
         self._kl_coef = algo.kl_coef if algo.kl_in == "loss" else 0.0
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         super().__init__(model, train=train, token_budget=token_budget, fill_memory=fill_memory, turns=turns, **how)
-        frozen = WithoutAdapter if reference is model else self._pass_of
-        how |= {"packed": self.packed, "fused": train.fused}
-        self._reference = None if reference is None else frozen(reference, **how)
+        self._reference: ResponsePass[TokenStats] | WithoutAdapter | None = None
+        if reference is model:
+            self._reference = WithoutAdapter(model, self._responses)
+        elif reference is not None:
+            self._reference = self._pass_of(reference, packed=self.packed, fused=train.fused, **how)
         self._stored = StoredModel(model, tokenizer, save_dtype, copied=self._copies is not None)
 
     def weights(self) -> ModelWeights:
@@ -265,6 +267,6 @@ def _proximal_logps(samples: Sequence[TrainSample], logps: Tensor) -> Tensor:
     return to_device(padded(scored), logps.device)
 
 
-def _logps(forward: ResponsePass[TokenStats], samples: Sequence[TrainSample]) -> Tensor:
+def _logps(forward: ResponsePass[TokenStats] | WithoutAdapter, samples: Sequence[TrainSample]) -> Tensor:
     with forward.compute(samples) as stats:
         return stats.logps
