@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from pathlib import Path
 from threading import Thread
 
 import numpy as np
@@ -48,6 +50,8 @@ def two(ray_instance, warm_engines):
 
 @pytest.fixture
 def pool(two):
+    while not all(replica.in_service for replica in two._replicas):
+        two._tend()
     two.notes.clear()
     return two
 
@@ -63,6 +67,13 @@ def version_sampled(pool):
     [version] = {int(version) for sample in samples for version in sample.versions}
     assert all((sample.logps == -version).all() for sample in samples)
     return version
+
+
+def kill(pool, index):
+    [(pid, _)] = import_ray().get([pool._replicas[index].send("about")])
+    os.kill(pid, signal.SIGKILL)
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.01)
 
 
 def test_what_is_lent_is_shared():
@@ -119,8 +130,7 @@ def test_an_engine_without_a_rank_takes_them_from_the_store(pool):
 
 
 def test_an_engine_that_is_lost_while_it_reads_gets_them_from_the_store(pool):
-    [(pid, _)] = import_ray().get([pool._replicas[0].send("about")])
-    source = Lender(3, before=lambda name: name == "second" and os.kill(pid, signal.SIGKILL))
+    source = Lender(3, before=lambda name: name == "second" and kill(pool, 0))
     pool.receive(3, source)
     assert [note.partition(":")[0] for note in pool.notes] == ["engine 0 was lost"]
     assert version_sampled(pool) == 3
@@ -131,10 +141,31 @@ def test_engines_do_not_sample_with_half_a_version(pool):
         if name == "second":
             raise RankLostError("rank 0 was killed")
 
-    while not all(replica.in_service for replica in pool._replicas):
-        pool._tend()
     with pytest.raises(RankLostError):
         pool.receive(4, Lender(4, before=lose))
     pool.receive(5, Lender(5))
     assert version_sampled(pool) == 5
     assert sorted({note.partition(":")[0] for note in pool.notes}) == ["engine 0 was lost", "engine 1 was lost"]
+
+
+class Gone(Lender):
+    """Its ranks are lost after they lent their weights."""
+
+    def buckets(self, nbytes):
+        if len(self.borrowers) == 2:
+            raise RankLostError("rank 0 was killed")
+        yield from super().buckets(nbytes)
+
+
+def test_engines_that_are_lost_with_the_ranks_wait_for_new_weights(pool):
+    pool.receive(6, Gone(6))
+    kill(pool, 0)
+    assert version_sampled(pool) == 6, "the other engine takes the samples"
+    assert [replica.absent for replica in pool._replicas] == [True, False]
+    kill(pool, 1)
+    with pytest.raises(RankLostError, match="rank 0 was killed"):
+        version_sampled(pool)
+    assert pool.take_unfinished()
+    pool.rest()
+    pool.receive(7, Lender(7))
+    assert version_sampled(pool) == 7

@@ -26,7 +26,7 @@ from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, LENT_BYTES, LendingSou
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings
-from dapo_rl.errors import UserError
+from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Completion, EngineFigures, Request
 
@@ -66,6 +66,8 @@ class EnginePool:
         self.version, self._source = 0, weights
         self._stored: StoredWeights | None = None
         """The current weights, if they are in the object store."""
+        self._ranks_lost: RankLostError | None = None
+        """Why engines are absent: there were no weights to start them with."""
         how = (background, settings.timeout_s, options or {})
         self._replicas = [EngineReplica(index, *how) for index in range(settings.engines)]
         self._next = 0
@@ -77,8 +79,7 @@ class EnginePool:
         self._looked = time.perf_counter()
         self._seen = [replica.totals for replica in self._replicas]
         try:
-            for replica in self._replicas:
-                replica.start(self._make, self._in_store())
+            self._start(self._replicas)
             self._await_start()
         except BaseException:
             self.close()
@@ -144,11 +145,13 @@ class EnginePool:
         steps, loads them, and goes on. With `cluster.weights=direct`, engines stop and read those of the rank on their
         GPU, one bucket at a time.
         """
-        self.version, self._source, self._stored = version, source, None
+        self.version, self._source, self._stored, self._ranks_lost = version, source, None, None
         if self._settings.weights == "direct" and (lenders := self._lenders()):
             self._borrow(lenders)
         else:
+            absent = [replica for replica in self._replicas if replica.absent]
             self._everywhere("receive", self._in_store())
+            self._start(absent)
         for replica in self._replicas:
             replica.version = version
 
@@ -212,6 +215,10 @@ class EnginePool:
             self._stored = StoredWeights.put(self.version, self._source, self._dtype)
         return self._stored
 
+    def _start(self, replicas: Sequence[EngineReplica]) -> None:
+        for replica in replicas:
+            replica.start(self._make, self._in_store())
+
     def _lenders(self) -> list[int]:
         """The rank that can lend its weights to each engine; none if an engine is without one, or is starting again."""
         source = self._source
@@ -270,6 +277,8 @@ class EnginePool:
                     replica.started(0)
         if any(replica.in_service for replica in self._replicas):
             self._served = time.monotonic()
+        elif self._ranks_lost is not None and all(replica.absent for replica in self._replicas):
+            raise self._ranks_lost
         elif time.monotonic() > self._served + START_S:
             raise UserError(f"cluster.engines: no engine is left, and none started within {START_S:.0f} s; {ROOM}")
         if self._waiting and any(replica.in_service for replica in self._replicas):
@@ -307,8 +316,8 @@ class EnginePool:
             self._finished.append(completion)
 
     def _everywhere(self, method: str, *arguments: Any) -> None:
-        """Calls a method of all engines, and waits for those in service; the others carry it out once they are."""
-        calls = [(replica, replica.send(method, *arguments)) for replica in self._replicas]
+        """Calls a method of all engines, and waits for those in service; those that start carry it out afterwards."""
+        calls = [(replica, replica.send(method, *arguments)) for replica in self._replicas if not replica.absent]
         for replica, ref in calls:
             if replica.in_service:
                 with self._or_lost(replica):
@@ -316,7 +325,8 @@ class EnginePool:
 
     @contextmanager
     def _or_lost(self, replica: EngineReplica) -> Iterator[None]:
-        """Starts an engine again that turns out to be lost. Its orders wait for another."""
+        """Starts an engine again that turns out to be lost. Its orders wait for another. If the weights were lost too,
+        with the ranks, it stays absent until there are new ones."""
         try:
             yield
         except EngineLostError as error:
@@ -332,7 +342,10 @@ class EnginePool:
             self._waiting += orders
             again = f"; {counted(len(orders), 'group')} will be sampled again" if orders else ""
             self._note(f"engine {replica.index} was lost: {error}{again}")
-            replica.start(self._make, self._in_store())
+            try:
+                self._start([replica])
+            except RankLostError as lost:
+                self._ranks_lost = lost
 
 
 def _check_same(replica: EngineReplica, requests: Sequence[Request]) -> None:

@@ -80,6 +80,11 @@ class EngineReplica:
         return sum(len(order.missing) for order in self.orders.values())
 
     @property
+    def absent(self) -> bool:
+        """Whether it is neither in service nor starting."""
+        return self._actor is None
+
+    @property
     def in_service(self) -> bool:
         return self._actor is not None and self._starting is None
 
