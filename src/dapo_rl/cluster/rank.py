@@ -38,6 +38,7 @@ from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, Stats, budget_note
+from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, TrainSample, Update
 
@@ -240,6 +241,11 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
 
     shards = "shards"
     critic: RankCritic | None = None
+    plan = MemoryPlan()
+
+    def planned(self) -> MemoryPlan:
+        """What it keeps in GPU memory."""
+        return self.plan
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         with self._timed():
