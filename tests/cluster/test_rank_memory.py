@@ -21,6 +21,7 @@ from dapo_rl.train.run_sizes import RUNTIME, run_sizes
 
 GIB = 2**30
 HOST = 1000 * GIB
+EIGHT_BIT = "train.optimizer=adamw_8bit"
 P7, HEAD7 = 7_615_616_512, 152_064 * 3584
 LAYER7, ROOT7 = (P7 - 2 * HEAD7) // 28, 2 * HEAD7
 
@@ -172,12 +173,15 @@ def test_the_settings_overrule():
         (
             "qwen2.5-14b",
             {"cluster__placement": "separate", "train__token_budget": 16384},
-            ["train.token_budget=8610", "cluster.offload=true", "cluster.ranks=8"],
+            ["train.token_budget=8610", EIGHT_BIT, "cluster.offload=true", "cluster.ranks=8"],
         ),
         (
             "qwen2.5-7b",
             {"cluster__placement": "shared"},
-            ["sampling.kv_memory_gib=1.0", "cluster.offload=true", "cluster.placement=separate", "cluster.ranks=8"],
+            [
+                *("sampling.kv_memory_gib=1.0", EIGHT_BIT, "cluster.offload=true"),
+                *("cluster.placement=separate", "cluster.ranks=8"),
+            ],
         ),
         (
             "qwen2.5-32b",

@@ -237,6 +237,8 @@ class RankMemory:
             few = round(FEW_SEQUENCES * replace(sizes, kv_setting=None).kv_least / 2**30 + 0.05, 1)
             if config.sampling.kv_memory_gib != few:
                 yield f"sampling.kv_memory_gib={few}", self._with("sampling", kv_memory_gib=few)
+        if config.train.optimizer == "adamw":
+            yield "train.optimizer=adamw_8bit", self._with("train", optimizer="adamw_8bit")
         if not config.cluster.offload:
             yield "cluster.offload=true", self._with("cluster", offload=True)
         if config.cluster.placement != "separate":
