@@ -17,7 +17,7 @@ from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.format import counted
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.cluster.build_engines import build_engine_pool, takes_turns
-from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device, ranks_plan
+from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
@@ -169,13 +169,13 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         policy: HFPolicy | RankedPolicy
         critic: HFCritic | RankedCritic | None = None
         if on_ranks(config):  # before the engines, so that each rank finds a GPU of its own
-            plan = replace(ranks_plan(config, model), turns=takes_turns(config, device))
-            policy = build_ranked_policy(config, tokenizer, longest, save_dtype, plan)
+            policy = build_ranked_policy(config, model, tokenizer, longest, save_dtype)
             cluster.callback(policy.close)
+            plan = replace(policy.planned(), turns=takes_turns(config, device))
             critic = RankedCritic(policy) if config.has_critic else None
             named = config.engine if given.engine is None else given.engine
             how = (tokenizer, device, dtype, longest, display.note)
-            engine: Engine = build_engine_pool(config, named, model, policy.weights(), *how)
+            engine: Engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
         else:
             plan = memory_plan(config, model, longest, can_rest(config.engine, device))
             values = _value_model(model) if config.has_critic else None
@@ -219,6 +219,14 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         )
         built.pop_all()
         return run
+
+
+def _with_cache(config: Config, plan: MemoryPlan) -> Config:
+    """The settings of engines that get the cache that is planned for them."""
+    if plan.kv_bytes is None:
+        return config
+    sampling = config.sampling.model_copy(update={"kv_memory_gib": plan.kv_bytes / 2**30})
+    return config.model_copy(update={"sampling": sampling})
 
 
 def _idle_engines(config: Config) -> str | None:

@@ -79,6 +79,23 @@ class Rank:
         full = {names[p]: (s["exp_avg"].full_tensor(), s["exp_avg_sq"].full_tensor()) for p, s in state.items()}
         return full if self._place.rank == 0 else None
 
+    def eager(self, stance):
+        """The 8-bit optimizer compiles its step, which takes longer than a test."""
+        torch.compiler.set_stance(stance)
+
+    def moment_bytes(self):
+        """The elements and bytes of the first moment of each weight in 8 bits."""
+        names = {p: n for n, p in self.policy.model.named_parameters()}
+        local = {names[p]: s["exp_avg"].to_local() for p, s in self.policy.optimizer.state.items()}
+        parts = {name: (m.codes, m.scale) if hasattr(m, "codes") else (m,) for name, m in local.items()}
+        return {name: (local[name].numel(), sum(part.nbytes for part in parts[name])) for name in local}
+
+    def spoil_moment(self):
+        """One scale of the last rank is not finite."""
+        if self._place.rank == self._place.world_size - 1:
+            moments = (s["exp_avg"].to_local() for s in self.policy.optimizer.state.values())
+            next(m for m in moments if hasattr(m, "scale")).scale[0] = float("nan")
+
     def sizes(self):
         return [p.to_local().numel() for p in self.policy.model.parameters()]
 

@@ -140,7 +140,6 @@ def kill(rank, number=signal.SIGKILL):
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
-        (["train.optimizer=adamw_8bit"], {}, "train.optimizer: adamw_8bit cannot be used on ranks; use adamw"),
         (["train.memory=turns"], {}, "train.memory: turns is for one process; "),
         (
             [],

@@ -1003,11 +1003,6 @@ def _(_here):
     return ["train", *QUICK, "cluster.ranks=2", "--run", "run"]
 
 
-@case("an 8-bit optimizer on ranks")
-def _(_here):
-    return ["train", *QUICK, "cluster.backend=ray", "train.optimizer=adamw_8bit", "--run", "run"]
-
-
 @case("--resume of a run of one process on ranks")
 def _(here):
     here.finished()

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from dapo_rl.base.memory import host_memory
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.rank_memory import RankMemory
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.config import Config
@@ -33,8 +36,6 @@ def check_ranks(config: Config, *, loaded: bool) -> None:
     """Refuses what cannot be trained on ranks; `loaded` if the caller has passed a loaded model."""
     if loaded:
         raise UserError(f"model: a loaded model cannot be sent to ranks; give its name or directory, {ALONE}")
-    if config.train.optimizer != "adamw":
-        raise UserError(f"train.optimizer: {config.train.optimizer} cannot be used on ranks; use adamw, {ALONE}")
     if config.train.memory == "turns":
         raise UserError(f"train.memory: turns is for one process; use cluster.placement=colocated, {ALONE}")
 
@@ -54,23 +55,21 @@ def ranks_device(config: Config) -> torch.device:
     return torch.device("cuda")
 
 
-def ranks_plan(config: Config, model: Any) -> MemoryPlan:
-    """Ranks do not compute what fits: on GPUs, layers are recomputed unless the settings say otherwise."""
-    wanted = config.train.gradient_checkpointing
-    on_gpu = ranks_device(config).type == "cuda"
-    return MemoryPlan(recompute=wanted is True or (wanted == "auto" and on_gpu and can_recompute(model)))
-
-
 def build_ranked_policy(
-    config: Config, tokenizer: Any, longest: int, save_dtype: torch.dtype, plan: MemoryPlan
+    config: Config, model: Any, tokenizer: Any, longest: int, save_dtype: torch.dtype
 ) -> RankedPolicy:
-    """Starts the ranks, which load the model themselves; `longest` is the longest sample of the run."""
+    """Starts the ranks, which load the model themselves; `model` is the same without its weights, and `longest` the
+    longest sample of the run."""
     cluster, device = config.cluster, ranks_device(config)
     found = find_model(config.model.name)
     source = str(found.resolve()) if isinstance(found, Path) else found  # a rank may have another working directory
     gpus = 0.0 if device.type == "cpu" else RANK_GPUS[cluster.placement]
     placing = Placing(device.type, gpus, max(1, torch.get_num_threads() // cluster.ranks))
-    recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, plan.recompute)
+    on_gpu, wanted = device.type == "cuda", config.train.gradient_checkpointing
+    memory = RankMemory.of(config, model, config.model.dtype == "bfloat16", longest) if on_gpu else None
+    # Where it is not known what fits.
+    recompute = wanted is True or (wanted == "auto" and on_gpu and can_recompute(model))
+    recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, memory, recompute)
     start: Callable[[], RayRanks] = partial(
         RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
     )
@@ -90,7 +89,10 @@ class RankRecipe:
     tokenizer: Any
     longest: int
     save_dtype: torch.dtype
+    memory: RankMemory | None
+    """Decides how much is kept in GPU memory; None on a CPU, and for an unknown architecture."""
     recompute: bool
+    """Whether layers are recomputed if there is no `memory`."""
 
     def __call__(self, place: Place) -> Any:
         from transformers.utils import logging
@@ -100,17 +102,18 @@ class RankRecipe:
         logging.disable_progress_bar()
         config = self.config
         seed_everything(config.seed)
+        plan = self._plan(place)
         dtype = getattr(torch, config.model.dtype)
         assert isinstance(dtype, torch.dtype), "the driver resolves `auto`"
         how: dict[str, Any] = {
             "place": place,
             "offload": config.cluster.offload,
             "pad_id": pad_id(self.tokenizer),
-            "token_budget": config.token_budget,
+            "token_budget": plan.token_budget or config.token_budget,
             "longest": self.longest,
             "dtype": dtype,
         }
-        train = config.train.model_copy(update={"gradient_checkpointing": self.recompute})
+        train = config.train.model_copy(update={"gradient_checkpointing": plan.recompute})
         policy = RankPolicy(
             self._load,
             temperature=config.sampling.temperature,
@@ -122,10 +125,20 @@ class RankRecipe:
             save_dtype=self.save_dtype,
             **how,
         )
+        policy.plan = plan
         if config.has_critic:
             train = train.model_copy(update={"packed": policy.packed})
             policy.critic = RankCritic(self._load_critic, train=train, value_clip=config.critic.value_clip, **how)
         return policy
+
+    def _plan(self, place: Place) -> MemoryPlan:
+        """The plan for the smallest of the GPUs, the same on all ranks; raises a UserError if the run does not fit."""
+        if self.memory is None:
+            return MemoryPlan(recompute=self.recompute)
+        here = torch.cuda.get_device_properties(place.device).total_memory, host_memory() // place.of_host
+        everywhere: list[Any] = [None] * place.world_size
+        dist.all_gather_object(everywhere, here)
+        return self.memory.plan(*(min(of_ranks) for of_ranks in zip(*everywhere, strict=True)))
 
     def _load(self) -> tuple[Any, dict[str, Any]]:
         model, config = self._load_model(), self.config

@@ -16,6 +16,7 @@ from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.cluster.deal import deal
 from dapo_rl.cluster.lent_weights import Borrowers
 from dapo_rl.models.stored import done_now
+from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
 
 PATIENCE = 10
@@ -152,6 +153,11 @@ class RankedPolicy(RankedLearner):
         """Starts the ranks again, with the model as it was loaded."""
         self._ranks.close(kill=True)
         self._started = self._start()
+
+    def planned(self) -> MemoryPlan:
+        """What the ranks keep in GPU memory."""
+        plan: MemoryPlan = self._ranks.call("planned")[0]
+        return plan
 
     def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """The log-probability of each response token under the reference policy."""

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -40,6 +40,7 @@ from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, Stats, budget_note
+from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, TrainSample, Update
 
@@ -66,7 +67,7 @@ class RankLearner(Learner[Stats]):
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
         `offload` keeps the shards in host memory. The others are the arguments of the learner."""
         self._place, self._offload = place, offload
-        self._busy_s = 0.0
+        self._busy_s, self._has_stepped = 0.0, False
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
         self._host_mesh = self._mesh if place.device.type == "cpu" else init_device_mesh("cpu", (place.world_size,))
         # Waits on the host alone: what ranks agree on does not synchronise the device.
@@ -156,6 +157,11 @@ class RankLearner(Learner[Stats]):
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._train.max_grad_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
+    def _step(self) -> None:
+        first, self._has_stepped = not self._has_stepped, True
+        with _alive_meanwhile(self._place) if first else nullcontext():  # the 8-bit optimizer compiles its step
+            super()._step()
+
     def _in_micro_batches(
         self, samples: Sequence[TrainSample], compute: Callable[[Sequence[TrainSample], int], T]
     ) -> list[tuple[list[int], T]]:
@@ -224,7 +230,8 @@ class RankLearner(Learner[Stats]):
     def _why_no_copy(self) -> str | None:
         """The ranks of a host share its memory."""
         held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
-        copied = 3 * held * self._place.of_host
+        moments = held // 2 if self._train.optimizer == "adamw_8bit" else 2 * held
+        copied = (held + moments) * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
     def _not_finite(self, tensors: Any) -> str | None:
@@ -244,6 +251,11 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
     critic: RankCritic | None = None
     _lent: Bucket = ()
     """What engines read at the moment."""
+    plan = MemoryPlan()
+
+    def planned(self) -> MemoryPlan:
+        """What it keeps in GPU memory."""
+        return self.plan
 
     def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         with self._timed():

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo_rl.models.forward import TokenStats
+from dapo_rl.models.recompute import layers_of
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.values import ResponseValues, TokenValues
@@ -163,7 +163,7 @@ def _shard(model: Any, mesh: DeviceMesh, dtype: torch.dtype, offload: bool) -> A
     how: dict[str, Any] = {"mesh": mesh, "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy()}
     if dtype != torch.float32:
         how["mp_policy"] = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]:
+    for layer in layers_of(model):
         fully_shard(layer, **how)
     root: Any = fully_shard(_Root(model), **how)
     for module in root.modules():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from dapo_rl.base.hashing import Digests
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
+from dapo_rl.train.optimizer import is_8bit, moments_of
 
 METADATA = ".metadata"
 
@@ -40,26 +42,42 @@ class LoadedShards:
 
 
 def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The trained weights and their moments, which the first step would create."""
+    """The trained weights and their moments, which the first step would create. The parts of moments in 8 bits are
+    quantised by the shards of this rank, and are its own."""
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             continue
         tensors[f"weights.{name}"] = weight.detach()
-        moments = optimizer.state[weight]
-        if not moments:
-            moments["step"] = torch.zeros((), device=weight.device)
-            moments["exp_avg"] = torch.zeros_like(weight.detach())
-            moments["exp_avg_sq"] = torch.zeros_like(weight.detach())
-        tensors |= {f"moments.{name}.{key}": moment for key, moment in moments.items()}
+        for key, moment in moments_of(optimizer, weight).items():
+            if moment.dim() and is_8bit(optimizer):
+                tensors |= _own_parts(f"moments.{name}.{key}", _local(moment))
+            else:
+                tensors[f"moments.{name}.{key}"] = moment
     return tensors
+
+
+def _own_parts(name: str, shard: Tensor) -> dict[str, Tensor]:
+    """The tensors that a shard consists of, under names that no other rank has."""
+    name = f"{name}.{_own_mark()}"
+    if not hasattr(shard, "__tensor_flatten__"):  # too small, or not a whole number of blocks
+        return {name: shard}
+    parts, _ = shard.__tensor_flatten__()
+    return {f"{name}.{part}": getattr(shard, part) for part in parts}
+
+
+def _own_mark() -> str:
+    return f"rank{dist.get_rank()}of{dist.get_world_size()}"
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def frozen_checksum(model: Any) -> int | None:
     """A checksum of the bits of this rank's shards of the weights that are not trained; None if there are none. Those
     of all ranks add up to that of the whole, however it is sharded."""
-    frozen = [weight.detach() for weight in model.parameters() if not weight.requires_grad]
-    local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in frozen]
+    local = [_local(weight.detach()) for weight in model.parameters() if not weight.requires_grad]
     return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in local) if local else None
 
 
@@ -91,10 +109,18 @@ def read_shards(
     except Exception as error:
         raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(error)}") from error
     stored = {name: list(entry.size) for name, entry in entries.items() if hasattr(entry, "size")}
+    marks = {mark[0] for name in stored if (mark := re.search(r"(?<=\.)rank\d+of\d+", name))}
+    if marks and _own_mark() not in marks:
+        raise UserError(
+            f"{directory}: its moments are quantised by the shards of {len(marks)} ranks (train.optimizer=adamw_8bit); "
+            f"resume with cluster.ranks={len(marks)}"
+        )
+    of_others = marks - {_own_mark()}
+    extra = [name for name in entries if name not in stored]
+    stored = {name: size for name, size in stored.items() if of_others.isdisjoint(name.split("."))}
     if other := _difference(own, stored):
         raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
     state: dict[str, Any] = {name: torch.empty_like(tensor) for name, tensor in own.items()}
-    extra = [name for name in entries if name not in stored]
     state |= dict.fromkeys(extra)
     try:
         load(state, storage_reader=reader, process_group=group)

@@ -14,7 +14,7 @@ from dapo_rl.errors import UserError
 
 
 def can_recompute(model: Any) -> bool:
-    return bool(_layers(model))
+    return bool(layers_of(model))
 
 
 def check_layers(model: Any) -> None:
@@ -32,7 +32,7 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
     transformers' own switch works in training mode only, which also enables dropout and disables the cache of
     generation, so the `forward` of each layer is wrapped instead.
     """
-    layers = _layers(model) if wanted else []
+    layers = layers_of(model) if wanted else []
     # A library that hooks into a layer may have replaced its `forward`.
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
@@ -47,5 +47,6 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
                 layer.forward = forward
 
 
-def _layers(model: Any) -> list[Any]:
+def layers_of(model: Any) -> list[Any]:
+    """The decoder layers."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

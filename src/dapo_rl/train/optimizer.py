@@ -23,6 +23,25 @@ def build_optimizer(model: Any, settings: TrainSettings) -> torch.optim.Optimize
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
+def is_8bit(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is torchao's, which quantises moments."""
+    return hasattr(optimizer, "_new_buffer")
+
+
+def moments_of(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
+    """The state of a weight, which the first step would create."""
+    moments: dict[str, Tensor] = optimizer.state[weight]
+    if moments:
+        return moments
+    if is_8bit(optimizer):
+        zeros: Any = optimizer._new_buffer  # type: ignore[attr-defined]
+        moments |= {"step": torch.tensor(0.0), "exp_avg": zeros(weight, True), "exp_avg_sq": zeros(weight, False)}
+    else:
+        moments["step"] = torch.zeros((), device=weight.device)
+        moments["exp_avg"], moments["exp_avg_sq"] = (torch.zeros_like(weight.detach()) for _ in range(2))
+    return moments
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):  # a compiled step would treat a number as a constant

@@ -82,6 +82,20 @@ class RunSizes:
         """The sizes of updates alone."""
         return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
 
+    def over_ranks(self, ranks: int) -> RunSizes:
+        """What each of several ranks has of the parts that are trained: its shards. Two layers are whole at a time,
+        because the next one is fetched meanwhile."""
+        return replace(
+            self,
+            weights=self.weights // ranks,
+            gradients=self.gradients // ranks,
+            moments=self.moments // ranks,
+            reference=self.reference // ranks,
+            critic=self.critic // ranks,
+            casts=2 * self.layer_casts,
+            layer_casts=2 * self.layer_casts,
+        )
+
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
         return self._always + self.engine + self.prefill + kv

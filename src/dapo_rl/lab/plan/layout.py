@@ -54,20 +54,12 @@ class GpuMemory:
         """What each GPU holds of the parts of a run."""
         layout = self.layout
         whole, n, tp = self.need.sizes, layout.trainers, layout.tensor_parallel
-        cut = replace(
-            whole,
-            weights=whole.weights // n,
-            gradients=whole.gradients // n,
-            moments=whole.moments // n,
-            reference=whole.reference // n,
-            critic=whole.critic // n,
+        return replace(
+            whole if n == 1 else whole.over_ranks(n),
             engine=whole.engine // tp,
             prefill=whole.prefill // tp,
             kv_token=whole.kv_token // tp,
         )
-        if n == 1:
-            return cut
-        return replace(cut, casts=2 * cut.layer_casts, layer_casts=2 * cut.layer_casts)  # the next layer is fetched
 
     @property
     def need(self) -> Need:

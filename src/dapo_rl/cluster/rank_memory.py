@@ -1,0 +1,249 @@
+"""The memory plan of ranks on GPUs, made on each of them before the model is loaded.
+
+A rank holds its shards of the weights, gradients and moments, on the GPU or on the host. While it updates, it also has
+the gathered weights of two layers and their gradients, and the activations of its micro-batch. Engines on the same GPU
+keep what `cluster.placement` gives them. The first plan that fits is taken: without recomputed layers, with them, and
+then, unless the settings say how many tokens a micro-batch has, with fewer tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dapo_rl.base.format import gib
+from dapo_rl.cluster.build_engines import RESTFUL, SHARED_SHARE
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.models.recompute import can_recompute, layers_of
+from dapo_rl.models.size import ModelSize
+from dapo_rl.train.memory import NOTE, MemoryPlan
+from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes, update_tokens
+
+MOST_RANKS = 1024
+FEW_SEQUENCES = 8
+"""Samples of the longest length in a cache that is small."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What the plan of ranks follows from, apart from their GPUs. It is sent to every rank."""
+
+    config: Config
+    size: ModelSize
+    layer: int
+    """Parameters of the largest layer."""
+    root: int
+    """Parameters that belong to no layer: embeddings, the last norm and the output layer."""
+    bfloat16: bool
+    longest: int
+    can_recompute: bool = True
+
+    @classmethod
+    def of(cls, config: Config, model: Any, bfloat16: bool, longest: int) -> RankMemory | None:
+        """`model` is a plain model, which needs no weights. None for an architecture with an unusual config."""
+        layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
+        try:
+            size = ModelSize.of(model)
+        except (AttributeError, TypeError, ZeroDivisionError):
+            return None
+        root = size.parameters - sum(layers)
+        return cls(config, size, max(layers, default=0), root, bfloat16, longest, can_recompute(model))
+
+    @property
+    def trained(self) -> int:
+        lora = self.config.model.lora
+        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the largest micro-batch of a rank: the budget, its share of an update, or a single sample. Shares
+        differ by a sample at most."""
+        share = update_tokens(self.config) // self.config.cluster.ranks + self.longest
+        return max(min(self.config.token_budget, share), self.longest)
+
+    def plan(self, gpu: int, host: int) -> MemoryPlan:
+        """The first plan that fits on a GPU of so many bytes, and into so many bytes of the host for each rank; raises
+        a UserError with the sums if there is none."""
+        plan = self.find(gpu, host)
+        if plan is None:
+            raise UserError(f"cluster.ranks: {self._refusal(gpu, host)}")
+        return plan
+
+    def find(self, gpu: int, host: int) -> MemoryPlan | None:
+        sizes = self.sizes(gpu)
+        if self._on_host() > host or self.sampling(sizes, self._kv_least(sizes)) > sizes.usable:
+            return None
+        for recompute in self._choices:
+            if self.updating(sizes, self.tokens, recompute) <= sizes.usable:
+                return self._planned(sizes, self.tokens, recompute)
+        if self.config.train.token_budget is None:
+            recompute = self._choices[-1]
+            left = sizes.usable - self.updating(sizes, 0, recompute) + sizes.working(0, recompute)
+            tokens = sizes.tokens_in(left, recompute)
+            if tokens >= self.longest:
+                return replace(self._planned(sizes, tokens, recompute), token_budget=tokens)
+        return None
+
+    def sizes(self, gpu: int) -> RunSizes:
+        """What a rank, and each engine, has on a GPU of so many bytes."""
+        whole, cluster = self._whole(gpu), self.config.cluster
+        width, lora = 2 if self.bfloat16 else 4, self.config.model.lora is not None
+        cut = whole.over_ranks(cluster.ranks)
+        if cluster.offload:
+            cut = replace(cut, weights=0, gradients=0, moments=0, reference=0, critic=0)
+        if self.config.engine not in RESTFUL:  # in an actor, it has weights of its own
+            cut = replace(cut, engine=4 * self.size.parameters)
+        # Two layers, the gradients of one in the same type, and in float32 those that are sent, of two layers.
+        of_layer = self.trained // self.size.layers if lora else self.layer
+        layers = 2 * width * self.layer + (width + 8) * of_layer
+        # What is outside layers stays gathered. In the backward pass there are the logits of a chunk and the gradient
+        # of the output layer, then that gradient and layers, and at the end the gradients of all that is outside.
+        root, of_root, of_head = width * self.root, 0 if lora else self.root, 0 if lora else self.size.head
+        logits = whole.head - 2 * self.size.head * self.bfloat16
+        cut = replace(
+            cut,
+            casts=layers,
+            layer_casts=layers + root + width * of_head,
+            head=root + max(logits, (width + 4) * of_root),
+            graphs=0,  # in the engine's process
+        )
+        return cut.without_engine() if cluster.placement == "separate" else cut
+
+    def updating(self, sizes: RunSizes, tokens: int, recompute: bool) -> int:
+        """On a GPU while it updates, with micro-batches of so many tokens."""
+        return sizes.updating(tokens, recompute) + self.engines(sizes)
+
+    def sampling(self, sizes: RunSizes, kv: int) -> int:
+        """On a GPU while an engine that takes turns with the rank samples; 0 if there is none."""
+        return sizes.sampling(kv) + self._resident if self._rests else 0
+
+    def engines(self, sizes: RunSizes) -> int:
+        """What engines keep of the GPU of a rank during updates."""
+        cluster, number = self.config.cluster, self.config.cluster.engines_per_gpu
+        if cluster.placement == "separate":
+            return 0
+        if self._rests:
+            return self._resident
+        if cluster.placement == "shared" and self.config.engine == "vllm":
+            return int(SHARED_SHARE * sizes.gpu)
+        each = self._resident + sizes.engine + sizes.prefill
+        if sizes.kv_setting is not None:
+            return number * (each + sizes.kv_setting)
+        if cluster.placement == "colocated":
+            return each + sizes.kv_least
+        # They share what the weights leave, before there are moments.
+        left = sizes.gpu - RUNTIME - sizes.weights - sizes.reference - number * each
+        return number * each + max(int(SHARED_SHARE * left), number * sizes.kv_least)
+
+    @property
+    def _rests(self) -> bool:
+        return self.config.cluster.placement == "colocated" and self.config.engine in RESTFUL
+
+    @property
+    def _resident(self) -> int:
+        """What an engine keeps while it rests."""
+        return RUNTIME + self._whole(0).graphs
+
+    @property
+    def _choices(self) -> tuple[bool, ...]:
+        wanted = self.config.train.gradient_checkpointing
+        if wanted == "auto":
+            return (False, True) if self.can_recompute else (False,)
+        return (wanted,)
+
+    def _whole(self, gpu: int) -> RunSizes:
+        how = {"trained": self.trained, "longest": self.longest}
+        return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, **how)
+
+    def _on_host(self) -> int:
+        """What a rank holds on the host if its shards are there."""
+        whole = self._whole(0).over_ranks(self.config.cluster.ranks)
+        held = whole.weights + whole.gradients + whole.moments + whole.reference + whole.critic
+        return held if self.config.cluster.offload else 0
+
+    def _kv_least(self, sizes: RunSizes) -> int:
+        return sizes.kv_least if self.config.engine == "native" else 0
+
+    def _planned(self, sizes: RunSizes, tokens: int, recompute: bool) -> MemoryPlan:
+        """The plan with micro-batches of so many tokens. An engine that takes turns gets the cache that it would take
+        by itself, or what is left."""
+        kv = None
+        if self._rests and self.config.engine == "native" and sizes.kv_setting is None:
+            left = sizes.usable - self.sampling(sizes, 0)
+            kv = left if left < sizes.kv_default else None
+        taken = gib(self.updating(sizes, tokens, recompute))
+        line = f"{NOTE}a GPU needs about {taken} of its usable {gib(sizes.usable)} during updates"
+        if recompute and self.config.train.gradient_checkpointing == "auto":
+            whole = gib(self.updating(sizes, self.tokens, recompute=False))
+            line += f", with layers that are recomputed in the backward pass; without, {whole}"
+        if tokens < self.tokens:
+            line += f"; micro-batches have {tokens:,} tokens instead of {self.tokens:,}"
+        if kv is not None:
+            line += f"; the KV cache is limited to {gib(kv)}"
+        return MemoryPlan(self._rests, recompute, kv, note=line)
+
+    def _refusal(self, gpu: int, host: int) -> str:
+        """Why the run does not fit, with the sums and what to do."""
+        sizes, least = self.sizes(gpu), self.tokens if self.config.train.token_budget else self.longest
+        shards = {
+            "weights": sizes.weights,
+            "gradients": sizes.gradients,
+            "optimizer": sizes.moments,
+            "reference model": sizes.reference,
+            "critic": sizes.critic,
+        }
+        if self._on_host() > host:
+            needs = f"the shards of a rank need {gib(self._on_host())} of the host, which has {gib(host)} for each"
+            return f"{needs}; {self._remedy(gpu, host)}"
+        recompute, kv = self._choices[-1], self._kv_least(sizes)
+        updating, sampling = self.updating(sizes, least, recompute), self.sampling(sizes, kv)
+        if updating >= sampling:
+            working = sizes.working(least, recompute)
+            phase, parts = "updating", shards | {f"{least:,} tokens": working, "engines": self.engines(sizes)}
+        else:
+            phase, parts = "sampling", shards | {"gradients": 0, "engine": sizes.engine + sizes.prefill + kv}
+        listed = ", ".join(f"{name} {gib(nbytes)}" for name, nbytes in parts.items() if nbytes)
+        needs = f"each GPU needs at least {gib(max(updating, sampling))} while {phase} ({listed})"
+        return f"{needs}, and has {gib(sizes.usable)} to use; {self._remedy(gpu, host)}"
+
+    def _remedy(self, gpu: int, host: int) -> str:
+        """The settings with each of which the run fits, or what else to do."""
+        fitting = [
+            words.format(tokens=plan.token_budget or other.tokens)
+            for words, other in self._others()
+            if (plan := other.find(gpu, host))
+        ]
+        ranks = self.config.cluster.ranks
+        while (ranks := 2 * ranks) <= MOST_RANKS:
+            if self._with("cluster", ranks=ranks).find(gpu, host):
+                fitting.append(f"cluster.ranks={ranks}")
+                break
+        if fitting:
+            return f"with {' or '.join(fitting)} it fits"
+        return "use larger GPUs, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+
+    def _others(self) -> Iterator[tuple[str, RankMemory]]:
+        """Other settings, one at a time."""
+        config = self.config
+        if config.train.gradient_checkpointing is False:
+            recomputing = self._with("train", gradient_checkpointing="auto")
+            yield "train.gradient_checkpointing=true", recomputing
+        if config.train.token_budget is not None:
+            yield "train.token_budget={tokens}", self._with("train", token_budget=None)
+        if config.engine == "native" and config.cluster.placement != "separate":
+            sizes = self._whole(0)
+            few = round(FEW_SEQUENCES * replace(sizes, kv_setting=None).kv_least / 2**30 + 0.05, 1)
+            if config.sampling.kv_memory_gib != few:
+                yield f"sampling.kv_memory_gib={few}", self._with("sampling", kv_memory_gib=few)
+        if config.train.optimizer == "adamw":
+            yield "train.optimizer=adamw_8bit", self._with("train", optimizer="adamw_8bit")
+        if not config.cluster.offload:
+            yield "cluster.offload=true", self._with("cluster", offload=True)
+        if config.cluster.placement != "separate":
+            yield "cluster.placement=separate", self._with("cluster", placement="separate")
+
+    def _with(self, section: str, **changes: Any) -> RankMemory:
+        changed = getattr(self.config, section).model_copy(update=changes)
+        return replace(self, config=self.config.model_copy(update={section: changed}))
