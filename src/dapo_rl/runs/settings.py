@@ -18,7 +18,7 @@ FREE_TO_CHANGE = (
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
     *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype"),
     *("cluster.address", "cluster.engines", "cluster.engine_gpus", "cluster.ranks", "cluster.placement"),
-    *("cluster.offload", "cluster.restarts", "cluster.timeout_s"),
+    *("cluster.weights", "cluster.offload", "cluster.restarts", "cluster.timeout_s"),
 )
 """Settings that may change when a run is resumed: its length, its outputs, and those that error messages recommend
 changing. Any other change would make it a different run."""
