@@ -1,9 +1,10 @@
 """Collects the experiments of docs/evidence.md from the directories of `dapo ablate`, and draws their pictures.
 
-    python tools/evidence.py runs/evidence    # writes docs/evidence/NAME.json, docs/evidence-NAME.png and evidence.png
+    python tools/evidence.py runs/evidence            # docs/evidence/NAME.json, docs/evidence-NAME.png, evidence.png
+    python tools/evidence.py runs/evidence NAME …     # only these experiments, and evidence.png
 
-Each experiment is the directory runs/evidence/NAME of the command on the page. The table of the page comes from the
-JSON files; `python tools/evidence.py --tables` prints it.
+Each experiment is the directory runs/evidence/NAME of the command on the page. The table of the page and evidence.png
+come from the JSON files; `python tools/evidence.py --tables` prints the table.
 """
 
 from __future__ import annotations
@@ -121,9 +122,9 @@ EXPERIMENTS = (
         (
             Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "% of tokens", 100),
             Panel("actor/entropy", "Entropy", "nats per token"),
-            ACCURACY,
+            replace(ACCURACY, title="Right answers, the rare ones"),
         ),
-        "Clip-Higher on a task that needs exploration, with 16 updates per step",
+        "Clip-Higher where entropy collapses on a common answer",
     ),
     Experiment(
         "token-level-loss",
@@ -358,11 +359,19 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
+def selected(names: Sequence[str]) -> list[Experiment]:
+    """The experiments with these names, or all if there are none."""
+    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"{unknown[0]}: not one of {', '.join(known)}")
+    return [known[name] for name in names or known]
+
+
 def main(words: Sequence[str]) -> None:
     if words != ["--tables"]:
-        (home,) = map(Path, words)
+        home, names = Path(words[0]), words[1:]
         (DOCS / "evidence").mkdir(exist_ok=True)
-        for experiment in EXPERIMENTS:
+        for experiment in selected(names):
             data = gather(experiment, home / experiment.name)
             atomic_write(DOCS / "evidence" / f"{experiment.name}.json", json.dumps(data, ensure_ascii=False) + "\n")
             draw(experiment, data).savefig(DOCS / f"evidence-{experiment.name}.png")

@@ -65,6 +65,16 @@ def test_every_recipe_of_the_lab_has_its_experiment():
     assert {name for name in recipe_names() if name.startswith("lab/")} == known
 
 
+def test_the_tool_takes_the_named_experiments_or_all():
+    assert [each.name for each in evidence.selected(["token-level-loss", "clip-higher"])] == [
+        "token-level-loss",
+        "clip-higher",
+    ]
+    assert evidence.selected([]) == list(evidence.EXPERIMENTS)
+    with pytest.raises(SystemExit, match="clip-lower: not one of dynamic-sampling, "):
+        evidence.selected(["clip-lower"])
+
+
 def test_the_differences_by_hand():
     """Two arms of two seeds: +1 and +3; 2 ± 12.706, and with four comparisons 2 ± 50.923 (t with one degree)."""
     experiment = evidence.EXPERIMENTS[0]
