@@ -74,19 +74,20 @@ class BorrowedWeights:
         self._closed = Event()
 
     def feed(self, handle: bytes) -> bool:
-        """Hands over a bucket, END or BROKEN_OFF, and waits until it has been read; whether more is wanted. Called by
+        """Hands over a bucket, END or BROKEN_OFF, and waits until it has been read; whether more can follow. Called by
         another thread than the one that reads."""
         read = Event()
         self._handles.put((handle, read))
         while not read.wait(LOOK_S) and not self._closed.is_set():
             pass
-        return not self._closed.is_set()
+        return handle != END and not self._closed.is_set()
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Buckets as they are lent."""
         while True:
             handle, read = self._handles.get()
             if handle == END:
+                read.set()
                 return
             if handle == BROKEN_OFF:
                 raise RuntimeError("the ranks were lost while they lent new weights")
