@@ -61,17 +61,40 @@ class Experiment:
     panels: tuple[Panel, ...]
     title: str
     to_accuracy: float | None = None
+    recipe: str = ""
+    """Of the lab, if its name is another."""
+    seeds: range = range(8)
+
+    @property
+    def in_words(self) -> str:
+        """The technique, as the table has it."""
+        of_seeds = f", seeds {self.seeds[0]} to {self.seeds[-1]}" if self.seeds.start else ""
+        return f"{self.technique}{of_seeds}"
 
     @property
     def command(self) -> str:
         to = f" --to-accuracy {self.to_accuracy:g}" if self.to_accuracy else ""
+        first = f" seed={self.seeds.start}" if self.seeds.start else ""
         return (
-            f"dapo ablate lab/{self.name} --vary {self.vary} --seeds 8 --compare {','.join(self.compared)}{to} "
-            f"--out runs/evidence/{self.name}"
+            f"dapo ablate lab/{self.recipe or self.name}{first} --vary {self.vary} --seeds {len(self.seeds)} "
+            f"--compare {','.join(self.compared)}{to} --out runs/evidence/{self.name}"
         )
 
 
 ACCURACY = Panel("accuracy", "Held-out accuracy", "% correct", 100)
+CLIP_HIGHER = Experiment(
+    "clip-higher",
+    "Clip-Higher",
+    "algo.clip_high=0.2,0.28",
+    "without",
+    ("mean_entropy", "mean_accuracy"),
+    (
+        Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "% of tokens", 100),
+        Panel("actor/entropy", "Entropy", "nats per token"),
+        replace(ACCURACY, title="Right answers, the rare ones"),
+    ),
+    "Clip-Higher where entropy collapses on a common answer",
+)
 EXPERIMENTS = (
     Experiment(
         "dynamic-sampling",
@@ -113,18 +136,13 @@ EXPERIMENTS = (
         ),
         "Soft Overlong Punishment: fewer responses are cut off, at a cost in accuracy",
     ),
-    Experiment(
-        "clip-higher",
-        "Clip-Higher",
-        "algo.clip_high=0.2,0.28",
-        "without",
-        ("mean_entropy", "mean_accuracy"),
-        (
-            Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "% of tokens", 100),
-            Panel("actor/entropy", "Entropy", "nats per token"),
-            replace(ACCURACY, title="Right answers, the rare ones"),
-        ),
-        "Clip-Higher where entropy collapses on a common answer",
+    CLIP_HIGHER,
+    replace(
+        CLIP_HIGHER,
+        name="clip-higher-again",
+        compared=("accuracy",),
+        recipe="clip-higher",
+        seeds=range(8, 32),
     ),
     Experiment(
         "token-level-loss",
@@ -196,7 +214,7 @@ def table(experiments: Sequence[Experiment] = EXPERIMENTS) -> list[str]:
     for experiment in experiments:
         data = read(experiment)
         for name, found in differences(experiment, data, comparisons(experiments)).items():
-            rows.append(row(experiment.technique, name, found, data["arms"], experiment.to_accuracy))
+            rows.append(row(experiment.in_words, name, found, data["arms"], experiment.to_accuracy))
     return rows
 
 
@@ -278,7 +296,7 @@ def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
         data = read(experiment)
         for name, found in differences(experiment, data, comparisons(experiments)).items():
             base = float(np.mean([run[name] for run in data["arms"][0]["runs"]]))
-            label = f"{experiment.technique}: {COMPARABLE[name].head.removesuffix(' %')}"
+            label = f"{experiment.in_words}: {COMPARABLE[name].head.removesuffix(' %')}"
             label += f" {experiment.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else ""
             rows.append((label, found, abs(base) / 100))
     picture = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=100, layout="constrained")
