@@ -75,11 +75,11 @@ class RankMemory:
         sizes = self.sizes(gpu)
         if self._on_host() > host or self.sampling(sizes, self._kv_least(sizes)) > sizes.usable:
             return None
-        for recompute in self._choices:
+        for recompute in self.choices:
             if self.updating(sizes, self.tokens, recompute) <= sizes.usable:
                 return self._planned(sizes, self.tokens, recompute)
         if self.config.train.token_budget is None:
-            recompute = self._choices[-1]
+            recompute = self.choices[-1]
             left = sizes.usable - self.updating(sizes, 0, recompute) + sizes.working(0, recompute)
             tokens = sizes.tokens_in(left, recompute)
             if tokens >= self.longest:
@@ -147,7 +147,7 @@ class RankMemory:
         return RUNTIME + self._whole(0).graphs
 
     @property
-    def _choices(self) -> tuple[bool, ...]:
+    def choices(self) -> tuple[bool, ...]:
         wanted = self.config.train.gradient_checkpointing
         if wanted == "auto":
             return (False, True) if self.can_recompute else (False,)
@@ -197,7 +197,7 @@ class RankMemory:
         if self._on_host() > host:
             needs = f"the shards of a rank need {gib(self._on_host())} of the host, which has {gib(host)} for each"
             return f"{needs}; {self._remedy(gpu, host)}"
-        recompute, kv = self._choices[-1], self._kv_least(sizes)
+        recompute, kv = self.choices[-1], self._kv_least(sizes)
         updating, sampling = self.updating(sizes, least, recompute), self.sampling(sizes, kv)
         if updating >= sampling:
             working = sizes.working(least, recompute)

@@ -37,6 +37,7 @@ from dapo_rl.base.format import gib
 from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.lab.check_ranks import ranks_report
 from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
 from dapo_rl.lab.model_size import size_of
 from dapo_rl.models.load import compute_dtype
@@ -90,6 +91,8 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
         line = str(error).removeprefix("model.name: ")
         return MemoryReport(machine, (), 0, f"memory not estimated: {line}", None)
     need = Need(config, size, machine)
+    if config.cluster.backend is not None and need.on_gpu:
+        return ranks_report(config, size, machine, need.in_bfloat16)
     fits = need.fits and need.cache_fits
     report = MemoryReport(machine, need.parts(), need.least(), "", fits)
     return replace(report, verdict=_verdict(report, need))
