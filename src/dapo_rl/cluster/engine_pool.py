@@ -331,21 +331,28 @@ class EnginePool:
             yield
         except EngineLostError as error:
             orders = replica.end()
-            replica.lost += 1
-            if replica.lost > self._settings.restarts:
-                times = "once" if replica.lost == 1 else f"{replica.lost} times"
-                raise UserError(
-                    f"engine {replica.index} was lost {times}, and cluster.restarts is {self._settings.restarts}; "
-                    f"the last time: {error}",
-                    error.more,
-                ) from None
             self._waiting += orders
-            again = f"; {counted(len(orders), 'group')} will be sampled again" if orders else ""
-            self._note(f"engine {replica.index} was lost: {error}{again}")
+            if error.lacks_weights:  # they were lost with their host, and are stored again
+                self._stored = None
+            else:
+                self._count_loss(replica, error, len(orders))
             try:
                 self._start([replica])
             except RankLostError as lost:
                 self._ranks_lost = lost
+
+    def _count_loss(self, replica: EngineReplica, error: EngineLostError, groups: int) -> None:
+        """Raises if it was one too many."""
+        replica.lost += 1
+        if replica.lost > self._settings.restarts:
+            times = "once" if replica.lost == 1 else f"{replica.lost} times"
+            raise UserError(
+                f"engine {replica.index} was lost {times}, and cluster.restarts is {self._settings.restarts}; "
+                f"the last time: {error}",
+                error.more,
+            ) from None
+        again = f"; {counted(groups, 'group')} will be sampled again" if groups else ""
+        self._note(f"engine {replica.index} was lost: {error}{again}")
 
 
 def _check_same(replica: EngineReplica, requests: Sequence[Request]) -> None:
