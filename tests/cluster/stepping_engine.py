@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from dapo_rl.cluster.stored_weights import WeightsLostError
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.engine import Begun, Completion
 from dapo_rl.types import Sample
@@ -57,6 +58,8 @@ class SteppingEngine:
                 self.weights[name] = float(tensor[0])
                 if self.trouble.get("load") == self.weights[name] and _once(self.trouble["flag"]):
                     raise RuntimeError("the second half is missing")
+                if self.trouble.get("lost_weights") == self.weights[name] and _once(self.trouble["flag"]):
+                    raise WeightsLostError("their host was lost")
 
     def submit(self, request):
         if self.trouble.get("refuse") == request.id:

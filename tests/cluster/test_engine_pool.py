@@ -267,6 +267,22 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path)
         pool.close()
 
 
+def test_an_engine_whose_weights_were_lost_gets_them_again_and_does_not_count_as_lost(warm_engines, tmp_path):
+    notes = []
+    make = stepping(0.002, lost_weights=7.0, flag=str(tmp_path / "lost"))
+    pool = EnginePool(make, Numbers(0), ClusterSettings(engines=1, restarts=0, timeout_s=20), note=notes.append)
+    try:
+        pool.submit(request(0))
+        pool.receive(1, Numbers(7))
+        samples = everything(pool)
+        assert len(samples) == GROUP
+        assert all((sample.logps == -7).all() for sample in samples.values())
+        assert notes == []
+        assert (tmp_path / "lost").exists()
+    finally:
+        pool.close()
+
+
 def test_an_engine_that_hangs_is_noticed_and_a_mistake_of_the_users_is_raised(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, hang="draw-2", refuse="draw-5", flag=str(tmp_path / "hung"))

@@ -17,7 +17,7 @@ import torch
 
 from dapo_rl.cluster.lent_weights import BorrowedWeights, memory_of
 from dapo_rl.cluster.packing import Done, PackedSamples
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.rollout.engine import Completion, Engine, Request, preempted_samples, rest_engine
 
@@ -59,6 +59,7 @@ _KINDS: dict[str, type[Exception]] = {
     "user": UserError,
     "not finite": NonFiniteError,
     "memory": torch.OutOfMemoryError,
+    "weights": WeightsLostError,
 }
 
 

@@ -24,7 +24,7 @@ from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
 from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, LENT_BYTES, LendingSource
 from dapo_rl.cluster.session import import_ray
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.weights import WeightSource
@@ -329,13 +329,13 @@ class EnginePool:
         with the ranks, it stays absent until there are new ones."""
         try:
             yield
-        except EngineLostError as error:
+        except (EngineLostError, WeightsLostError) as error:
             orders = replica.end()
             self._waiting += orders
-            if error.lacks_weights:  # they were lost with their host, and are stored again
-                self._stored = None
-            else:
+            if isinstance(error, EngineLostError):
                 self._count_loss(replica, error, len(orders))
+            else:  # Ray did not know of it when the engine was given them
+                self._stored = None
             try:
                 self._start([replica])
             except RankLostError as lost:

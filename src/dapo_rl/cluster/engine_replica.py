@@ -29,11 +29,6 @@ class EngineLostError(Exception):
         super().__init__(message)
         self.more = more
 
-    @property
-    def lacks_weights(self) -> bool:
-        """Whether it could not start because the stored weights were lost, of which Ray had not known."""
-        return "[OBJECT_" in str(self) or "ObjectLostError" in self.more
-
 
 @dataclass(slots=True)
 class Order:

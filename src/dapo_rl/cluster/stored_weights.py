@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dapo_rl.base.quote import one_line
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.models.weights import WeightSource
 
@@ -26,6 +27,10 @@ SMALL_BYTES = 100 << 10
 
 PackedWeight = tuple[str, npt.NDArray[Any], torch.dtype | None]
 """The name of a weight, its array, and the type as which to read it."""
+
+
+class WeightsLostError(Exception):
+    """Stored weights were lost with the host that had them."""
 
 
 @runtime_checkable
@@ -55,7 +60,7 @@ class StoredWeights:
 
     @property
     def lost(self) -> bool:
-        """Whether some of them were lost with the host that had them."""
+        """Whether some of them were lost with the host that had them, as far as Ray knows."""
         there = import_ray().experimental.get_object_locations(list(self.refs)).values()
         return any(not where["node_ids"] and where["object_size"] > SMALL_BYTES for where in there)
 
@@ -67,7 +72,11 @@ class StoredWeights:
         """Buckets as they were stored. Their tensors are in shared memory, and must not be changed."""
         ray = import_ray()
         for ref in self.refs:
-            yield [_unpacked(*packed) for packed in ray.get(ref)]
+            try:
+                packed = ray.get(ref)
+            except ray.exceptions.ObjectLostError as error:
+                raise WeightsLostError(one_line(error)) from error
+            yield [_unpacked(*entry) for entry in packed]
 
 
 def pack_weight(name: str, tensor: Tensor, dtype: torch.dtype | None) -> PackedWeight:
