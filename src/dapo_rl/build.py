@@ -69,6 +69,7 @@ from dapo_rl.runs.display import Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
 from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.disk import DiskNeed
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
@@ -120,6 +121,7 @@ class Run:
     advantages: Advantages
     progress: Progress
     plan: MemoryPlan
+    disk: DiskNeed
     parts: tuple[Part, ...]
     """The parts of a checkpoint, except the log."""
     description: str
@@ -204,6 +206,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             advantages=advantages,
             progress=progress,
             plan=plan,
+            disk=DiskNeed.of(config, model, save_dtype),
             parts=(
                 policy,
                 *([] if critic is None else [critic]),

@@ -199,6 +199,7 @@ class DAPOTrainer:
         """
         run = self._run
         resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
+        space = None if resume else run.disk.check(run.config, self.run_dir, 0)
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep, self.display.note)
         log = LogLength(directory)
@@ -206,12 +207,13 @@ class DAPOTrainer:
             seed_everything(run.config.seed)
             if resume:
                 _resume(run, directory, checkpoints, log, self.display)
+                space = run.disk.check(run.config, directory.path, run.progress.step)
             else:
                 directory.begin(run.config)
             notes.begin()
             self._callbacks.follow(directory.read_metrics)
             with Interrupts(directory, self.display) as interrupts, _recorded(directory, run.progress), checkpoints:
-                summary = self._train(run, directory, checkpoints, log, interrupts)
+                summary = self._train(run, directory, checkpoints, log, interrupts, space)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
         if self._pushes and summary["finished"]:
@@ -306,8 +308,15 @@ class DAPOTrainer:
         return self._built
 
     def _train(
-        self, run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength, interrupts: Interrupts
+        self,
+        run: Run,
+        directory: RunDirectory,
+        checkpoints: Checkpoints,
+        log: LogLength,
+        interrupts: Interrupts,
+        space: str | None,
     ) -> dict[str, Any]:
+        """`space` is a note on the disk."""
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> None:
@@ -340,8 +349,9 @@ class DAPOTrainer:
             for prompts in (run.train_prompts, run.eval_prompts):
                 if prompts is not None and (report := prompts.report()):
                     display.note(report)
-            for note in (*run.notes, *self._callbacks.never_called()):
-                display.note(note)
+            for note in (*run.notes, *self._callbacks.never_called(), space):
+                if note is not None:
+                    display.note(note)
             try:
                 loop.train(training)
             finally:

@@ -1,5 +1,7 @@
 """The update on a rank with a GPU, whose weights are sharded, against the plain policy."""
 
+import os
+import sys
 import time
 from functools import partial
 
@@ -36,14 +38,16 @@ def settings(dtype):
 
 def on_rank(place, dtype=torch.float32, offload=False, train=None):
     how = settings(dtype) | ({} if train is None else {"train": train})
-    return RankPolicy(lambda: (small_model(), None), place=place, offload=offload, **how)
+    return RankPolicy(lambda: (small_model(), {}), place=place, offload=offload, **how)
 
 
 @pytest.fixture(scope="module")
 def one_rank():
-    """Starts a policy on one rank with a GPU."""
-    with ray_cluster(ClusterSettings(backend="ray")):
-        yield lambda make: RankedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
+    """Starts a policy on one rank with a GPU, which finds the modules of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        with ray_cluster(ClusterSettings(backend="ray")):
+            yield lambda make: RankedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
 
 
 def samples():
@@ -94,7 +98,7 @@ def bench_settings():
 
 
 def bench_rank(place):
-    return RankPolicy(lambda: (bench_model(), None), place=place, **bench_settings())
+    return RankPolicy(lambda: (bench_model(), {}), place=place, **bench_settings())
 
 
 def seconds_of(policy, batch):

@@ -17,9 +17,9 @@ from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.train.batch import make_batch, with_proximal
-from dapo_rl.train.mismatch import LARGE_KL, MismatchNote
+from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import Group, TrainSample, Verdict
+from dapo_rl.types import Group, TrainedGroup, TrainSample, Verdict
 
 CORRECTED = {"proximal": "recomputed", "importance_cap": 1.2}
 
@@ -181,6 +181,44 @@ def test_the_note_on_a_large_mismatch_comes_once_and_names_remedies():
     assert exact.endswith("remedies: algo.proximal=recomputed with algo.importance_cap=2")
     corrected = Config.build({f"algo.{name}": value for name, value in CORRECTED.items()})
     assert MismatchNote(corrected).take({"rollout/mismatch_kl": 0.5}) is None
+
+
+def group_of(*samples):
+    return TrainedGroup(Group(0, make_prompt("p"), (), ()), samples, (0.0,) * len(samples), (0.0,) * len(samples))
+
+
+def sample_of(old, fresh, **more):
+    return TrainSample([5], [3] * len(old), old, 1.0, 0, fresh=fresh, **more)
+
+
+def test_a_first_mini_batch_without_fresh_tokens_leaves_the_mismatch_to_the_newest_group_that_has_some():
+    asked = []
+
+    def score(samples):
+        asked.extend(samples)
+        return [np.float32([-1.2, -9.0, -0.5])[: len(s.old_logps)] for s in samples]
+
+    stale = sample_of([-1.0, -1.0], False)
+    # Only the first and last token count: the second is from earlier weights, and other samples are not in the loss.
+    partly = sample_of([-1.0, -1.0, -0.7], [True, False, True])
+    truncated, environment = sample_of([-3.0], True, in_loss=False), sample_of([-3.0], True, mask=False)
+    older = group_of(sample_of([-2.0], True))
+    batch = [group_of(stale), older, group_of(stale, partly, truncated, environment), group_of(stale)]
+    expected = ((math.exp(-0.2) + 0.2 - 1) + (math.exp(0.2) - 0.2 - 1)) / 2
+    assert newest_mismatch(batch, score) == pytest.approx(expected, rel=1e-5)
+    assert asked == [partly]
+    # What the step has scored anyway is not scored again.
+    scored = replace(partly, proximal_logps=np.float32([-1.2, -9.0, -0.5]))
+    assert newest_mismatch([group_of(scored)], pytest.fail) == pytest.approx(expected, rel=1e-5)
+    assert math.isnan(newest_mismatch([group_of(stale, truncated, environment)], pytest.fail))
+
+
+@pytest.mark.slow
+def test_a_run_that_trains_on_carried_groups_first_knows_its_mismatch(tmp_path):
+    updates = ["sampling.prompts_per_step=16", "train.mini_batches=16", "train.steps=2"]
+    _, lines, _ = run_of(tmp_path / "run", "sampling.ahead=0.5", *updates)
+    assert all(0 < line["sampling/staleness_mean"] < 1 for line in lines[1:])
+    assert all(line["rollout/mismatch_kl"] < 1e-6 for line in lines)
 
 
 NOISY = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +29,7 @@ from dapo_rl.train.credit import with_values
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import mean_of, step_metrics
-from dapo_rl.train.mismatch import MismatchNote
+from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import critic_rate, policy_rate
@@ -260,6 +261,7 @@ def _step(run: Training, step: int) -> _Done:
     if run.critic is not None:
         reference = run.policy.score_reference if config.kl_in_reward else None
         batch, of_critic = with_values(batch, config, run.critic.score, reference)
+    mismatch = _mismatch(run, step, batch)
     done = _update(run, step, batch)
     if done.last_pass:
         batch = as_seen(batch, [seen for update in done.last_pass for seen in update.seen])
@@ -274,7 +276,8 @@ def _step(run: Training, step: int) -> _Done:
 
     ended = time.perf_counter()
     seconds = fill.earlier_seconds + ended - started
-    metrics = step_metrics(fill, batch, [update.metrics for update in done.policy if update.metrics], rewards) | {
+    updates = [update.metrics for update in done.policy if update.metrics]
+    metrics = step_metrics(fill, batch, updates, rewards, mismatch) | {
         **of_critic,
         **mean_of([update.metrics for update in done.critic if update.metrics]),
         "sampling/preempted": preempted_samples(run.engine) - preempted,
@@ -289,6 +292,15 @@ def _step(run: Training, step: int) -> _Done:
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
     return _Done(fill, batch, metrics, [note for update in (*done.policy, *done.critic) for note in update.notes])
+
+
+def _mismatch(run: Training, step: int, batch: Sequence[TrainedGroup]) -> float:
+    """The first update measures the mismatch of engine and trainer itself, unless its mini-batch, which has the oldest
+    groups, was sampled with earlier weights. Then one group is scored."""
+    first = split_mini_batches(batch, run.config.train.mini_batches)[0]
+    if step <= run.config.pretrain_steps or any(is_fresh(sample).any() for sample in first):
+        return math.nan
+    return newest_mismatch(batch, run.policy.score)
 
 
 @dataclass(slots=True)

@@ -24,8 +24,10 @@ def step_metrics(
     batch: Sequence[TrainedGroup],
     updates: Sequence[Mapping[str, float]],
     rewards: Mapping[int, Tensor],
+    mismatch: float = math.nan,
 ) -> dict[str, float]:
-    """`rewards` contains the rewards of all groups of the step, by draw."""
+    """`rewards` contains the rewards of all groups of the step, by draw; `mismatch` stands in for the first update's if
+    that had no fresh tokens."""
     trained = sum(s.trained_tokens for group in batch for s in group.samples)
     fates = fill.fates()
     drawn = len(fill.sampled)
@@ -50,8 +52,9 @@ def step_metrics(
         "actor/updates": len(updates),
     }
     # Before the first update the policy is the one that sampled, so this measures the difference between the engine's
-    # and the trainer's numerics. It is NaN if the first mini-batch has only carried groups.
-    metrics["rollout/mismatch_kl"] = updates[0]["actor/mismatch_kl"] if updates else math.nan
+    # and the trainer's numerics.
+    first = updates[0]["actor/mismatch_kl"] if updates else math.nan
+    metrics["rollout/mismatch_kl"] = mismatch if math.isnan(first) else first
     metrics.pop("actor/mismatch_kl", None)
     return metrics
 

@@ -1,15 +1,40 @@
-"""A note for the user if the engine's log-probabilities and the trainer's differ much."""
+"""How much the engine's log-probabilities differ from the trainer's, and a note for the user if it is much."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+import torch
+
+from dapo_rl.algo import kl_penalty
 from dapo_rl.config import Config
+from dapo_rl.types import BoolArray, FloatArray, TrainedGroup, TrainSample
 
 LARGE_KL = 0.01
 """In nats per token. Log-probabilities then differ by 0.14 (root mean square), so that with the paper's bounds about a
 tenth of the tokens are outside the clip range before the policy has changed."""
+
+
+def newest_mismatch(batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]) -> float:
+    """The KL divergence, in nats per token, on the fresh tokens of the batch's last group that has any, by `score`
+    before the first update. NaN if all tokens were sampled with earlier weights."""
+    for group in reversed(batch):
+        samples = [sample for sample in group.samples if is_fresh(sample).any()]
+        if samples:
+            logps = [s.proximal_logps for s in samples if s.proximal_logps is not None]
+            behaviour, now = (
+                np.concatenate([rows[is_fresh(s)] for s, rows in zip(samples, of, strict=True)])
+                for of in ([s.old_logps for s in samples], logps if len(logps) == len(samples) else score(samples))
+            )
+            return kl_penalty(torch.from_numpy(behaviour), torch.from_numpy(now)).mean().item()
+    return math.nan
+
+
+def is_fresh(sample: TrainSample) -> BoolArray:
+    """The tokens in the loss that come from the weights at the beginning of the step."""
+    return sample.fresh & sample.mask & sample.in_loss
 
 
 class MismatchNote:

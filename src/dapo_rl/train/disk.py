@@ -1,0 +1,70 @@
+"""Whether the checkpoints of a run fit on its disk, before the first step."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dapo_rl.base.format import gib
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class DiskNeed:
+    checkpoint: int
+    """Bytes of one checkpoint: weights, the optimizer's state, and the model in the type that is saved."""
+    model: int
+    """Bytes of the model that is saved at the end."""
+
+    @classmethod
+    def of(cls, config: Config, model: Any, save_dtype: torch.dtype) -> DiskNeed:
+        ranks, lora = config.cluster.backend is not None, config.model.lora is not None
+        parameters = sum(p.numel() for p in model.parameters())
+        # Adapters on ranks, which are not part of `model`, are too small to matter.
+        trained = 0 if ranks and lora else sum(p.numel() for p in model.parameters() if p.requires_grad)
+        moments = 2 if config.train.optimizer == "adamw_8bit" else 8
+        saved = save_dtype.itemsize * (parameters - trained * lora)
+        # In one process, a checkpoint has a model to load, and the weights again if that does not store them exactly.
+        exact = 0 if save_dtype == torch.float32 and not lora else 4 * parameters
+        policy = 4 * trained if ranks else saved + exact
+        critic = (4 + moments) * parameters * config.has_critic
+        return cls(policy + moments * trained + critic, saved)
+
+    def check(self, config: Config, run_dir: Path, step: int) -> str | None:
+        """A note if not everything fits that a run at this step is going to write; raises a UserError if its next
+        checkpoint does not. A checkpoint is removed once the next ones are complete."""
+        writes = ceil((config.train.steps - step) / config.checkpoint_every)
+        disk = shutil.disk_usage(_existing(run_dir))
+        if writes < 1 or disk.total == 0:  # some network file systems do not tell
+            return None
+        if disk.free < self.checkpoint:
+            raise UserError(
+                f"{run_dir}: a checkpoint takes {gib(self.checkpoint)}, and its disk has {gib(disk.free)} free; free "
+                "some space, or choose another directory with --run"
+            )
+        there = [path for path in run_dir.glob("checkpoints/step-*") if path.is_dir()]
+        room = disk.free + sum(file.stat().st_size for path in there for file in path.rglob("*") if file.is_file())
+        most = min(config.checkpoint.keep + 1, len(there) + writes)
+        if room >= most * self.checkpoint + self.model:
+            return None
+        fewer = min(2, most)
+        remedy = "free some space"
+        if most > fewer:
+            remedy += f", or set checkpoint.keep=1, which needs {gib(fewer * self.checkpoint + self.model)}"
+        return (
+            f"disk: the run needs {gib(most * self.checkpoint + self.model)} for up to {most} checkpoints of "
+            f"{gib(self.checkpoint)} and the model, and its disk has {gib(room)}; {remedy}"
+        )
+
+
+def _existing(path: Path) -> Path:
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
