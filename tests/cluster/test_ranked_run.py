@@ -21,6 +21,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
 from dapo_rl.rollout.build import build_engine
 from dapo_rl.runs.display import PlainDisplay
+from dapo_rl.train.disk import DiskNeed
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +93,14 @@ def test_the_log_tells_what_each_rank_did(two_ranks):
         both = sum(row[f"rank/{n}/tokens"] for n in (0, 1))
         assert both == 2 * row["sampling/tokens_trained"], "in the two passes of a step"
         assert all(0 < row[f"rank/{n}/busy"] <= 1 and row[f"rank/{n}/memory_gib"] > 0.05 for n in (0, 1))
+
+
+def test_a_checkpoint_takes_the_space_that_was_foreseen(two_ranks):
+    config = Config.load("demo", [*SMALL, *ON_RANKS])
+    need = DiskNeed.of(config, load_model(config.model)[0], torch.float32)
+    files = (two_ranks / "checkpoints" / "step-4").rglob("*")
+    taken = sum(file.stat().st_size for file in files if file.is_file())
+    assert need.checkpoint <= taken < 1.05 * need.checkpoint + 2**20
 
 
 def notes(path):

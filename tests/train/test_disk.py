@@ -27,13 +27,10 @@ def taken(path):
         ["model.save_dtype=bfloat16"],
         ["model.lora.rank=4"],
         ["preset=ppo", "critic.pretrain_steps=0"],
-        ["cluster.backend=ray", "cluster.ranks=1"],
     ],
     ids=lambda settings: " ".join(settings) or "default",
 )
 def test_a_checkpoint_and_the_model_take_what_was_foreseen(settings, tmp_path):
-    if "cluster.backend=ray" in settings:
-        pytest.importorskip("ray")
     with DAPOTrainer(config=Config.load(DEFAULT_RECIPE, [*QUICK, *settings]), run_dir=tmp_path) as trainer:
         need = trainer._run.disk
         trainer.train()
