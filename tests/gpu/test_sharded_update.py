@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -50,13 +51,17 @@ def one_rank():
             yield lambda make: RankedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
 
 
+@cache
 def samples():
+    """Sampled by the model itself: a token at a bound of the clip range would count in one type and not in another."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 24, 12)
-    return [
-        TrainSample([5, 6, 7 + i // 3], rng.integers(3, 60, n), -4.0, rng.normal(), i // 3)
+    drawn = [
+        TrainSample([5, 6, 7 + i // 3], rng.integers(3, 60, n), 0.0, rng.normal(), i // 3)
         for i, n in enumerate(lengths)
     ]
+    scores = HFPolicy(small_model(), **settings(torch.float32)).score(drawn)
+    return [replace(sample, old_logps=logps) for sample, logps in zip(drawn, scores, strict=True)]
 
 
 @pytest.mark.parametrize(
