@@ -27,7 +27,7 @@ pytestmark = [
 TOKEN = "token-of-the-test"
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 TINTS = ("good", "bad", "warm", "violet")
-PATIENCE_MS = 60_000
+PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
 
 

@@ -13,6 +13,7 @@ import torch
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.train.run_sizes import moment_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class DiskNeed:
         parameters = sum(p.numel() for p in model.parameters())
         # Adapters on ranks, which are not part of `model`, are too small to matter.
         trained = 0 if ranks and lora else sum(p.numel() for p in model.parameters() if p.requires_grad)
-        moments = 2 if config.train.optimizer == "adamw_8bit" else 8
+        moments = moment_bytes(config)
         saved = save_dtype.itemsize * (parameters - trained * lora)
         # In one process, a checkpoint has a model to load, and the weights again if that does not store them exactly.
         exact = 0 if save_dtype == torch.float32 and not lora else 4 * parameters

@@ -145,7 +145,7 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
     chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
     head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
     kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
-    moment = 2 if config.train.optimizer == "adamw_8bit" else 8
+    moment = moment_bytes(config)
     return RunSizes(
         gpu=gpu,
         weights=4 * size.parameters,
@@ -168,6 +168,11 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
         kv_setting=kv,
         critic=(8 + moment) * size.parameters * config.has_critic,
     )
+
+
+def moment_bytes(config: Config) -> int:
+    """Of both moments, per trained parameter."""
+    return 2 if config.train.optimizer == "adamw_8bit" else 8
 
 
 def update_tokens(config: Config) -> int:
