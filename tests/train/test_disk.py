@@ -63,7 +63,8 @@ CONFIG = Config.build({"train.steps": 100})
 
 
 def test_a_run_whose_next_checkpoint_does_not_fit_is_refused(disk):
-    with pytest.raises(UserError, match=r"a checkpoint takes 20\.0 GiB, and its disk has 12\.0 GiB free; free some"):
+    said = r"a checkpoint takes 20\.0 GiB, and its disk has 12\.0 GiB free; free some .* --run$"
+    with pytest.raises(UserError, match=said):
         need_of(20).check(CONFIG, disk(12), 0)
     assert need_of(20).check(CONFIG, disk(12), 100) is None  # nothing left to write
     assert need_of(20).check(CONFIG, disk(0, total=0), 0) is None
@@ -91,6 +92,9 @@ def test_what_a_resumed_run_has_written_is_room_for_what_replaces_it(disk):
         (folder / "optimizer.pt").write_bytes(bytes(1 << 20))
     assert need.check(CONFIG, run_dir, 20) is None
     assert "up to 3 checkpoints" in replace(need, model=1 << 20).check(CONFIG, run_dir, 20)
+    disk(0.5 / 1024)
+    with pytest.raises(UserError, match=r"a checkpoint takes 1\.0 MiB, .* 0\.5 MiB free; free some space$"):
+        need.check(CONFIG, run_dir, 20)  # it cannot go elsewhere
 
 
 @pytest.mark.slow

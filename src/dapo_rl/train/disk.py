@@ -44,12 +44,13 @@ class DiskNeed:
         disk = shutil.disk_usage(_existing(run_dir))
         if writes < 1 or disk.total == 0:  # some network file systems do not tell
             return None
+        there = [path for path in run_dir.glob("checkpoints/step-*") if path.is_dir()]
         if disk.free < self.checkpoint:
+            elsewhere = "" if there else ", or choose another directory with --run"
             raise UserError(
                 f"{run_dir}: a checkpoint takes {gib(self.checkpoint)}, and its disk has {gib(disk.free)} free; free "
-                "some space, or choose another directory with --run"
+                f"some space{elsewhere}"
             )
-        there = [path for path in run_dir.glob("checkpoints/step-*") if path.is_dir()]
         room = disk.free + sum(file.stat().st_size for path in there for file in path.rglob("*") if file.is_file())
         most = min(config.checkpoint.keep + 1, len(there) + writes)
         if room >= most * self.checkpoint + self.model:
