@@ -298,4 +298,5 @@ def test_the_end_of_the_board_is_the_end_of_its_live_pages(tmp_path, caplog):
         assert page.read().strip() == b""
     thread.join(60)
     assert not thread.is_alive()
+    assert app.state.watcher.is_closed
     assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []

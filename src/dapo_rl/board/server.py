@@ -303,7 +303,7 @@ class Server(uvicorn.Server):
         self._watcher = watcher
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._watcher.is_closed = True
+        self._watcher.close()
         await super().shutdown(sockets)
 
 

@@ -67,16 +67,25 @@ class Watcher:
         self._thread: threading.Thread | None = None
         self._is_complete = False
         self._asked = 0.0
-        self.is_closed = False
-        """Set when the board exits, which ends live connections."""
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Ends the thread, and with it the live connections: the board exits."""
+        self._closed.set()
+        with self._told:
+            self._told.notify_all()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
 
     def rows(self) -> bytes:
         """All rows; during a long first look, some of them as `first_row` at first."""
         self.ask()
         deadline = time.monotonic() + PATIENCE_SECONDS
         with self._told:
-            self._told.wait_for(lambda: self.version > 0, IDLE_SECONDS)
-            self._told.wait_for(lambda: self._is_complete, max(0.0, deadline - time.monotonic()))
+            self._told.wait_for(lambda: self.version > 0 or self.is_closed, IDLE_SECONDS)
+            self._told.wait_for(lambda: self._is_complete or self.is_closed, max(0.0, deadline - time.monotonic()))
             return self._everything()[1]
 
     def since(self, version: int) -> tuple[int, list[bytes]]:
@@ -94,7 +103,7 @@ class Watcher:
         """Records a request, and starts the thread if necessary."""
         with self._told:
             self._asked = time.monotonic()
-            if self._thread is None:
+            if self._thread is None and not self.is_closed:
                 self._is_complete = False
                 self._thread = threading.Thread(target=self._go_on_looking, name="watch", daemon=True)
                 self._thread.start()
@@ -109,7 +118,7 @@ class Watcher:
         return self._whole[1:]
 
     def _go_on_looking(self) -> None:
-        while True:
+        while not self.is_closed:
             is_behind = False
             try:
                 is_behind = self.look()
@@ -122,7 +131,7 @@ class Watcher:
                     self._thread = None
                     return
             pause = max(LOOK_SECONDS, min(LONGEST_PAUSE, self._glance_seconds / SHARE_OF_A_CORE))
-            time.sleep(0.01 if is_behind else pause)
+            self._closed.wait(0.01 if is_behind else pause)
 
     def look(self) -> bool:
         """Reads and publishes what has changed; returns whether there is more of a log to read."""

@@ -1,0 +1,22 @@
+"""No watcher outlives its test: it would see the changes of the next one too, through the patches of that one."""
+
+import pytest
+
+from dapo_rl.board.watch import Watcher
+
+
+@pytest.fixture(autouse=True)
+def closed_watchers(monkeypatch):
+    watchers, make = [], Watcher.__init__
+
+    def made(self, *arguments):
+        make(self, *arguments)
+        watchers.append(self)
+
+    monkeypatch.setattr(Watcher, "__init__", made)
+    yield
+    for watcher in watchers:
+        watcher.close()
+        if watcher._thread:
+            watcher._thread.join(60)
+            assert not watcher._thread.is_alive()
