@@ -74,7 +74,7 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "stored"),
     [
-        (["cluster.placement=separate"], 3),
+        (["cluster.placement=separate", "cluster.ranks=2", "cluster.weights=broadcast"], 1),
         (["cluster.placement=shared", "cluster.ranks=2", "cluster.weights=direct"], 1),
     ],
 )

@@ -167,7 +167,8 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
         (["cluster.address=auto"], "cluster.address", "has no effect without Ray; set cluster.backend=ray"),
         (["cluster.engine_gpus=2"], "cluster.engine_gpus", "set engine=vllm"),
         (["engine=vllm", "cluster.engine_gpus=2"], "cluster.engine_gpus", "set cluster.placement=separate"),
-        (["cluster.weights=direct", "cluster.placement=separate"], "cluster.weights", "leave it at store"),
+        (["cluster.weights=direct", "cluster.placement=separate"], "cluster.weights", "set it to broadcast"),
+        (["cluster.weights=broadcast"], "cluster.weights", "set it to direct"),
     ],
 )
 def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, remedy):

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from dapo_rl.cluster.lent_weights import BorrowedWeights, memory_of
+from dapo_rl.cluster.lent_weights import BorrowedWeights, BrokenOffError, borrow, memory_of
 from dapo_rl.cluster.packing import Done, PackedSamples
+from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.rollout.engine import Completion, Engine, Request, preempted_samples, rest_engine
@@ -102,6 +103,7 @@ class EngineActor:
         self._news = threading.Condition()
         """Guards what is reported."""
         self._borrowed, self._loaded = BorrowedWeights(), Future[Any]()
+        self._channel: WeightChannel | None = None
         self._begin(background=False)
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
@@ -109,7 +111,7 @@ class EngineActor:
         self._background = background
         self._engine: Engine | None = None
         self._orders: dict[str, _Order] = {}
-        self._resting = False
+        self._resting = self._incomplete = False
         self._beat = time.monotonic()
         self._tokens, self._busy_s = 0, 0.0
         self._failure: Failure | None = None
@@ -165,28 +167,45 @@ class EngineActor:
 
         def load() -> None:
             self._own().receive(weights.version, weights)
-            self._resting = False
+            self._resting = self._incomplete = False
 
         weights.fetch()
         return self._answer(load)
 
-    def borrow(self, version: int) -> None:
-        """Begins to load new weights, which come by `feed`. If that fails, the engine does not generate any more."""
-        weights, self._loaded = BorrowedWeights(), Future[Any]()
+    def join(self, address: Address, index: int, size: int, device: str, timeout_s: float) -> Answer:
+        """Forms a group with the first rank and the other engines; whether it was formed."""
+        try:
+            self._channel = WeightChannel(address, index, size, device, timeout_s)
+        except ChannelBrokenError:
+            self._channel = None
+        return Answer(self._channel is not None)
+
+    def borrow(self, version: int, sent: bool) -> None:
+        """Begins to load new weights, which come by `feed`: lent, or sent to the group. If they break off, the engine
+        does not generate until it gets others; if loading fails, it does not generate any more."""
+        channel = self._channel if sent else None
+        weights, self._loaded = BorrowedWeights(channel.receive if channel else borrow), Future[Any]()
         self._borrowed = weights
 
-        def load() -> None:
+        def load() -> bool:
+            self._incomplete = True
             try:
                 self._own().receive(version, weights)
+            except (BrokenOffError, ChannelBrokenError):
+                if channel:
+                    channel.close()
+                return False
             finally:
                 weights.close()
-            self._resting = False
+            self._resting = self._incomplete = False
+            return True
 
         self._commands.put((load, self._loaded))
 
-    def feed(self, handle: bytes) -> Answer:
-        """Hands over a bucket, and waits until it has been read; after the last, until the weights are loaded."""
-        return Answer() if self._borrowed.feed(handle) else _result(self._loaded)
+    def feed(self, handle: Any) -> Answer:
+        """Hands over a bucket, and waits until it has been read; after the last, until the weights are loaded. False if
+        they have broken off."""
+        return Answer(True) if self._borrowed.feed(handle) else _result(self._loaded)
 
     def memory(self, device: str) -> Answer:
         """Where it can borrow weights."""
@@ -256,7 +275,8 @@ class EngineActor:
         was_idle = True
         while True:
             self._beat = time.monotonic()
-            busy = self._background and bool(self._orders) and not self._resting and self._failure is None
+            rests = self._resting or self._incomplete or self._failure is not None
+            busy = self._background and bool(self._orders) and not rests
             try:
                 if busy and not was_idle:
                     command, result = self._commands.get_nowait()
@@ -283,6 +303,7 @@ class EngineActor:
                 result.set_result(value)
 
     def _generate(self, timeout_s: float) -> None:
+        assert not self._incomplete, "half a version"
         started = time.perf_counter()
         completions = self._own().poll(timeout_s)
         self._busy_s += time.perf_counter() - started

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from dapo_rl.base.format import counted
+from dapo_rl.cluster.delivery import Delivery
 from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
-from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, LENT_BYTES, LendingSource
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
@@ -35,8 +35,6 @@ LOOK_S = 0.25
 START_S = 600.0
 """Seconds that an engine may take to start."""
 ROOM = "the cluster may not have room for it: `ray status` shows what is free"
-LOAD_PATIENCE = 10
-"""New weights may take this many times longer than `cluster.timeout_s`."""
 CLOSE_S = 5.0
 
 
@@ -60,7 +58,7 @@ class EnginePool:
         actors. `note` is told of engines that are lost.
         """
         self._ray = import_ray()
-        self._settings, self._background, self._dtype, self._device = settings, background, dtype, device
+        self._settings, self._background, self._dtype = settings, background, dtype
         self._note = note
         self._make = self._ray.put(make)
         self.version, self._source = 0, weights
@@ -70,6 +68,7 @@ class EnginePool:
         """Why engines are absent: there were no weights to start them with."""
         how = (background, settings.timeout_s, options or {})
         self._replicas = [EngineReplica(index, *how) for index in range(settings.engines)]
+        self._delivery = Delivery(self._replicas, settings, dtype, device, self._or_lost)
         self._next = 0
         self._waiting: list[Order] = []
         """Orders while no engine is in service."""
@@ -142,13 +141,10 @@ class EnginePool:
         """Gives all engines new weights; the source is valid until the next call.
 
         From the object store: engines generate until all weights are on their hosts; each then stops between two decode
-        steps, loads them, and goes on. With `cluster.weights=direct`, engines stop and read those of the rank on their
-        GPU, one bucket at a time.
+        steps, loads them, and goes on. Otherwise (`cluster.weights`) engines stop and read them bucket by bucket.
         """
         self.version, self._source, self._stored, self._ranks_lost = version, source, None, None
-        if self._settings.weights == "direct" and (lenders := self._lenders()):
-            self._borrow(lenders)
-        else:
+        if not self._delivery.bring(version, source):
             absent = [replica for replica in self._replicas if replica.absent]
             self._everywhere("receive", self._in_store())
             self._start(absent)
@@ -219,44 +215,6 @@ class EnginePool:
         for replica in replicas:
             replica.start(self._make, self._in_store())
 
-    def _lenders(self) -> list[int]:
-        """The rank that can lend its weights to each engine; none if an engine is without one, or is starting again."""
-        source = self._source
-        if not isinstance(source, LendingSource) or not all(replica.in_service for replica in self._replicas):
-            return []
-        ranks, calls = source.lenders(), [(replica, replica.send("memory", self._device)) for replica in self._replicas]
-        found = []
-        for replica, ref in calls:
-            with self._or_lost(replica):
-                found.append(replica.result(ref, replica.timeout_s))
-        complete = len(found) == len(calls) and set(found) <= set(ranks)
-        return [ranks.index(memory) for memory in found] if complete else []
-
-    def _borrow(self, lenders: Sequence[int]) -> None:
-        """Has each engine read the weights of its rank."""
-        source = self._source
-        assert isinstance(source, LendingSource)
-        for replica in self._replicas:
-            replica.send("borrow", self.version)
-        reading = dict(zip(self._replicas, lenders, strict=True))
-        try:
-            for handles in source.lent(LENT_BYTES, self._dtype, lambda: list(reading.values())):
-                self._feed(reading, handles)
-            self._feed(reading, [END] * len(reading))
-        except BaseException:
-            for replica in reading:
-                replica.send("feed", BROKEN_OFF)
-            raise
-
-    def _feed(self, reading: dict[EngineReplica, int], handles: Sequence[bytes]) -> None:
-        """Hands each engine its bucket, and waits until all have read theirs. One that is lost stops reading."""
-        calls = [(replica, replica.send("feed", handle)) for replica, handle in zip(reading, handles, strict=True)]
-        for replica, ref in calls:
-            with self._or_lost(replica):
-                replica.result(ref, self._settings.timeout_s * LOAD_PATIENCE)
-                continue
-            del reading[replica]
-
     def _place(self, request: Request) -> None:
         """Gives a request to the engine with the least work."""
         order = Order(self._next, request, set(request.indices))
@@ -321,7 +279,7 @@ class EnginePool:
         for replica, ref in calls:
             if replica.in_service:
                 with self._or_lost(replica):
-                    replica.result(ref, self._settings.timeout_s * LOAD_PATIENCE)
+                    replica.result(ref, self._delivery.patience_s)
 
     @contextmanager
     def _or_lost(self, replica: EngineReplica) -> Iterator[None]:

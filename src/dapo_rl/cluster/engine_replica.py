@@ -80,6 +80,11 @@ class EngineReplica:
         return sum(len(order.missing) for order in self.orders.values())
 
     @property
+    def actor(self) -> Any:
+        """Another one after each start."""
+        return self._actor
+
+    @property
     def absent(self) -> bool:
         """Whether it is neither in service nor starting."""
         return self._actor is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Event
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.multiprocessing
@@ -66,14 +66,20 @@ def borrow(handle: bytes) -> list[tuple[str, Tensor]]:
     return bucket
 
 
+class BrokenOffError(Exception):
+    """Some of the weights are missing, and will not come."""
+
+
 class BorrowedWeights:
     """A WeightSource in an engine's process, which gets its buckets while it is read."""
 
-    def __init__(self) -> None:
-        self._handles: SimpleQueue[tuple[bytes, Event]] = SimpleQueue()
+    def __init__(self, read: Callable[[Any], list[tuple[str, Tensor]]] = borrow) -> None:
+        """`read` makes a bucket of its handle."""
+        self._read = read
+        self._handles: SimpleQueue[tuple[Any, Event]] = SimpleQueue()
         self._closed = Event()
 
-    def feed(self, handle: bytes) -> bool:
+    def feed(self, handle: Any) -> bool:
         """Hands over a bucket, END or BROKEN_OFF, and waits until it has been read; whether more can follow. Called by
         another thread than the one that reads."""
         read = Event()
@@ -83,15 +89,15 @@ class BorrowedWeights:
         return handle != END and not self._closed.is_set()
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Buckets as they are lent."""
+        """Buckets as they come."""
         while True:
             handle, read = self._handles.get()
             if handle == END:
                 read.set()
                 return
             if handle == BROKEN_OFF:
-                raise RuntimeError("the ranks were lost while they lent new weights")
-            yield borrow(handle)
+                raise BrokenOffError
+            yield self._read(handle)
             if torch.cuda.is_initialized():
                 torch.cuda.synchronize()
             read.set()

@@ -15,6 +15,7 @@ from torch import Tensor
 from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.cluster.deal import deal
 from dapo_rl.cluster.lent_weights import Borrowers
+from dapo_rl.cluster.sent_weights import Address, WeightLayout
 from dapo_rl.models.stored import done_now
 from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
@@ -247,16 +248,43 @@ class RankedWeights:
             yield [next(handles[rank]) for rank in lenders]
         self._ranks.call("end_lending")
 
+    def channel(self) -> Address | None:
+        """Where the group was formed that can be sent to."""
+        address: Address | None = self._ranks.call("channel_address")[0]
+        return address
+
+    def open_channel(self) -> Address:
+        address: Address = self._ranks.call("open_channel")[0]
+        return address
+
+    def join_channel(self, size: int, timeout_s: float) -> bool:
+        return all(self._ranks.call("join_channel", [(size, timeout_s)] * self._ranks.world_size))
+
+    def layouts(self, nbytes: int, dtype: torch.dtype | None) -> list[list[WeightLayout]]:
+        """What `send` sends, by bucket."""
+        return [[layout.sent_as(dtype) for layout in bucket] for bucket in self._buckets(nbytes)]
+
+    def send(self, bucket: Sequence[WeightLayout]) -> bool:
+        """Sends the weights of a bucket from the first rank; whether all have them."""
+        return all(self._ranks.call("send_weights", [(bucket,)] * self._ranks.world_size))
+
+    def close_channel(self) -> None:
+        self._ranks.call("close_channel")
+
     def _names(self, nbytes: int) -> Iterator[list[str]]:
         """The names of the weights in each bucket."""
-        sizes: list[tuple[str, int]] = self._ranks.call("weight_sizes")[0]
-        bucket: list[str] = []
+        for bucket in self._buckets(nbytes):
+            yield [layout.name for layout in bucket]
+
+    def _buckets(self, nbytes: int) -> Iterator[list[WeightLayout]]:
+        layouts: list[WeightLayout] = self._ranks.call("weight_layouts")[0]
+        bucket: list[WeightLayout] = []
         size = 0
-        for name, more in sizes:
-            if bucket and size + more > nbytes:
+        for layout in layouts:
+            if bucket and size + layout.nbytes > nbytes:
                 yield bucket
                 bucket, size = [], 0
-            bucket.append(name)
-            size += more
+            bucket.append(layout)
+            size += layout.nbytes
         if bucket:
             yield bucket

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -24,7 +24,9 @@ from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.lent_weights import Bucket, lend, memory_of
+from dapo_rl.cluster.network import open_tcp_store
 from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.shards import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
@@ -250,6 +252,9 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
     shards = "shards"
     critic: RankCritic | None = None
     _lent: Bucket = ()
+    _channel: WeightChannel | None = None
+    """The group with the engines, on the first rank."""
+    _channel_store: Any = None
     """What engines read at the moment."""
     plan = MemoryPlan()
 
@@ -278,10 +283,9 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
         unit = 1 if sys.platform == "darwin" else 1024
         return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
-    def weight_sizes(self) -> list[tuple[str, int]]:
-        """The names of the weights and their sizes in bytes."""
+    def weight_layouts(self) -> list[WeightLayout]:
         plain = self._plain_weights().items()
-        return [(name, weight.base.numel() * weight.base.element_size()) for name, weight in plain]
+        return [WeightLayout(name, tuple(weight.base.shape), weight.base.dtype) for name, weight in plain]
 
     def full_weights(self, names: Sequence[str]) -> list[Tensor] | None:
         """These weights on the host; None on all ranks but the first."""
@@ -313,6 +317,44 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
 
     def end_lending(self) -> None:
         self._lent = ()
+
+    def channel_address(self) -> Address | None:
+        return self._channel.address if self._channel else None
+
+    def open_channel(self) -> Address | None:
+        """Where engines join a group with the first rank; None on the others."""
+        self.close_channel()
+        if self._place.rank > 0:
+            return None
+        self._channel_store, self._opened = open_tcp_store()
+        return self._opened
+
+    def join_channel(self, size: int, timeout_s: float) -> bool:
+        """Waits for the engines to join the group; whether they did."""
+        if self._place.rank == 0:
+            how = (0, size, self._place.device.type, timeout_s, self._channel_store)
+            with suppress(ChannelBrokenError):
+                self._channel = WeightChannel(self._opened, *how)
+        return self._place.rank > 0 or self._channel is not None
+
+    def send_weights(self, bucket: Sequence[WeightLayout]) -> bool:
+        """Sends these weights to the group; whether it still is one."""
+        own = self._plain_weights()
+        whole = [(layout, own[layout.name].merged(_whole)) for layout in bucket]
+        if self._place.rank == 0:
+            if self._channel is None:
+                return False
+            try:
+                self._channel.send(whole, self._place.alive)
+            except ChannelBrokenError:
+                self.close_channel()
+                return False
+        return True
+
+    def close_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._channel_store = None
 
     def weights_not_finite(self) -> str | None:
         """The name of the first weight that is not finite on some rank, or None."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import struct
 import threading
 import time
 import traceback
@@ -15,6 +12,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+from dapo_rl.cluster.network import open_tcp_store, tcp_store, use_interface
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.errors import NonFiniteError, RankLostError, UserError
@@ -27,7 +25,6 @@ COLLECTIVE = timedelta(hours=24)
 """The driver notices ranks that hang, sooner than a collective would."""
 GROUPS = {"watch": 1, "disk": 1}
 """Threads of an actor besides the one that computes: it answers while it works, and writes while it computes."""
-SIOCGIFADDR = 0x8915
 
 MakePolicy = Callable[[Place], Any]
 """Builds what a rank does: its methods are called by name. Sent to the rank, so that it is defined in a module."""
@@ -294,9 +291,8 @@ class RankActor:
         return import_ray().get_runtime_context().get_node_id(), os.getpid()
 
     def open_store(self) -> tuple[str, int]:
-        host = import_ray().util.get_node_ip_address()
-        self._store = _tcp_store(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+        self._store, address = open_tcp_store()
+        return address
 
     def join(self, start: _Start) -> _Answer:
         """Joins the process group, and builds the policy."""
@@ -328,12 +324,12 @@ class RankActor:
         import torch.distributed as dist
 
         of, on_gpu = start.place, start.placing.device == "cuda"
-        _use_interface(import_ray().util.get_node_ip_address())
+        use_interface()
         if on_gpu:  # Ray shows an actor the GPUs that are set aside for it
             torch.cuda.set_device(0)
         else:
             torch.set_num_threads(start.placing.threads)
-        store = self._store or _tcp_store(*start.store)
+        store = self._store or tcp_store(*start.store)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
             store=store,
@@ -359,26 +355,6 @@ class RankActor:
 def _places(processes: Sequence[tuple[str, int]]) -> list[_RankOf]:
     hosts = [host for host, _ in processes]
     return [_RankOf(r, len(hosts), hosts[:r].count(host), hosts.count(host)) for r, host in enumerate(hosts)]
-
-
-def _tcp_store(host: str, port: int, **how: Any) -> Any:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    return TCPStore(host, port, **how)
-
-
-def _use_interface(address: str) -> None:
-    """Ranks talk over the interface that Ray talks over, whatever the name of the host resolves to."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                packed = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(packed[20:24]) == address:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
-                return
 
 
 def _end_of(error: Exception) -> str:

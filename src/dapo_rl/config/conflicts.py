@@ -66,7 +66,10 @@ def _cluster(config: Config) -> Iterator[Conflict]:
         yield Conflict("cluster.engine_gpus", wrong, "set cluster.placement=separate")
     if cluster.weights == "direct" and cluster.placement == "separate":
         wrong = "direct with cluster.placement=separate, where no engine is on the GPU of a rank"
-        yield Conflict("cluster.weights", wrong, "leave it at store")
+        yield Conflict("cluster.weights", wrong, "set it to broadcast, or leave it at store")
+    if cluster.weights == "broadcast" and cluster.placement != "separate":
+        wrong = f"broadcast with cluster.placement={cluster.placement}, where engines are on the GPUs of ranks"
+        yield Conflict("cluster.weights", wrong, "set it to direct, or leave it at store")
     if cluster.backend is None:
         for name, field in ClusterSettings.model_fields.items():
             if (value := getattr(cluster, name)) != field.default:

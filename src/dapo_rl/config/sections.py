@@ -404,9 +404,9 @@ class ClusterSettings(Section):
     placement: Literal["colocated", "separate", "shared"] = "colocated"
     """`colocated`: engines and ranks take turns on the same GPUs; `separate`: each has GPUs of its own, and sampling
     goes on during updates; `shared`: sampling goes on during updates on the same GPUs."""
-    weights: Literal["store", "direct"] = "store"
-    """How engines get new weights. `store`: through Ray's object store; `direct`: from the rank on the same GPU, and
-    not through host memory."""
+    weights: Literal["store", "direct", "broadcast"] = "store"
+    """How engines get new weights. `store`: through Ray's object store; `direct`: from the rank on the same GPU;
+    `broadcast`: from the first rank to engines on other GPUs, by NCCL, or by gloo without GPUs."""
     offload: bool = False
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)

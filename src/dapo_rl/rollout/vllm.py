@@ -46,7 +46,8 @@ class VLLMEngine:
         cannot be updated. If it `rests`, `rest` gives up the memory of weights and cache until the next `receive`."""
         self.version = 0
         self._resting: list[Request] | None = None
-        """While it rests: what is unfinished."""
+        """While it rests, or has only some of its new weights: what is unfinished."""
+        self._asleep = False
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
         self._running: dict[str, tuple[Request, Begun]] = {}
@@ -115,21 +116,24 @@ class VLLMEngine:
         """Gives up the memory of weights and cache, if the engine was built for that."""
         if self._resting is None:
             self._resting = self.take_unfinished()
+        if not self._asleep:
             self._llm.sleep(level=2)  # the next weights come from outside
+            self._asleep = True
 
     @torch.no_grad()
     def receive(self, version: int, source: WeightSource) -> None:
         if not self._in_process:
             raise RuntimeError("weights can be updated only if vLLM runs in this process")
-        # The KV cache, prefixes included, was computed with the old weights.
-        unfinished = self.take_unfinished()
-        if self._resting is not None:
+        if self._resting is None:  # the KV cache, prefixes included, was computed with the old weights
+            self._resting = self.take_unfinished()
+        if self._asleep:
             self._llm.wake_up()
-            self._resting = None
+            self._asleep = False
         for bucket in source.buckets(BUCKET_BYTES):
             self._engine.apply_model(lambda model, bucket=bucket: model.load_weights(iter(bucket)))
         self._engine.reset_prefix_cache()
         self.version = version
+        unfinished, self._resting = self._resting, None
         for request in unfinished:
             self.submit(request)
 
