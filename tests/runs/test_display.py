@@ -352,3 +352,11 @@ def test_engines_and_ranks_are_one_line_each():
         display.step(1, METRICS | metrics)
     assert "2 engines  busy 91%" in stream.getvalue()
     assert "2 ranks  busy 50%" in stream.getvalue()
+    display, stream = plain()
+    display.start(5, Config())
+    display.step(1, METRICS | metrics)
+    display.step(2, METRICS)
+    assert [line for line in stream.getvalue().splitlines() if line.startswith("  ")] == [
+        "  2 engines  busy 91%  2.1k tok/s  queue 42  version 3 to 4  lost 2",
+        "  2 ranks  busy 50%  49.8k to 51.2k tokens each  71.2 GiB",
+    ]

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TextIO
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.runs.words import closing_rows, has_critic, is_pretraining, kept_and_filled, number
+from dapo_rl.runs.words import closing_rows, engines, has_critic, is_pretraining, kept_and_filled, number, ranks
 
 Metrics = Mapping[str, float | None]
 
@@ -84,6 +84,9 @@ class PlainDisplay:
     def step(self, step: int, metrics: Metrics) -> None:
         self._pace.step(step, number(metrics, "timing_s/step"))
         write_line(self._stream, step_line(step, self._total, self._groups, metrics, self._pace.seconds_left))
+        for line in (engines(metrics), ranks(metrics)):
+            if line:
+                write_line(self._stream, f"  {line}")
         if "eval/accuracy" in metrics:
             write_line(self._stream, evaluation_line(step, self._total, metrics))
 
