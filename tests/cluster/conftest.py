@@ -14,7 +14,7 @@ from rank_parts import Rank, RanksOfTests, WarmRanks
 from warm_engines import WarmReplica
 
 from dapo_rl.cluster import engine_pool
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.session import SLOW_START, STARTS, import_ray
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,11 +37,18 @@ def ray_instance(tmp_path_factory):
     from ray.cluster_utils import Cluster
 
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    nodes = Cluster()
     if sys.platform == "linux":
         os.environ[ray_workers.SOCKET] = str(tmp_path_factory.mktemp("ray") / "workers")
-        nodes.add_node = partial(nodes.add_node, worker_path=ray_workers.__file__)
-    nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+    for left in reversed(range(STARTS)):
+        nodes = Cluster()
+        if sys.platform == "linux":
+            nodes.add_node = partial(nodes.add_node, worker_path=ray_workers.__file__)
+        try:
+            nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+            break
+        except Exception as error:
+            if not left or SLOW_START not in str(error):
+                raise
     if sys.platform == "linux":
         workers = start_worker_server()  # later than the node, which has 30 s to start
     ray.init(address=nodes.address, **quiet)

@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
+import numpy as np
 import pytest
 
 from dapo_rl.config import RewardSettings
@@ -219,11 +220,10 @@ def test_a_function_that_keeps_its_memory_gets_a_new_worker_when_it_has_run_out(
     kept = []
 
     def reward(completions):
-        kept.append(bytearray(100 << 20))
+        kept.append(np.zeros(1000 << 20, np.uint8))  # much more than a worker can free of this process and use as well
         return [1.0] * len(completions)
 
-    reward_settings = settings(memory_mb=256)
-    gc.collect()  # what a worker frees of this process, it may use
+    reward_settings = settings(memory_mb=2500)
     with VerifierPool(UserVerifier(reward, reward_settings), reward_settings) as pool:
         statuses = [pool(PROMPT, samples("x"))[0].status for _ in range(6)]
     assert statuses == ["correct", "correct", "error"] * 2

@@ -17,6 +17,9 @@ from dapo_rl.errors import UserError
 CPUS = 1024
 """Logical CPUs of a cluster on this host. Actors are placed by GPUs; they share the CPUs there are."""
 CONNECT_S = 10.0
+STARTS = 3
+SLOW_START = "timed out during startup"
+"""What Ray says of a node that needs too long."""
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
     # It warns that a cluster on this host has a token, which is the default.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
-        ray.init(address=settings.address or "local", **how)
+        _connect(ray, settings.address, how)
     except Exception as error:
         where = "on this host" if settings.address is None else f"at {settings.address}"
         raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
@@ -42,6 +45,18 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, how: dict[str, Any]) -> None:
+    """Connects to a cluster, or starts one on this host. A node has 30 s to start, which on a busy machine may not be
+    enough."""
+    for started in range(1, STARTS + 1):
+        try:
+            ray.init(address=address or "local", **how)
+            return
+        except Exception as error:
+            if started == STARTS or SLOW_START not in str(error):
+                raise
 
 
 def _set_environment(address: str | None) -> None:
