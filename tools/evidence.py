@@ -289,6 +289,9 @@ def _finish(axis: Axes, panel: Panel) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+KEY = "thick: 95 % interval   thin: corrected for all comparisons here   blue: the corrected interval excludes 0"
+
+
 def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
     """Every difference of the page, in per cent of the value without the technique."""
     rows = []
@@ -301,7 +304,17 @@ def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
             rows.append((label, found, abs(base) / 100))
     picture = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=100, layout="constrained")
     axis = picture.subplots()
-    for row, (_, found, unit) in enumerate(rows):
+    draw_intervals(axis, [(found, unit) for _, found, unit in rows])
+    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
+    axis.set_xlabel("difference, in per cent of the value without the technique")
+    axis.set_title("Each technique alone, in an experiment that has what it is against", loc="left", fontweight="bold")
+    picture.supxlabel(KEY, fontsize=9, color="#666666")
+    return picture
+
+
+def draw_intervals(axis: Axes, rows: Sequence[tuple[SeedDifference, float]]) -> None:
+    """Differences below each other, each divided by its unit."""
+    for row, (found, unit) in enumerate(rows):
         color = BLUE if found.excludes_zero else GREY
         assert found.half_width is not None
         assert found.corrected_half_width is not None
@@ -311,16 +324,10 @@ def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
             )
         axis.plot([found.mean / unit], [row], "o", color=color, markersize=8)
     axis.axvline(0, color="black", linewidth=1)
-    axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xlabel("difference, in per cent of the value without the technique")
-    axis.set_title("Each technique alone, in an experiment that has what it is against", loc="left", fontweight="bold")
-    key = "thick: 95 % interval   thin: corrected for all comparisons here   blue: the corrected interval excludes 0"
-    picture.supxlabel(key, fontsize=9, color="#666666")
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-    return picture
 
 
 def _band(panel: Panel, runs: Sequence[ArmRun]) -> dict[str, list[float]]:

@@ -124,6 +124,16 @@ def columns_of(sampler, ledger):
     ahead=0.0,
     stops=[(0, 0.25, False)],
 )
+@example(  # stopped when a group of this step is complete that is not part of the batch
+    kinds=[["right", "wrong", "wrong", "wrong"]],
+    lengths=[1, 3, 1],
+    policy="carry",
+    width=12,
+    late=False,
+    staleness=1,
+    ahead=0.0,
+    stops=[(1, 0.75, False)],
+)
 @example(  # stopped in a step that has more groups than a batch: all pass after many that did not
     kinds=[*[KINDS[0]] * 60, *[KINDS[2]] * 40],
     lengths=[1, 19, 60],

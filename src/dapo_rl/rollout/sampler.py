@@ -122,7 +122,7 @@ class Sampler:
             filling = interrupted.filling
             filling.n = n
             self._judging.resume(interrupted.unread)
-        filling.due = self._due()
+        filling.due = self._due(self._flights.next_draw - filling.drawn)
         self._flights.resume()
         return filling
 
@@ -234,15 +234,15 @@ class Sampler:
             missing -= chance
             ahead.add(chance)
 
-    def _due(self) -> int:
-        """The last draw that would be too old in the next step; -1 if there is none. As versions increase with draws,
-        so would be all draws before it."""
+    def _due(self, first: int) -> int:
+        """The last draw before `first`, the first of this step, that would be too old in the next step; -1 if there is
+        none. As versions increase with draws, so would be all draws before it."""
         if self._settings.surplus != "carry":
             return -1
         begun = [(flight.draw, flight.version) for flight in self._out()]
         begun += [(group.draw, group.first_version) for group in self.carried]
         oldest = self._engine.version - self._settings.max_staleness
-        return max((draw for draw, version in begun if version <= oldest), default=-1)
+        return max((draw for draw, version in begun if version <= oldest and draw < first), default=-1)
 
     def _chance(self, prompt: Prompt) -> float:
         """The probability that a group of this prompt is kept."""

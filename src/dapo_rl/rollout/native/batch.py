@@ -17,7 +17,8 @@ from dapo_rl.rollout.draw import draw_tokens, row_keys, uniforms
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.rollout.native.budget import KVBudget
 from dapo_rl.rollout.native.cache import KVCache, LayerShape
-from dapo_rl.rollout.native.decode import eager_step
+from dapo_rl.rollout.native.decode import Forward, eager_step, forward_of
+from dapo_rl.rollout.native.direct import direct_forward
 from dapo_rl.rollout.native.finish import Finisher
 from dapo_rl.rollout.native.graphs import GraphedSteps, Look
 from dapo_rl.rollout.native.pages import Pages
@@ -47,6 +48,8 @@ class Batch:
         self._finisher, self._budget = finisher, budget
         self._page_tokens, self._reserved = page_tokens, reserved
         self._largest_product = largest_product(model)
+        plain = self.device.type == "cpu" and dtype == torch.float32
+        self._forward: Forward = (direct_forward(model) if plain else None) or forward_of(model)
         self.rows: list[BatchRow] = []
         """The samples that decode."""
         self.finished: list[Completion] = []
@@ -122,7 +125,7 @@ class Batch:
             self.pages.write_table()
             count = len(self.rows)
             with enough_threads(count * self._largest_product):
-                eager_step(self._model, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
+                eager_step(self._forward, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
         else:
             self.pages.write_table()
             self._looks.append(self._graphs.run(self.rows, steps, truncates))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from dapo_rl.rollout.draw import draw_tokens, uniforms
 from dapo_rl.rollout.native.cache import KVCache
 from dapo_rl.rollout.native.pages import Pages
 from dapo_rl.rollout.native.state import SlotState
+
+Forward = Callable[[Tensor, Tensor, "CachedAttention"], Tensor]
+"""The logits of a token for every row, from the tokens, their positions and their attention."""
+
+
+def forward_of(model: Any) -> Forward:
+    return lambda ids_T, positions_T, attend: next_logits(model, ids_T, positions_T, attend, attend.reach)
 
 
 def next_logits(model: Any, ids_T: Tensor, positions_T: Tensor, attend: Attend, reach: int, keep: Any = 0) -> Tensor:
@@ -26,11 +34,11 @@ def next_logits(model: Any, ids_T: Tensor, positions_T: Tensor, attend: Attend, 
 
 
 def eager_step(
-    model: Any, cache: KVCache, pages: Pages, state: SlotState, rows: int, truncates: bool, is_stop_V: Tensor
+    forward: Forward, cache: KVCache, pages: Pages, state: SlotState, rows: int, truncates: bool, is_stop_V: Tensor
 ) -> None:
     positions_B = state.position[:rows].long()
     attend = CachedAttention(cache, pages, torch.arange(rows), positions_B)
-    logits_BV = next_logits(model, state.last_token[:rows], positions_B, attend, attend.reach)
+    logits_BV = forward(state.last_token[:rows], positions_B, attend)
     uniforms_B = uniforms(state.key[:rows], state.generated[:rows])
     tokens_B, logps_B = draw_tokens(logits_BV, uniforms_B, state.how(slice(0, rows), truncates))
     state.advance(torch.arange(rows), tokens_B, logps_B, is_stop_V, cached=1)
