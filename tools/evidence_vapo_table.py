@@ -1,7 +1,7 @@
 """VAPO's table on docs/evidence.md, from the run directories of its command.
 
-    python tools/evidence_vapo_table.py runs/evidence   reads the runs, writes JSON and a picture, prints the table
-    python tools/evidence_vapo_table.py --tables        prints the table of the saved JSON
+python tools/evidence_vapo_table.py runs/evidence   reads the runs, writes JSON and a picture, prints the table
+python tools/evidence_vapo_table.py --tables        prints the table of the saved JSON
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ COMMAND = (
     f"--compare {','.join(COMPARED)} --to-accuracy 0.85 --out runs/evidence/{NAME}"
 )
 HEAD = (
-    "| arm | steps to 85 % | difference | corrected 95 % interval | accuracy % | difference | corrected 95 % interval |\n"
+    "| arm | steps to 85 % | difference | corrected 95 % interval | accuracy % | difference "
+    "| corrected 95 % interval |\n"
     "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 
@@ -43,7 +44,11 @@ def gather(directory: Path) -> dict[str, Any]:
     for result in collect(plan, all_runs(plan, directory)):
         outcomes = [(each.run.seed, each.outcome) for each in result.runs if each.outcome is not None]
         numbers = [
-            {"seed": seed, **{name: round(float(getattr(found, name)), 6) for name in COMPARED}, "reached": found.reached}
+            {
+                "seed": seed,
+                **{name: round(float(getattr(found, name)), 6) for name in COMPARED},
+                "reached": found.reached,
+            }
             for seed, found in outcomes
         ]
         arms.append({"label": result.arm.label, "paper": result.arm.paper, "runs": numbers})
@@ -93,7 +98,9 @@ def draw(data: Mapping[str, Any]) -> Figure:
     arms = data["arms"][1:]
     picture = Figure(figsize=(13, 2.2 + 0.42 * len(arms)), dpi=100, layout="constrained")
     picture.suptitle(
-        f"VAPO without one of its techniques, or any ({len(data['seeds'])} seeds per arm)", fontsize=14, fontweight="bold"
+        f"VAPO without one of its techniques, or any ({len(data['seeds'])} seeds per arm)",
+        fontsize=14,
+        fontweight="bold",
     )
     axes = picture.subplots(1, len(COMPARED), sharey=True)
     for axis, name, unit in zip(axes, COMPARED, ("steps to 85 %", "points of final accuracy"), strict=True):
