@@ -16,7 +16,7 @@ import torch
 from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.format import counted
 from dapo_rl.base.load import load_function, spec_of
-from dapo_rl.cluster.build_engines import build_engine_pool, takes_turns
+from dapo_rl.cluster.build_engines import build_engine_pool, check_engines, takes_turns
 from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
@@ -156,6 +156,7 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         cluster = built.enter_context(ExitStack())
         if on_ranks(config):
             cluster.enter_context(ray_cluster(config.cluster))
+            check_engines(config.cluster, ranks_device(config))
         config = resolve(config, given)
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         for key, source in _sources(config, given).items():

@@ -1,12 +1,14 @@
 """What Ray sets aside of a GPU for engines and ranks."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.cluster.build_engines import gpu_share
+from dapo_rl.cluster.build_engines import COLOCATED_GPUS, check_engines, gpu_share
 from dapo_rl.cluster.build_policy import RANK_GPUS
 from dapo_rl.config import ClusterSettings
+from dapo_rl.errors import UserError
 
 
 @given(engines=st.integers(1, 64), ranks=st.integers(1, 16))
@@ -26,3 +28,13 @@ def test_an_engine(placement, engine_gpus):
 @pytest.mark.parametrize("share", RANK_GPUS.values())
 def test_no_two_ranks_get_the_same_gpu(share):
     assert 0.5 < share <= 1.0
+
+
+def test_more_engines_than_ranks_do_not_take_turns_on_gpus():
+    assert RANK_GPUS["colocated"] + 2 * COLOCATED_GPUS > 1
+    crowded = ClusterSettings(backend="ray", engines=3, ranks=2)
+    with pytest.raises(UserError, match=r"cluster\.engines: 3 engines .* use 2, or cluster\.placement=shared"):
+        check_engines(crowded, torch.device("cuda"))
+    check_engines(crowded, torch.device("cpu"))
+    for fits in ({"engines": 2}, {"placement": "shared"}, {"placement": "separate"}):
+        check_engines(crowded.model_copy(update=fits), torch.device("cuda"))

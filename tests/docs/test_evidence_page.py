@@ -2,10 +2,11 @@
 
 import evidence
 import evidence_vapo
+import evidence_vapo_table
 import pytest
 from support import REPOSITORY
 
-from dapo_rl.lab.ablate.plan import grid
+from dapo_rl.lab.ablate.plan import grid, paper_table
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipes import packaged_recipe, recipe_names
 
@@ -60,6 +61,21 @@ def test_a_comparison_has_its_command_its_picture_and_eight_seeds(comparison):
     assert seeds == [list(range(8))] * len(comparison.labels)
     key, _, values = comparison.vary.partition("=")
     assert [arm["label"] for arm in data["arms"]] == [f"{key}={value}" for value in values.split(",")]
+
+
+def test_the_table_of_vapos_techniques_is_that_of_the_saved_runs():
+    data = evidence_vapo_table.read()
+    start = PAGE.index(evidence_vapo_table.HEAD)
+    shown = PAGE[start:].split("\n\n")[0].removeprefix(evidence_vapo_table.HEAD).strip().splitlines()
+    assert shown == evidence_vapo_table.table(data)
+    assert f"    {evidence_vapo_table.COMMAND}\n" in PAGE
+    assert data["command"] == evidence_vapo_table.COMMAND
+    assert f"its {evidence_vapo_table.count(data)} comparisons" in " ".join(PAGE.split())
+    assert f"](evidence-{evidence_vapo_table.NAME}.png)" in PAGE
+    assert (REPOSITORY / "docs" / f"evidence-{evidence_vapo_table.NAME}.png").read_bytes()[:4] == b"\x89PNG"
+    assert [sorted(run["seed"] for run in arm["runs"]) for arm in data["arms"]] == [data["seeds"]] * 9
+    plan = paper_table(packaged_recipe("lab/presets"), [], 1, name="vapo")
+    assert [arm["label"] for arm in data["arms"]] == [arm.label for arm in plan.arms]
 
 
 def test_every_recipe_of_the_lab_has_its_experiment():

@@ -77,6 +77,15 @@ def stored_type(named: str | Callable[..., Any], dtype: torch.dtype) -> torch.dt
     return dtype if named in ("native", "vllm") else None
 
 
+def check_engines(cluster: ClusterSettings, device: torch.device) -> None:
+    """Refuses engines for which there is no GPU, before anything is loaded."""
+    if device.type == "cuda" and cluster.placement == "colocated" and cluster.engines > cluster.ranks:
+        raise UserError(
+            f"cluster.engines: {cluster.engines} engines take turns with {cluster.ranks} ranks, at most one on each "
+            f"GPU; use {cluster.ranks}, or cluster.placement=shared"
+        )
+
+
 def build_engine_pool(
     config: Config,
     named: Any,

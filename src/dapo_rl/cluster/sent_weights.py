@@ -6,6 +6,7 @@ when an engine or the ranks are replaced. Engines stop meanwhile.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ LOOK_S = 0.0005
 """Seconds between looks whether a bucket has arrived."""
 ALIGNED = 16
 """Bytes. A bucket is sent as one tensor, in which the weights start at multiples of this."""
+RAISES = "TORCH_NCCL_BLOCKING_WAIT"
+"""The environment variable with which torch reports a lost member as an error."""
 
 Address = tuple[str, int]
 
@@ -123,10 +126,19 @@ class WeightChannel:
 
 
 def _nccl(store: Any, index: int, size: int) -> Any:
-    """With no time limit of its own, after which it would end the process."""
+    """With no time limit of its own. If a member is lost, `wait` raises an error; torch's default is a thread that ends
+    the process."""
     options = dist.ProcessGroupNCCL.Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(hours=24)
-    return dist.ProcessGroupNCCL(store, index, size, options)  # type: ignore[attr-defined]
+    before = os.environ.get(RAISES)
+    os.environ[RAISES] = "1"  # read when the group is formed; the ranks' own group has its own
+    try:
+        return dist.ProcessGroupNCCL(store, index, size, options)  # type: ignore[attr-defined]
+    finally:
+        if before is None:
+            del os.environ[RAISES]
+        else:
+            os.environ[RAISES] = before
 
 
 def _flat(layouts: Sequence[WeightLayout], device: torch.device) -> tuple[Tensor, list[Tensor]]:
