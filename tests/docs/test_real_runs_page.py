@@ -1,0 +1,29 @@
+"""docs/benchmarks.md and the README show the saved runs of gsm8k-qwen2.5-1.5b."""
+
+import pytest
+import real_runs
+from support import REPOSITORY
+
+BENCHMARKS, README = (REPOSITORY / "docs" / "benchmarks.md").read_text(), (REPOSITORY / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", [BENCHMARKS, README])
+def test_the_accuracies_are_those_of_the_saved_runs(page):
+    assert "\n".join([real_runs.HEAD, *real_runs.table()]) in page
+    assert "gsm8k-runs.png)" in page
+
+
+def test_the_engines_are_those_of_the_saved_runs():
+    assert "\n".join([real_runs.ENGINES_HEAD, *real_runs.engines_table()]) in BENCHMARKS
+
+
+def test_the_seconds_of_a_step_are_those_of_the_saved_runs():
+    assert f"A step takes {real_runs.seconds_of_a_step('seed-0'):.1f} s (median of 30)" in BENCHMARKS
+    assert f"after 23 steps, whose median is {real_runs.seconds_of_a_step('seed-2'):.1f} s" in BENCHMARKS
+    cluster = (REPOSITORY / "docs" / "cluster.md").read_text()
+    assert f"with `shared` took {real_runs.seconds_of_a_step('two-engines'):.1f} s for a step" in cluster
+
+
+def test_the_picture_has_every_run():
+    names = [text.get_text() for text in real_runs.draw().axes[0].get_legend().get_texts()]
+    assert names == [label for label, _ in real_runs.RUNS.values()]
