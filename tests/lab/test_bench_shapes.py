@@ -129,8 +129,8 @@ def test_variants_are_those_that_make_sense_here():
     on_cpu = variants_of("trl", cuda=False, bfloat16=False, samples=8)
     assert on_cpu == ["whole", "accumulate", "static-cache", "continuous"]
     assert {"autocast", "pure-bfloat16"} <= set(variants_of("trl", cuda=False, bfloat16=True, samples=8))
-    assert variants_of("vllm", cuda=True, bfloat16=True, samples=512) == ["in-process", "separate-process"]
-    assert variants_of("vllm", cuda=True, bfloat16=True, samples=1024) == ["in-process", "separate-process", "default"]
+    assert variants_of("vllm", cuda=True, bfloat16=True, samples=512) == ["in-process", "runner-v2", "separate-process"]
+    assert variants_of("vllm", cuda=True, bfloat16=True, samples=1024)[-1] == "default"
     assert variants_of("hf", cuda=False, bfloat16=False, samples=8) == [""]
     assert all_variants("hf") == []
 
@@ -144,5 +144,6 @@ def test_vllm_has_room_and_graphs_for_all_samples():
         "gpu_memory_utilization": 0.85,
         "max_cudagraph_capture_size": 1008,
     }
+    assert vllm_options("runner-v2", max_batch=1000, longest=8464) == wide | {"model_runner_v2": True}
     assert not vllm_options("separate-process", max_batch=8, longest=99)["in_process"]
     assert "max_cudagraph_capture_size" not in vllm_options("default", max_batch=1024, longest=99)

@@ -1,5 +1,6 @@
 """The vLLM engine's bookkeeping, over a stand-in for vLLM that speaks its 0.24 interface."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -150,6 +151,14 @@ def test_every_sample_has_a_seed_of_its_own_unless_told_otherwise(engine):
         seeds = {params.seed for params, _ in ours._engine.running.values()}
         assert len(seeds) == (3 if seeded else 1)
         assert (None in seeds) is not seeded
+
+
+@pytest.mark.parametrize(("wanted", "told"), [(None, "as it was"), (True, "1"), (False, "0")])
+def test_the_model_runner_is_vllms_choice_unless_told_otherwise(engine, monkeypatch, wanted, told):
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "as it was")
+    _, arguments = engine(**({} if wanted is None else {"model_runner_v2": wanted}))
+    assert os.environ["VLLM_USE_V2_MODEL_RUNNER"] == told
+    assert "model_runner_v2" not in arguments
 
 
 def test_cancelling_frees_the_request_and_counts_what_is_lost(engine):

@@ -39,11 +39,14 @@ class VLLMEngine:
         gpu_memory_utilization: float = 0.4,
         in_process: bool = True,
         seeded: bool = True,
+        model_runner_v2: bool | None = None,
         rests: bool = False,
         **options: Any,
     ) -> None:
         """`options` go to vLLM's `LLM`. With `in_process=False`, sampling overlaps with bookkeeping, but the weights
-        cannot be updated. If it `rests`, `rest` gives up the memory of weights and cache until the next `receive`."""
+        cannot be updated. `model_runner_v2` selects vLLM's newer model runner, which draws all samples at once although
+        each has a seed; None leaves it to vLLM, which has a list of architectures. If it `rests`, `rest` gives up the
+        memory of weights and cache until the next `receive`."""
         self.version = 0
         self._resting: list[Request] | None = None
         """While it rests, or has only some of its new weights: what is unfinished."""
@@ -58,7 +61,7 @@ class VLLMEngine:
         if options.get("tensor_parallel_size", 1) > 1:
             # New weights are sent to vLLM's workers as a function, which they accept only if this is set.
             os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        LLM, self._sampling_params_type, self._final_only = _import_vllm(in_process)
+        LLM, self._sampling_params_type, self._final_only = _import_vllm(in_process, model_runner_v2)
         save_model(model, tokenizer, self._directory.name)
         how = {
             "model": self._directory.name,
@@ -234,8 +237,10 @@ def _logprobs_mode(settings: SamplingSettings) -> str:
     return "processed_logprobs"
 
 
-def _import_vllm(in_process: bool) -> tuple[Any, Any, Any]:
+def _import_vllm(in_process: bool, model_runner_v2: bool | None) -> tuple[Any, Any, Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
+    if model_runner_v2 is not None:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if model_runner_v2 else "0"
     # A forked engine would inherit torch's threads in an undefined state.
     os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

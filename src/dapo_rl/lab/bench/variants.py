@@ -40,6 +40,8 @@ TRL_VARIANTS: dict[str, Variant] = {
 
 VLLM_VARIANTS: dict[str, dict[str, Any]] = {
     "in-process": {"in_process": True, "wide_graphs": True},
+    # For Qwen2.5, among others, vLLM does not choose its newer model runner by itself.
+    "runner-v2": {"in_process": True, "wide_graphs": True, "model_runner_v2": True},
     "separate-process": {"in_process": False, "wide_graphs": True},
     # vLLM's own choice: no CUDA graph for more than 512 sequences.
     "default": {"in_process": False, "wide_graphs": False},
@@ -74,12 +76,12 @@ def all_variants(peer: str) -> list[str]:
 
 
 def vllm_options(variant: str, *, max_batch: int, longest: int) -> dict[str, Any]:
-    """The arguments of vLLM's `LLM`, and `in_process`, which is ours; `max_batch` sequences run at a time."""
-    how = VLLM_VARIANTS[variant]
+    """The arguments of vLLM's `LLM`, and those of our engine around it; `max_batch` sequences run at a time."""
+    how = dict(VLLM_VARIANTS[variant])
     sequences = -(-max_batch // VLLM_GRAPH_STEP) * VLLM_GRAPH_STEP
-    graphs = {"max_cudagraph_capture_size": sequences} if how["wide_graphs"] else {}
+    graphs = {"max_cudagraph_capture_size": sequences} if how.pop("wide_graphs") else {}
     return {
-        "in_process": how["in_process"],
+        **how,
         "max_num_seqs": sequences,
         "max_model_len": longest,
         # vLLM is alone on the GPU, so it may use nearly all memory.
