@@ -207,6 +207,7 @@ class DAPOTrainer:
             seed_everything(run.config.seed)
             if resume:
                 _resume(run, directory, checkpoints, log, self.display)
+                checkpoints.remove_old()  # `checkpoint.keep` may be smaller now, to make room
                 space = run.disk.check(run.config, directory.path, run.progress.step)
             else:
                 directory.begin(run.config)

@@ -200,6 +200,18 @@ def test_damaged_ones_do_not_count_among_those_that_stay(tmp_path):
     assert names(checkpoints) == ["step-2", "step-6"]
 
 
+def test_what_is_not_kept_any_more_goes_when_a_checkpoint_is_restored(tmp_path):
+    for step in (1, 2, 3):
+        save(Checkpoints(tmp_path / "c", 9), step)
+    flip_a_bit(tmp_path / "c" / "step-3" / "optimizer.pt")
+    checkpoints = Checkpoints(tmp_path / "c", 1)
+    checkpoints.remove_old()
+    assert names(checkpoints) == ["step-1", "step-2", "step-3"]  # which of them are intact is not known yet
+    assert checkpoints.restore([]).step == 2
+    checkpoints.remove_old()
+    assert names(checkpoints) == ["step-2", "step-3"]
+
+
 def test_a_step_that_is_there_already_is_replaced(checkpoints):
     save(checkpoints, 1, small_model(seed=1), which="first")
     save(checkpoints, 1, small_model(seed=2), which="second")

@@ -1,6 +1,7 @@
 """The disk space of checkpoints: what a run says before its first step is what it then takes."""
 
 import os
+import shutil
 import subprocess
 from dataclasses import replace
 
@@ -93,7 +94,11 @@ def test_what_a_resumed_run_has_written_is_room_for_what_replaces_it(disk):
     assert need.check(CONFIG, run_dir, 20) is None
     assert "up to 3 checkpoints" in replace(need, model=1 << 20).check(CONFIG, run_dir, 20)
     disk(0.5 / 1024)
-    with pytest.raises(UserError, match=r"a checkpoint takes 1\.0 MiB, .* 0\.5 MiB free; free some space$"):
+    short = r"a checkpoint takes 1\.0 MiB, .* 0\.5 MiB free; free some space"
+    with pytest.raises(UserError, match=rf"{short}, or set checkpoint\.keep=1$"):
+        need.check(CONFIG, run_dir, 20)
+    shutil.rmtree(run_dir / "checkpoints" / "step-10")
+    with pytest.raises(UserError, match=f"{short}$"):
         need.check(CONFIG, run_dir, 20)  # it cannot go elsewhere
 
 

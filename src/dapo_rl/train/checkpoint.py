@@ -205,6 +205,11 @@ class Checkpoints:
         files = _Draft(draft, rests, known if unchanged else None)
         self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, files, publishing, is_cancelled))
 
+    def remove_old(self) -> None:
+        """Deletes what a run that was resumed does not keep any more, once one is restored."""
+        if self._current is not None:
+            self._remove_old(self._current.step)
+
     def wait(self) -> None:
         """Returns when no checkpoint is being written; raises if the last could not be."""
         if (writing := self._writing) is None:

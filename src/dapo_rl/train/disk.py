@@ -45,13 +45,16 @@ class DiskNeed:
         if writes < 1 or disk.total == 0:  # some network file systems do not tell
             return None
         there = [path for path in run_dir.glob("checkpoints/step-*") if path.is_dir()]
+        taken = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in there]
         if disk.free < self.checkpoint:
-            elsewhere = "" if there else ", or choose another directory with --run"
+            other = "" if there else ", or choose another directory with --run"
+            if len(there) > 1 and disk.free + sum(taken) - max(taken) >= self.checkpoint:
+                other = ", or set checkpoint.keep=1"
             raise UserError(
                 f"{run_dir}: a checkpoint takes {gib(self.checkpoint)}, and its disk has {gib(disk.free)} free; free "
-                f"some space{elsewhere}"
+                f"some space{other}"
             )
-        room = disk.free + sum(file.stat().st_size for path in there for file in path.rglob("*") if file.is_file())
+        room = disk.free + sum(taken)
         most = min(config.checkpoint.keep + 1, len(there) + writes)
         if room >= most * self.checkpoint + self.model:
             return None
