@@ -32,6 +32,9 @@ def test_every_stage_runs_on_every_token(monkeypatch):
 def test_objects_do_not_grow_with_tokens():
     """With one object a token the second would hold 76,000 more than the first."""
     measure_bookkeeping(8, 4, 100)  # what is made once
+    for each in (garbage := [[] for _ in range(50_000)]):  # which may be collected at any time
+        each.append(each)
+    del garbage, each
     short, long = (measure_bookkeeping(8, 4, tokens)["objects"] for tokens in (100, 2500))
     assert abs(long - short) < 1000
 

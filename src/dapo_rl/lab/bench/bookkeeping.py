@@ -5,6 +5,7 @@ Engine and update are stand-ins that create arrays of the right size; everything
 
 from __future__ import annotations
 
+import gc
 import resource
 import sys
 import time
@@ -67,7 +68,7 @@ def _measure(
     )
     params = SamplingParams.of(config.sampling)
     sampler = Sampler(EndlessPrompts(), engine, SaysSo(), params, config.sampling, cap=config.sampling_cap, seed=seed)
-    before, cpu = sys.getallocatedblocks(), time.process_time()
+    before, cpu = _live_objects(), time.process_time()
     parts: dict[str, float] = {}
 
     @contextmanager
@@ -98,6 +99,7 @@ def _measure(
         with stage("checkpoint state"):
             sampler.save(directory)
         written = {path.name: path.stat().st_size for path in directory.iterdir()}
+    cpu = time.process_time() - cpu
     return {
         "bench": "bookkeeping",
         "prompts": prompts,
@@ -108,10 +110,16 @@ def _measure(
         "tokens_trained": int(metrics["sampling/tokens_trained"]),
         "tokens_in_flight": sampler.begun_tokens,
         "written_bytes": written,
-        "cpu_seconds": time.process_time() - cpu,
+        "cpu_seconds": cpu,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "objects": sys.getallocatedblocks() - before,
+        "objects": _live_objects() - before,
     }
+
+
+def _live_objects() -> int:
+    """Without garbage, also that of whatever this process did before."""
+    gc.collect()
+    return sys.getallocatedblocks()
 
 
 def print_bookkeeping(result: dict[str, Any], console: Console | None = None) -> None:
