@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from evidence import DOCS
 from matplotlib.figure import Figure
 
 from dapo_rl.palette import BLUE, GREEN, ORANGE, VERMILION
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 RUNS = {
     "seed-0": ("seed 0", BLUE),
     "seed-1": ("seed 1, beside other runs", GREEN),

@@ -20,6 +20,7 @@ from support import DAPO, dapo
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.train.disk import DiskNeed
 
 pytestmark = pytest.mark.slow
 
@@ -97,6 +98,18 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(f
     assert f"{copy}/checkpoints/step-3: the checksum of optimizer.pt is wrong" in output
     assert f"resumed from {copy}/checkpoints/step-2" in output
     assert chaos.differences(finished, copy) == []
+
+
+def test_a_smaller_keep_makes_room_before_the_disk_is_checked(copy, monkeypatch):
+    found, check = [], DiskNeed.check
+
+    def looked(need, config, run_dir, step):
+        found.append([path.name for path in (run_dir / "checkpoints").iterdir()])
+        return check(need, config, run_dir, step)
+
+    monkeypatch.setattr(DiskNeed, "check", looked)
+    trainer_for(copy, "train.steps=3", "checkpoint.every=1", "checkpoint.keep=1").train(resume=True)
+    assert found == [["step-3"]]
 
 
 def test_when_every_checkpoint_is_damaged_nothing_is_touched(copy):

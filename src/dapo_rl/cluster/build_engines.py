@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
 from dapo_rl.cluster.stored_weights import StoredWeights
@@ -81,8 +82,8 @@ def check_engines(cluster: ClusterSettings, device: torch.device) -> None:
     """Refuses engines for which there is no GPU, before anything is loaded."""
     if device.type == "cuda" and cluster.placement == "colocated" and cluster.engines > cluster.ranks:
         raise UserError(
-            f"cluster.engines: {cluster.engines} engines take turns with {cluster.ranks} ranks, at most one on each "
-            f"GPU; use {cluster.ranks}, or cluster.placement=shared"
+            f"cluster.engines: {cluster.engines} engines cannot take turns with {counted(cluster.ranks, 'rank')}, of "
+            f"which each has a GPU with room for one; use {cluster.ranks}, or cluster.placement=shared"
         )
 
 
