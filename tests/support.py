@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import forked
 import torch
 from forked import DAPO
+from patience import PATIENCE_S
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.models.tokenizer import build_tokenizer
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 SMALL = [
+    "log.report=false",
     "sampling.prompts_per_step=4",
     "sampling.group_size=4",
     "train.mini_batches=2",
     "data.train.size=200",
     "data.eval.size=16",
 ]
-"""Settings that make a run of the embedded default small enough for a test."""
+"""Settings that make a run of the embedded default small enough for a test. To draw report.png takes a third of it."""
 
 
-def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> CompletedProcess[str]:
+def dapo(*words: Any, cwd: Path, timeout: float = PATIENCE_S, **options: Any) -> CompletedProcess[str]:
     """The command in a process of its own."""
     return forked.run([DAPO, *words], cwd=cwd, timeout=timeout, **options)
 

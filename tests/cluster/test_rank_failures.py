@@ -4,9 +4,9 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from patience import lives, wait_until
 from plain_ranks import PlainRank
 
 from dapo_rl.cluster import ray_ranks
@@ -16,19 +16,8 @@ from dapo_rl.errors import RankLostError
 pytestmark = pytest.mark.slow
 
 
-def lives(pid):
-    """Whether a process runs; one that nobody has waited for yet has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
-        return False
-
-
-def assert_end(pids, within=10):
-    end = time.monotonic() + within
-    while any(map(lives, pids)) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(map(lives, pids))
+def assert_end(pids):
+    wait_until(lambda: not any(map(lives, pids)))
 
 
 @pytest.fixture
@@ -65,6 +54,12 @@ def test_a_rank_that_hangs_is_noticed(ranks):
     assert ranks.call_aside("write_slowly", [(3,)] * 2) == [0, 1]
     taken = assert_lost(ranks, r"^no progress for \d+ s in hang, on rank 1$", lambda: ranks.call("hang", [(1,)] * 2))
     assert 2 <= taken < 30
+
+
+def test_a_driver_that_was_stopped_does_not_take_it_for_silence_of_the_ranks(ranks):
+    pauses = iter([3])
+    answers = ranks.call_aside("write_slowly", [(5,)] * 2, check=lambda: time.sleep(next(pauses, 0)))
+    assert answers == [0, 1]
 
 
 def test_a_rank_that_is_stopped_is_noticed_while_it_writes(ranks):

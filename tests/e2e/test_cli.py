@@ -10,6 +10,7 @@ from functools import partial
 
 import forked
 import pytest
+from patience import PATIENCE_S
 from support import DAPO, SMALL, dapo
 from transformers import AutoTokenizer
 
@@ -184,7 +185,7 @@ def test_recipes_are_listed_and_printed(tmp_path):
 def test_a_signal_saves_and_the_run_can_be_resumed(tmp_path, number, code):
     process = started("train", *SMALL, "train.steps=500", "checkpoint.every=400", "--run", "run", cwd=tmp_path)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code, errors
     assert "stopping: saving the run" in output
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
@@ -207,7 +208,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         "    return [float(len(c) % 2) for c in completions]\n"
     )
     words = ["reward.verifier=judge.py:judge", "data.eval=null", "eval.every=null", "reward.timeout_s=60"]
-    process = started("train", *SMALL[:4], *words, "--run", "run", cwd=tmp_path, until="dapo: ")
+    process = started("train", *SMALL[:5], *words, "--run", "run", cwd=tmp_path, until="dapo: ")
     while not (tmp_path / "asked").exists():
         assert process.poll() is None
         time.sleep(0.1)
@@ -215,7 +216,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     while "stopping: " not in process.stdout.readline():  # two signals that come at once are one
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert errors == "dapo: stopped; --resume continues from the last checkpoint\n"
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -243,7 +244,7 @@ def test_the_embedded_model_can_be_rebuilt(tmp_path):
     text = "12+3=?\nWait\nAnswer: -5 é😀\x00"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "built")
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
-    words = [*SMALL[:4], "train.steps=1", "sampling.cap=4", "sampling.max_new_tokens=56"]
+    words = [*SMALL[:5], "train.steps=1", "sampling.cap=4", "sampling.max_new_tokens=56"]
     train = dapo("train", "model.name=built", *words, cwd=tmp_path)
     assert train.returncode == 2, "an untrained model is never right, and the cap says so"
     assert "sampling.cap: 4 groups drawn, 0 of 4 kept (4 all wrong)" in train.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import forked
 import pytest
 from open_and_close import RUNS, children
+from patience import PATIENCE_S
 from support import REPOSITORY, SMALL, small_model, tokenizer
 
 from dapo_rl import Config, DAPOTrainer, UserError
@@ -19,7 +20,7 @@ from dapo_rl.runs.live import make_display
 
 pytestmark = pytest.mark.slow
 
-QUICK = [*SMALL[:4], "data.eval=null", "eval.every=null", "train.steps=1", "train.epochs_per_step=1"]
+QUICK = [*SMALL[:5], "data.eval=null", "eval.every=null", "train.steps=1", "train.epochs_per_step=1"]
 
 
 def settings(*overrides):
@@ -47,7 +48,7 @@ def by_reference_counts():
 def test_ten_runs_in_one_process_leave_nothing_behind():
     program = Path(__file__).with_name("open_and_close.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY / "tests")])}
-    result = forked.run([sys.executable, program], env=environment, timeout=600)
+    result = forked.run([sys.executable, program], env=environment, timeout=PATIENCE_S)
     assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(row["run"], row["steps"]) for row in rows] == [(n, 1) for n in range(1, RUNS + 1)]

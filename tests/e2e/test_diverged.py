@@ -21,7 +21,7 @@ ONE_UPDATE = [
 
 
 def trainer_for(path, *overrides):
-    config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], *ONE_UPDATE, *overrides])
+    config = Config.load(DEFAULT_RECIPE, [*SMALL[:5], *ONE_UPDATE, *overrides])
     return DAPOTrainer(config=config, run_dir=path)
 
 

@@ -9,7 +9,7 @@ from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
-SMALL = [*support.SMALL[:3], "data.eval=null", "eval.every=null", "train.warmup_steps=0", "train.epochs_per_step=1"]
+SMALL = [*support.SMALL[:4], "data.eval=null", "eval.every=null", "train.warmup_steps=0", "train.epochs_per_step=1"]
 FILTER = "def late(group):\n    return group.draw >= 40\n"
 
 

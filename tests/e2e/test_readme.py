@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from patience import PATIENCE_S
 from support import DAPO, REPOSITORY
 
 from dapo_rl.models.get import PRETRAINED
@@ -26,7 +27,7 @@ COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if l
 
 
 def run(words, cwd):
-    result = forked.run(words, cwd=cwd, timeout=400)
+    result = forked.run(words, cwd=cwd, timeout=PATIENCE_S)
     assert result.returncode == 0, f"{shlex.join(map(str, words))}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
 
 

@@ -15,6 +15,7 @@ import forked
 import pytest
 import support
 import torch
+from patience import PATIENCE_S
 from safetensors.torch import load_file
 from support import DAPO, dapo
 
@@ -146,7 +147,7 @@ def test_another_model_or_other_data_is_one_line(tmp_path):
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     write(rows)
-    first = dapo("train", *SMALL[:4], "train.steps=1", *words, cwd=tmp_path)
+    first = dapo("train", *SMALL[:5], "train.steps=1", *words, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     before = contents(tmp_path / "run")
     write([*rows[:-1], rows[-1] | {"answer": "17"}])
@@ -191,7 +192,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_to_save(tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)  # as sent to a whole group of processes and by each of them again
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 143, errors
     assert "stopping: saving the run" in output
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -206,7 +207,7 @@ def test_ctrl_c_while_everything_is_loaded_is_one_line(tmp_path):
     )
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (130, -signal.SIGINT), errors  # the latter before our own code runs
 
 
@@ -320,7 +321,7 @@ def test_a_reward_that_draws_random_numbers_goes_on_where_it_was(tmp_path):
     rows = [{"prompt": f"{a}+{b}=?\n", "answer": str(a + b)} for a in range(1, 9) for b in range(1, 9)]
 
     def trainer(name):
-        config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], "train.steps=4", "data.eval=null", "eval.every=null"])
+        config = Config.load(DEFAULT_RECIPE, [*SMALL[:5], "train.steps=4", "data.eval=null", "eval.every=null"])
         return DAPOTrainer(config=config, train_dataset=rows, run_dir=tmp_path / name)
 
     drawn = {"whole": [], "parts": []}

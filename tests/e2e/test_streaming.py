@@ -14,7 +14,7 @@ from dapo_rl.lab.verify import dry_run
 pytestmark = pytest.mark.slow
 
 ROWS = problems(200)
-SMALL = [*support.SMALL[:3], "data.eval=null", "train.warmup_steps=0", "train.steps=4", "checkpoint.every=2"]
+SMALL = [*support.SMALL[:4], "data.eval=null", "train.warmup_steps=0", "train.steps=4", "checkpoint.every=2"]
 
 
 def endless():

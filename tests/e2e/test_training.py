@@ -38,7 +38,8 @@ def test_the_embedded_model_learns_within_a_dozen_steps(tmp_path):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    trainer = trainer_for(path, "eval.every=2", "checkpoint.every=1", "overlong.mask_truncated=true", steps=4)
+    settings = ["eval.every=2", "checkpoint.every=1", "overlong.mask_truncated=true", "log.report=true"]
+    trainer = trainer_for(path, *settings, steps=4)
     return path, trainer, trainer.train()
 
 
@@ -141,6 +142,7 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
         assert torch.equal(a, b), name
     assert second_summary["evaluations"] == whole_summary["evaluations"]
     assert second_summary["tokens"] == whole_summary["tokens"]
+    assert (sorted(second_summary["paths"]), (tmp_path / "parts" / "report.png").exists()) == (["model", "summary"], False)
 
 
 def test_a_run_killed_after_a_checkpoint_forgets_what_came_later(tmp_path):
@@ -234,7 +236,7 @@ def test_graded_rewards_are_recognised_and_trained_on(tmp_path, capsys):
 
     def trainer(name, *overrides):
         words = ["eval.every=null", "data.eval=null", "checkpoint.every=1", *overrides]
-        config = Config.load(DEFAULT_RECIPE, [*SMALL[:4], "train.steps=2", *words])
+        config = Config.load(DEFAULT_RECIPE, [*SMALL[:5], "train.steps=2", *words])
         return DAPOTrainer(config=config, reward_funcs=brevity, run_dir=tmp_path / name)
 
     whole = trainer("whole")

@@ -11,6 +11,7 @@ import time
 import forked
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENCE_S
 from support import DAPO, REPOSITORY, SHARED_DATA, small_model, tokenizer
 
 from dapo_rl import DAPOTrainer
@@ -145,7 +146,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
     out = tmp_path / "killed"
     slow = [DAPO, *words, "--out", out, "sampling.max_batch=16"]
     process = forked.Popen(slow, env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE_S
     while not list(out.glob("*/parts/*.parquet")):
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -155,7 +156,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
     parts = {path: path.read_bytes() for path in out.glob("*/parts/*.parquet")}
     assert 1 <= len(parts) < 4
 
-    again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=200)
+    again = forked.run([DAPO, *words, "--out", out], env=environment, timeout=PATIENCE_S)
     assert again.returncode == 0, again.stderr
     assert f"resuming: {8 * len(parts)} of 32 problems done" in again.stderr
     whole = tmp_path / "whole"

@@ -34,7 +34,7 @@ from dapo_rl.train.random_state import SavedRandom
 
 pytestmark = pytest.mark.slow
 
-QUICK = [*SMALL[:3], "data.train.size=200", "data.eval=null", "eval.every=null", "train.epochs_per_step=1"]
+QUICK = [*SMALL[:4], "data.train.size=200", "data.eval=null", "eval.every=null", "train.epochs_per_step=1"]
 WRONG = [
     None,
     True,

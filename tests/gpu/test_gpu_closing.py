@@ -16,7 +16,7 @@ from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 
 pytestmark = pytest.mark.gpu
-QUICK = [*SMALL[:4], "data.eval=null", "eval.every=null", "train.steps=1", "model.device=cuda"]
+QUICK = [*SMALL[:5], "data.eval=null", "eval.every=null", "train.steps=1", "model.device=cuda"]
 
 
 def trainer_for(path, *overrides):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from forked import DAPO, Popen
+from patience import PATIENCE_S
 from rich.console import Console
 from support import dapo
 
@@ -297,7 +298,7 @@ def test_ctrl_c_stops_while_sampling(tmp_path):
         if line.startswith("sampling"):
             break
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "dapo: stopped"
 

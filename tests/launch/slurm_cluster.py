@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from patience import PATIENCE_S, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED")
@@ -61,7 +62,7 @@ class SlurmCluster:
         }
 
     def call(self, *words: str) -> str:
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -73,7 +74,7 @@ class SlurmCluster:
         return self.job(number)["JobState"] in ENDED
 
     def ended(self, number: str) -> dict[str, str]:
-        wait_until(lambda: self.has_ended(number), 240)
+        wait_until(lambda: self.has_ended(number))
         return self.job(number)
 
     def processes(self) -> dict[int, str]:
@@ -102,10 +103,10 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
         with contextlib.ExitStack() as running:
             running.callback(_end_jobs, cluster)
             running.enter_context(_daemon(cluster, "munged", "-F", "-f", f"--socket={home}/munge.socket", *files))
-            wait_until((home / "munge.socket").exists, 20)
+            wait_until((home / "munge.socket").exists)
             for words in (["slurmctld", "-D"], ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"]):
                 running.enter_context(_daemon(cluster, *words))
-            wait_until(lambda: _idle_nodes(cluster) == 2, 60)
+            wait_until(lambda: _idle_nodes(cluster) == 2)
             running.callback(_cancel, cluster)
             yield cluster
 
@@ -116,13 +117,6 @@ def free_ports(count: int) -> list[int]:
         for server in servers:
             server.bind(("127.0.0.1", 0))
         return [server.getsockname()[1] for server in servers]
-
-
-def wait_until(holds: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.1)
 
 
 @contextlib.contextmanager
@@ -144,7 +138,7 @@ def _daemon(cluster: SlurmCluster, *words: str) -> Iterator[None]:
 
 def _idle_nodes(cluster: SlurmCluster) -> int:
     words = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
-    done = subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S)
     return sum(int(word) for word in done.stdout.split())
 
 
@@ -152,7 +146,7 @@ def _cancel(cluster: SlurmCluster) -> None:
     user = pwd.getpwuid(os.getuid()).pw_name
     with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
         cluster.call("scancel", "--user", user)
-        wait_until(lambda: not cluster.call("squeue", "-h"), 20)
+        wait_until(lambda: not cluster.call("squeue", "-h"))
 
 
 def _end_jobs(cluster: SlurmCluster) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from slurm_cluster import wait_until
+from patience import PATIENCE_S, end_processes_in, lives, wait_until
 from support import DAPO, SMALL, dapo
 
 from dapo_rl.config import Config
@@ -180,25 +180,25 @@ def steps(run):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def has_ended(process):
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
-        return True
+@pytest.fixture
+def left_alone(tmp_path):
+    """A folder in which no process is left, even if the test fails."""
+    yield tmp_path
+    end_processes_in(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(tmp_path):
+def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(left_alone):
     pytest.importorskip("ray", reason="ray is not installed")
-    run = tmp_path / "a"
+    tmp_path, run = left_alone, left_alone / "a"
     words = ["launch", "local", *SMALL, "data.eval=null", "eval.every=null", "checkpoint.every=1000", "--run", "a"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     options = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment}
     first = forked.Popen([DAPO, *words, "train.steps=5000"], **options)
-    wait_until(lambda: len(steps(run)) > 0, 120)
+    wait_until(lambda: len(steps(run)) > 0)
     first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 130
     process = int(out.split()[1])
     how = f"follow it with `tail -f a/launch.log`, stop it with `kill {process}` (it saves)"
@@ -206,9 +206,9 @@ def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(tmp_pa
     assert err == f"detached: process {process} goes on; {how}\n"
     assert "".join(out.splitlines(keepends=True)[1:]) in (run / "launch.log").read_text()
     seen = len(steps(run))
-    wait_until(lambda: len(steps(run)) > seen, 60)
+    wait_until(lambda: len(steps(run)) > seen)
     os.kill(process, signal.SIGTERM)
-    wait_until(lambda: has_ended(process), 60)
+    wait_until(lambda: not lives(process))
     done = steps(run)[-1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
 

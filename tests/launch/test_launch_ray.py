@@ -12,7 +12,8 @@ from pathlib import Path
 
 import forked
 import pytest
-from slurm_cluster import free_ports, wait_until
+from patience import PATIENCE_S, wait_until
+from slurm_cluster import free_ports
 from support import DAPO, SMALL, dapo
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
@@ -53,7 +54,7 @@ def ray_head():
                 [*head, *words], env=environment | {"RAY_ADDRESS": ""}, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            wait_until(lambda: answers(f"http://127.0.0.1:{port}/api/version"), 120)
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/api/version"))
             yield environment, f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -105,18 +106,18 @@ def test_a_job_ships_its_files_goes_on_without_its_terminal_and_saves_when_stopp
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_until(lambda: len(steps(run)) > 0, 180)
+        wait_until(lambda: len(steps(run)) > 0)
         first.send_signal(signal.SIGINT)
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=PATIENCE_S)
         assert first.returncode == 130
         job = out.split()[1]
         assert err.startswith(
             f"detached: job {job} goes on; follow it with `ray job logs -f --address {address} {job}`"
         )
         seen = len(steps(run))
-        wait_until(lambda: len(steps(run)) > seen, 60)
+        wait_until(lambda: len(steps(run)) > seen)
         ask(f"{address}/api/jobs/{job}/stop", "POST")
-        wait_until(lambda: ask(f"{address}/api/jobs/{job}")["status"] == "STOPPED", 120)
+        wait_until(lambda: ask(f"{address}/api/jobs/{job}")["status"] == "STOPPED")
         done = steps(run)[-1]
         assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from slurm_cluster import missing_programs, slurm_cluster, wait_until
+from patience import wait_until
+from slurm_cluster import missing_programs, slurm_cluster
 from support import SMALL, dapo
 
 pytest.importorskip("ray", reason="ray is not installed")
@@ -41,10 +42,10 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
     ends = "sampling.stop=['$(touch hacked)']"
     number, verb = launch(slurm, tmp_path, ends, "train.steps=5000", "--until-done", "--run", run)
     assert verb == "trains"
-    wait_until(lambda: steps(run) or slurm.has_ended(number), 180)
+    wait_until(lambda: steps(run) or slurm.has_ended(number))
     assert steps(run), (slurm.job(number), (run / f"slurm-{number}.log").read_text())
     slurm.call("scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the time limit
-    wait_until(lambda: slurm.job(number)["JobState"] == "PENDING", 60)
+    wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
     assert slurm.job(number)["Restarts"] == "1"
     done = steps(run)[-1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
@@ -62,7 +63,7 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
 
     assert not any(tmp_path.rglob("hacked"))
     assert not list(Path("/tmp").glob(f"dapo-ray-{number[:-1]}?"))
-    wait_until(lambda: not slurm.processes(), 20)
+    wait_until(lambda: not slurm.processes())
 
 
 def test_what_slurm_refuses_is_one_line(slurm, tmp_path):

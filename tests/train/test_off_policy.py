@@ -242,7 +242,7 @@ class Noisy(NativeEngine):
 
 def run_of(path, *overrides, resume=False):
     quick = [
-        *SMALL[:4],
+        *SMALL[:5],
         "data.eval=null",
         "eval.every=null",
         "train.warmup_steps=0",

@@ -180,11 +180,12 @@ class RayRanks:
     ) -> list[_Answer | None]:
         """What each rank answered; None for those that did not answer because another failed."""
         answers: list[_Answer | None] = [None] * len(calls)
-        watch = _Watch(self._ray, actors, any_answer=aside)
+        look_s = min(LOOK_S, timeout_s / 8)
+        watch = _Watch(self._ray, actors, any_answer=aside, clock=_Clock(2 * look_s))
         failed_at: float | None = None
         while waiting := [rank for rank, answer in enumerate(answers) if answer is None]:
             check()
-            done, _ = self._ray.wait([calls[rank] for rank in waiting], timeout=min(LOOK_S, timeout_s / 8))
+            done, _ = self._ray.wait([calls[rank] for rank in waiting], timeout=look_s)
             for rank in (rank for rank in waiting if calls[rank] in done):
                 answer = answers[rank] = self._answer(calls[rank], rank, method)
                 watch.heard()
@@ -207,31 +208,45 @@ class RayRanks:
             raise RankLostError(f"rank {rank} {_end_of(error)}, in {method}") from None
 
 
+class _Clock:
+    """Time in which this process watches. While it is stopped (Ctrl-Z) or gets no CPU, it can hear of no progress: of
+    the time between two looks, no more than `most_s` counts."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s, self._seen, self._now = most_s, time.monotonic(), 0.0
+
+    def now(self) -> float:
+        seen = time.monotonic()
+        self._now += min(seen - self._seen, self._most_s)
+        self._seen = seen
+        return self._now
+
+
 class _Watch:
     """How far ranks have come in a call."""
 
-    def __init__(self, ray: Any, actors: Sequence[Any], any_answer: bool) -> None:
+    def __init__(self, ray: Any, actors: Sequence[Any], any_answer: bool, clock: _Clock) -> None:
         """With `any_answer`, a rank that answers makes progress."""
-        self._ray, self._actors, self._any_answer = ray, actors, any_answer
+        self._ray, self._actors, self._any_answer, self._clock = ray, actors, any_answer, clock
         self._steps = [0] * len(actors)
         self._asked: dict[int, Any] = {}
-        self._heard = time.monotonic()
+        self._heard = clock.now()
         self._answered = [self._heard] * len(actors)
 
     @property
     def silent_s(self) -> float:
         """Seconds since any rank has made progress; with `any_answer`, since the rank that is silent for the longest
         time has answered."""
-        return time.monotonic() - (min(self._answered) if self._any_answer else self._heard)
+        return self._clock.now() - (min(self._answered) if self._any_answer else self._heard)
 
     def heard(self) -> None:
-        self._heard = time.monotonic()
+        self._heard = self._clock.now()
 
     def look(self, waiting: Sequence[int]) -> None:
         """Asks ranks for their progress, and takes the answers that have come."""
         for rank in range(len(self._actors)):
             if rank not in waiting:
-                self._answered[rank] = time.monotonic()
+                self._answered[rank] = self._clock.now()
             elif rank not in self._asked:
                 self._asked[rank] = self._actors[rank].steps.options(concurrency_group="watch").remote()
         come, _ = self._ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
@@ -240,14 +255,14 @@ class _Watch:
                 steps = self._ray.get(self._asked.pop(rank))
             except self._ray.exceptions.RayActorError:  # its call reports this
                 continue
-            self._answered[rank] = time.monotonic()
+            self._answered[rank] = self._clock.now()
             if steps != self._steps[rank]:
                 self._steps[rank] = steps
                 self.heard()
 
     def slowest(self, waiting: Sequence[int]) -> list[int]:
         """The ranks that have come least far, or do not answer."""
-        if mute := [rank for rank in waiting if time.monotonic() - self._answered[rank] > 2 * LOOK_S]:
+        if mute := [rank for rank in waiting if self._clock.now() - self._answered[rank] > 2 * LOOK_S]:
             return mute
         fewest = min(self._steps[rank] for rank in waiting)
         return [rank for rank in waiting if self._steps[rank] == fewest]

@@ -381,6 +381,8 @@ class LogSettings(Section):
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
     keep_rollouts: int | None = Field(None, ge=1)
     """Keep only the newest K rollout files; by default all."""
+    report: bool = True
+    """Draw report.png when the run ends."""
     to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers in addition to metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an optional dependency."""
 

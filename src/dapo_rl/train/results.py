@@ -42,14 +42,16 @@ def write_results(
     in_flight: int,
     so_far: Fill | None = None,
 ) -> dict[str, Any]:
-    """Writes summary.json and report.png; returns the summary.
+    """Writes summary.json and, with `log.report`, report.png; returns the summary.
 
     `waiting` counts the tokens of finished samples that wait for the next step, `in_flight` those of unfinished ones;
     `so_far` is the result of a step that was interrupted.
     """
     ledger = progress.ledger if so_far is None else progress.ledger.with_interrupted(so_far)
     finished = progress.is_done(config.train.steps)
-    paths = {"summary": directory.summary_path, "report": directory.report_path}
+    paths = {"summary": directory.summary_path}
+    if config.log.report:
+        paths["report"] = directory.report_path
     if finished:
         paths["model"] = directory.model_path
     accuracies = progress.evaluations
@@ -66,13 +68,17 @@ def write_results(
         "metrics": progress.metrics,
         "paths": {name: str(path) for name, path in paths.items()},
     }
+    directory.write_summary(summary)
+    if config.log.report:
+        _draw_report(directory, accuracies)
+    return summary
+
+
+def _draw_report(directory: RunDirectory, accuracies: list[tuple[int, float]]) -> None:
     from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
 
-    directory.write_summary(summary)
-    metrics = directory.read_metrics()
     with saved_so_far(directory.report_path):
-        draw_report(metrics, accuracies, directory.report_path, title=directory.path.name)
+        draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)
     # matplotlib's parsers leave exceptions in reference cycles. Their tracebacks reference the frames of this run, and
     # so keep the model alive until the next collection.
     gc.collect()
-    return summary
