@@ -31,6 +31,7 @@ from dapo_rl.train.run_sizes import run_sizes
 pytestmark = pytest.mark.slow
 
 QUICK = [
+    "log.report=false",
     "train.steps=1",
     "train.mini_batches=1",
     "train.epochs_per_step=1",

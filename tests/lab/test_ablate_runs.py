@@ -14,6 +14,7 @@ from support import DAPO, dapo
 pytestmark = pytest.mark.slow
 
 SMALL = [
+    "log.report=false",
     "sampling.prompts_per_step=2",
     "sampling.group_size=4",
     "train.mini_batches=1",
