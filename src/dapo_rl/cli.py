@@ -140,7 +140,9 @@ def train(
         try:
             summary = trainer.train(resume=resume)
         except KeyboardInterrupt:
-            _complain("stopped; --resume continues from the last checkpoint")
+            saved = any((trainer.run_dir / "checkpoints").glob("step-*"))
+            from_where = "continues from the last checkpoint" if saved else "starts again: there is no checkpoint yet"
+            _complain(f"stopped; --resume {from_where}")
             raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
     if not summary["finished"] and (number := stopped_by()) is not None:
         raise typer.Exit(128 + number)

@@ -218,7 +218,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert errors == "dapo: stopped; --resume continues from the last checkpoint\n"
+    assert errors == "dapo: stopped; --resume starts again: there is no checkpoint yet\n"
     assert not (tmp_path / "run" / "summary.json").exists()
 
 

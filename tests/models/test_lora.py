@@ -180,6 +180,7 @@ SMALL = {
     "algo.kl_coef": 0.01,
     "train": {"lr": 1e-2, "warmup_steps": 0},
     "checkpoint.every": 1,
+    "log.report": False,
 }
 
 

@@ -525,7 +525,7 @@ def test_a_daemon_ends_with_a_run_that_is_killed(tmp_path):
     code = f"""
     import sys, time
     from pathlib import Path
-    sys.path.insert(0, {os.path.dirname(__file__)!r})
+    sys.path[:0] = {sys.path!r}
     from test_reward_processes import PROMPT, by_text, daemonize, samples
     pool = by_text(lambda text: daemonize(Path({str(tmp_path)!r}, text)))
     pool(PROMPT, samples("a"))
