@@ -23,7 +23,7 @@ demo: setup
 # Compiled once for all processes that tests start, also where Python is told to write no bytecode.
 test: setup
 	@$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # A run that is killed twenty times ends as the one that was not.
 chaos: setup

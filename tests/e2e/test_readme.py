@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 README = (REPOSITORY / "README.md").read_text()
 SHORT = ["sampling.prompts_per_step=4", "sampling.group_size=4", "data.eval.size=8", "train.steps=1"]
+NO_PICTURE = "log.report=false"
 
 
 def blocks(language):
@@ -45,7 +46,7 @@ def test_the_commands_of_dapo(tmp_path):
             extra = ["model.name=tiny", "data.chat_template=never", "sampling.on_cap=fill", "sampling.cap=8"]
         if words[0] == "train":
             short = SHORT if "capitals.yaml" not in words else [word for word in SHORT if "eval" not in word]
-            extra += ["train.steps=2"] if "--resume" in words else short
+            extra += [NO_PICTURE, *(["train.steps=2"] if "--resume" in words else short)]
         run([DAPO, *words, *extra], tmp_path)
 
 

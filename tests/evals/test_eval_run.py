@@ -160,7 +160,7 @@ def test_a_killed_evaluation_goes_on_and_ends_the_same(tmp_path):
     assert again.returncode == 0, again.stderr
     assert f"resuming: {8 * len(parts)} of 32 problems done" in again.stderr
     whole = tmp_path / "whole"
-    subprocess.run([DAPO, *words, "--out", whole], env=environment, check=True, capture_output=True)
+    assert forked.run([DAPO, *words, "--out", whole], env=environment, timeout=PATIENCE_S).returncode == 0
     assert files(out) == files(whole)
     assert not list(out.glob("*/parts"))
 
