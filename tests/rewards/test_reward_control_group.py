@@ -59,7 +59,6 @@ def keeper_of(pool):
 def small(monkeypatch):
     """What the tests have loaded is more than the limits that they set."""
     monkeypatch.setattr(fork_server_module.processes, "private_bytes", lambda: 0)
-    monkeypatch.setattr(fork_server_module.shared_memory, "mapped_files", dict)
 
 
 def fill(size):
