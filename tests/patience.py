@@ -11,11 +11,12 @@ PATIENCE_S = 600
 """Not how long something takes, but how long a machine that has other work may take for it."""
 
 
-def wait_until(holds: Callable[[], Any], look_s: float = 0.05) -> None:
-    end = time.monotonic() + PATIENCE_S
+def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
+    """`seconds` is given where a test is about how soon something comes."""
+    end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end, f"it did not come within {PATIENCE_S} s"
-        time.sleep(look_s)
+        assert time.monotonic() < end, f"it did not come within {seconds} s"
+        time.sleep(0.05)
 
 
 def lives(pid: int) -> bool:

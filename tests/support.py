@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import forked
 import torch
 from forked import DAPO
-from patience import PATIENCE_S
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.models.tokenizer import build_tokenizer
@@ -34,7 +33,7 @@ SMALL = [
 """Settings that make a run of the embedded default small enough for a test. To draw report.png takes a third of it."""
 
 
-def dapo(*words: Any, cwd: Path, timeout: float = PATIENCE_S, **options: Any) -> CompletedProcess[str]:
+def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> CompletedProcess[str]:
     """The command in a process of its own."""
     return forked.run([DAPO, *words], cwd=cwd, timeout=timeout, **options)
 

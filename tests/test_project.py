@@ -10,7 +10,6 @@ from zipfile import ZipFile
 
 import pytest
 import yaml
-from patience import PATIENCE_S
 from support import REPOSITORY
 
 from dapo_rl.recipes import recipe_names
@@ -62,7 +61,7 @@ def test_the_wheel_has_the_recipes(tmp_path):
         shutil.copy(REPOSITORY / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source)]
-    subprocess.run(build, cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=300)
     (wheel,) = tmp_path.glob("dapo_rl-*.whl")
     files = {path.relative_to(REPOSITORY / "src").as_posix() for path in PACKAGE.rglob("*.yaml")}
     with ZipFile(wheel) as archive:
@@ -75,6 +74,6 @@ def test_the_wheel_has_the_recipes(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE_S,
+        timeout=60,
     )
     assert [line.split(":")[0] for line in listed.stdout.splitlines() if line[:1].strip()][:-1] == recipe_names()

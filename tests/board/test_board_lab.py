@@ -1,9 +1,10 @@
 """The Lab: which recipes it offers, how runs wait for each other, and what can be stopped."""
 
+import time
+
 import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
-from patience import wait_until
 
 from dapo_rl.board.jobs import JobQueue
 from dapo_rl.board.lab import Lab, Start, overrides_for
@@ -83,6 +84,13 @@ def test_the_switches_of_a_recipe(folder):
     assert overrides_for(same, base) == ["train.steps=7", "seed=2"]
     off = same.model_copy(update={"techniques": [name for name in names if name != "Clip-Higher"]})
     assert overrides_for(off, base) == ["algo.clip_high=0.2", "train.steps=7", "seed=2"]
+
+
+def wait_until(condition, seconds=120.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
 
 
 def states(queue):

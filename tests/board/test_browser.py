@@ -5,13 +5,13 @@ import re
 import shutil
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 import uvicorn
 import yaml
 from board_runs import HOSTILE, finish, make_run, metrics_of
-from patience import wait_until
 
 from dapo_rl.board import server
 from dapo_rl.board.lab import Lab
@@ -27,7 +27,7 @@ pytestmark = [
 TOKEN = "token-of-the-test"
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 TINTS = ("good", "bad", "warm", "violet")
-PATIENCE_MS = 120_000
+PATIENCE_MS = 20_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -106,6 +106,13 @@ def drawn(page, metric):
         }""",
         metric,
     )
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
 
 
 def test_runs(browser, address):

@@ -4,8 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from board_reports import make_ablation
-from patience import wait_until
-from test_browser import CHROMIUM, browser, drawn, opened, served  # noqa: F401  (`browser` is a fixture)
+from test_browser import CHROMIUM, browser, drawn, opened, served, wait_until  # noqa: F401  (`browser` is a fixture)
 from test_browser_samples import download
 
 pytestmark = [

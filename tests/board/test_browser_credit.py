@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from board_runs import HOSTILE, credited, kept, make_critic_run, make_group, make_run
-from patience import wait_until
-from test_browser import CHROMIUM, DESKTOP, PHONE, browser, drawn, expect, opened, served  # noqa: F401
+from test_browser import CHROMIUM, DESKTOP, PHONE, browser, drawn, expect, opened, served, wait_until  # noqa: F401
 from test_browser_samples import download
 
 from dapo_rl.runs.directory import GroupRow

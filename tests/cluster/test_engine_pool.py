@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S, wait_until
 from stepping_engine import LONGEST, Numbers, SteppingEngine, stepping
 from support import Prompts, TextVerifier, ids
 
@@ -58,11 +57,11 @@ def pool(three):
 
 
 def await_engines(pool):
-    def are_in_service():
+    end = time.monotonic() + 60
+    while not all(replica.in_service for replica in pool._replicas):
+        assert time.monotonic() < end
         pool._tend()
-        return all(replica.in_service for replica in pool._replicas)
-
-    wait_until(are_in_service)
+        time.sleep(0.05)
 
 
 def request(number, count=GROUP):
@@ -103,7 +102,10 @@ def kill(pool, index):
 
 
 def await_end(pids):
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_samples_do_not_depend_on_the_engine_and_the_load_is_shared(pool):
@@ -333,11 +335,10 @@ def test_sampling_goes_on_during_updates(pool):
 def _update(pool):
     """Takes until the engines have finished, without a word from the driver."""
     ray_get(replica.send("cancel", (), ()) for replica in pool._replicas)  # they have what was sent to them
-
-    def unfinished():
-        return any(count for _, count in ray_get(replica.send("about") for replica in pool._replicas))
-
-    wait_until(lambda: not unfinished())
+    end = time.monotonic() + 30
+    while any(unfinished for _, unfinished in ray_get(replica.send("about") for replica in pool._replicas)):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def test_the_figures_of_each_engine(pool):
@@ -387,7 +388,7 @@ def test_a_node_is_removed_and_another_is_added(ray_instance):
         ray_instance.remove_node(node, allow_graceful=False)
         await_end(pids)  # an actor outlives its node by a moment
         assert len(samples) < 6 * GROUP
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + 30
         while len(notes) < 2 and time.monotonic() < end:
             samples |= {(done.request_id, done.index): done.sample for done in pool.poll(0.2)}
         assert [note.partition(":")[0] for note in sorted(notes)] == ["engine 0 was lost", "engine 1 was lost"]

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pytest
 import typer
-from patience import PATIENCE_S
 
 from dapo_rl import cli
 from dapo_rl.completion import SCRIPTS, print_candidates, split_line
@@ -89,9 +88,7 @@ def test_the_line_is_split_as_a_shell_does(line, expected):
 
 def test_it_imports_nothing_slow():
     asked = {"_DAPO_COMPLETE": "complete_fish", "_DAPO_LINE": "dapo train algo.clip_h", "PYTHONPROFILEIMPORTTIME": "1"}
-    result = subprocess.run(
-        DAPO, env=os.environ | asked, capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    )
+    result = subprocess.run(DAPO, env=os.environ | asked, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("algo.clip_high=\tClip-Higher")
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
     assert "dapo_rl" in imported
@@ -151,7 +148,7 @@ def test_tab_in_bash(tmp_path):
         os.waitpid(pid, 0)
 
 
-def until(terminal, expected, seconds=PATIENCE_S):
+def until(terminal, expected, seconds=30):
     """Reads a terminal until it shows a text."""
     shown, end = "", time.monotonic() + seconds
     while expected not in shown and time.monotonic() < end:

@@ -12,7 +12,6 @@ import pytest
 import site_check
 import site_links
 import yaml
-from patience import PATIENCE_S
 from support import REPOSITORY
 
 from dapo_rl.cli import app
@@ -22,7 +21,7 @@ from dapo_rl.config import known_keys
 def build(root, site):
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(REPOSITORY / "src")}
     words = [sys.executable, "-m", "mkdocs", "build", "-f", str(root / "mkdocs.yml"), "-d", str(site)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment)
 
 
 @pytest.fixture(scope="module")

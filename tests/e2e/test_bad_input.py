@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from patience import PATIENCE_S
 from support import DAPO, REPOSITORY, small_model
 
 from dapo_rl import build, cli
@@ -219,7 +218,7 @@ def here(tmp_path, monkeypatch, finished):
     yield place
     for process in place.processes:
         process.kill()  # the end of its input may be held open by verifiers' processes
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=60)
 
 
 def test_every_row_has_a_case_and_every_case_a_row():
@@ -256,7 +255,7 @@ def check_error(row, err, more=False):
 )
 def test_row_as_a_process(name, here):
     """What the other tests run in their own process, as a user does."""
-    result = forked.run([DAPO, *CASES[name].prepare(here)], timeout=PATIENCE_S)
+    result = forked.run([DAPO, *CASES[name].prepare(here)], timeout=120)
     assert result.returncode == rows()[name].code
     check_error(rows()[name], result.stderr, CASES[name].more)
 

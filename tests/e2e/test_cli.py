@@ -10,7 +10,6 @@ from functools import partial
 
 import forked
 import pytest
-from patience import PATIENCE_S
 from support import DAPO, SMALL, dapo
 from transformers import AutoTokenizer
 
@@ -185,7 +184,7 @@ def test_recipes_are_listed_and_printed(tmp_path):
 def test_a_signal_saves_and_the_run_can_be_resumed(tmp_path, number, code):
     process = started("train", *SMALL, "train.steps=500", "checkpoint.every=400", "--run", "run", cwd=tmp_path)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=PATIENCE_S)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == code, errors
     assert "stopping: saving the run" in output
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
@@ -216,7 +215,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
     while "stopping: " not in process.stdout.readline():  # two signals that come at once are one
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_S)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors == "dapo: stopped; --resume starts again: there is no checkpoint yet\n"
     assert not (tmp_path / "run" / "summary.json").exists()

@@ -9,7 +9,6 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import forked
 import pytest
-from patience import PATIENCE_S
 from support import DAPO
 
 from dapo_rl import cli
@@ -77,7 +76,7 @@ def test_a_pipe_of_our_own_that_breaks_is_a_traceback_and_not_taken_for_the_outp
     code = "from dapo_rl import cli\n"
     code += "def load(*_): raise BrokenPipeError(32, 'Broken pipe')\n"
     code += "cli.Config.load = load\nimport sys\nsys.argv = ['dapo', 'check']\ncli.main()\n"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 
@@ -95,7 +94,7 @@ def test_output_that_nobody_reads_ends_quietly(words, start, tmp_path):
 def outcome(words, start, stdout, cwd):
     """The exit code, and what is printed as an error."""
     with start(words, stdout=stdout, stderr=subprocess.PIPE, cwd=cwd) as process:
-        _, errors = process.communicate(timeout=PATIENCE_S)
+        _, errors = process.communicate(timeout=120)
     return process.returncode, errors
 
 
@@ -106,7 +105,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path):
 
 
 def test_streams_that_the_shell_has_closed():
-    closed = subprocess.run(["bash", "-c", f"'{DAPO}' check >&- 2>&-"], timeout=PATIENCE_S)
+    closed = subprocess.run(["bash", "-c", f"'{DAPO}' check >&- 2>&-"], timeout=120)
     assert closed.returncode == 0
 
 

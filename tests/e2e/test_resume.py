@@ -15,7 +15,6 @@ import forked
 import pytest
 import support
 import torch
-from patience import PATIENCE_S
 from safetensors.torch import load_file
 from support import DAPO, dapo
 
@@ -192,7 +191,7 @@ def test_a_signal_before_the_first_step_leaves_nothing_to_save(tmp_path):
     process.send_signal(signal.SIGTERM)
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)  # as sent to a whole group of processes and by each of them again
-    output, errors = process.communicate(timeout=PATIENCE_S)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 143, errors
     assert "stopping: saving the run" in output
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -207,7 +206,7 @@ def test_ctrl_c_while_everything_is_loaded_is_one_line(tmp_path):
     )
     time.sleep(1.5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_S)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT), errors  # the latter before our own code runs
 
 

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from patience import PATIENCE_S, wait_until
+from patience import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "LAUNCH_FAILED")
@@ -62,7 +62,7 @@ class SlurmCluster:
         }
 
     def call(self, *words: str) -> str:
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -138,7 +138,7 @@ def _daemon(cluster: SlurmCluster, *words: str) -> Iterator[None]:
 
 def _idle_nodes(cluster: SlurmCluster) -> int:
     words = ["sinfo", "-h", "-t", "idle", "-o", "%D"]
-    done = subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run(words, env=cluster.environment, capture_output=True, text=True, timeout=60)
     return sum(int(word) for word in done.stdout.split())
 
 
@@ -146,7 +146,7 @@ def _cancel(cluster: SlurmCluster) -> None:
     user = pwd.getpwuid(os.getuid()).pw_name
     with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
         cluster.call("scancel", "--user", user)
-        wait_until(lambda: not cluster.call("squeue", "-h"))
+        wait_until(lambda: not cluster.call("squeue", "-h"), 20)
 
 
 def _end_jobs(cluster: SlurmCluster) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from patience import PATIENCE_S, end_processes_in, lives, wait_until
+from patience import end_processes_in, lives, wait_until
 from support import DAPO, SMALL, dapo
 
 from dapo_rl.config import Config
@@ -198,7 +198,7 @@ def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(left_a
     first = forked.Popen([DAPO, *words, "train.steps=5000"], **options)
     wait_until(lambda: len(steps(run)) > 0)
     first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=PATIENCE_S)
+    out, err = first.communicate(timeout=60)
     assert first.returncode == 130
     process = int(out.split()[1])
     how = f"follow it with `tail -f a/launch.log`, stop it with `kill {process}` (it saves)"
@@ -208,7 +208,7 @@ def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(left_a
     seen = len(steps(run))
     wait_until(lambda: len(steps(run)) > seen)
     os.kill(process, signal.SIGTERM)
-    wait_until(lambda: not lives(process))
+    wait_until(lambda: not lives(process), 60)
     done = steps(run)[-1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
 

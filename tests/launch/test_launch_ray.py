@@ -12,7 +12,7 @@ from pathlib import Path
 
 import forked
 import pytest
-from patience import PATIENCE_S, wait_until
+from patience import wait_until
 from slurm_cluster import free_ports
 from support import DAPO, SMALL, dapo
 
@@ -108,7 +108,7 @@ def test_a_job_ships_its_files_goes_on_without_its_terminal_and_saves_when_stopp
         )
         wait_until(lambda: len(steps(run)) > 0)
         first.send_signal(signal.SIGINT)
-        out, err = first.communicate(timeout=PATIENCE_S)
+        out, err = first.communicate(timeout=60)
         assert first.returncode == 130
         job = out.split()[1]
         assert err.startswith(
@@ -117,7 +117,7 @@ def test_a_job_ships_its_files_goes_on_without_its_terminal_and_saves_when_stopp
         seen = len(steps(run))
         wait_until(lambda: len(steps(run)) > seen)
         ask(f"{address}/api/jobs/{job}/stop", "POST")
-        wait_until(lambda: ask(f"{address}/api/jobs/{job}")["status"] == "STOPPED")
+        wait_until(lambda: ask(f"{address}/api/jobs/{job}")["status"] == "STOPPED", 120)
         done = steps(run)[-1]
         assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
 

@@ -45,7 +45,7 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
     wait_until(lambda: steps(run) or slurm.has_ended(number))
     assert steps(run), (slurm.job(number), (run / f"slurm-{number}.log").read_text())
     slurm.call("scancel", "--batch", "--signal=USR1", number)  # as Slurm does before the time limit
-    wait_until(lambda: slurm.job(number)["JobState"] == "PENDING")
+    wait_until(lambda: slurm.job(number)["JobState"] == "PENDING", 60)
     assert slurm.job(number)["Restarts"] == "1"
     done = steps(run)[-1]
     assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step-{done}"]
@@ -63,7 +63,7 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
 
     assert not any(tmp_path.rglob("hacked"))
     assert not list(Path("/tmp").glob(f"dapo-ray-{number[:-1]}?"))
-    wait_until(lambda: not slurm.processes())
+    wait_until(lambda: not slurm.processes(), 20)
 
 
 def test_what_slurm_refuses_is_one_line(slurm, tmp_path):

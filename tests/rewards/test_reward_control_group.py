@@ -19,8 +19,8 @@ from test_reward_processes import (
     in_a_daemon,
     in_children,
     in_dev_shm,
+    is_alive,
     keep,
-    lives,
     named,
     pid_in,
     samples,
@@ -207,7 +207,7 @@ def test_a_daemon_dies_with_its_worker_where_no_process_adopts_it(tmp_path, monk
 
     with by_text(act) as pool:
         assert "exited with code 7" in pool(PROMPT, samples("a"))[0].detail
-        wait_until(lambda: not lives(pid_in(tmp_path / "a")))
+        wait_until(lambda: not is_alive(pid_in(tmp_path / "a")))
         assert groups_of(keeper_of(pool)) == []
 
 
@@ -228,7 +228,7 @@ def test_no_group_is_left_when_the_fork_server_dies(tmp_path):
             assert scores(pool, text) == [1]
             os.kill(pool.pids[0], signal.SIGKILL)
             wait_until(lambda: groups_of(keeper_of(pool)) == [])
-            assert not lives(pid_in(tmp_path / text))
+            assert not is_alive(pid_in(tmp_path / text))
 
 
 @real
@@ -238,7 +238,7 @@ def test_no_group_is_left_when_the_keeper_dies(tmp_path):
         keeper = keeper_of(pool)
         os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: groups_of(keeper) == [])
-    wait_until(lambda: not lives(pid_in(tmp_path / "a")))
+    wait_until(lambda: not is_alive(pid_in(tmp_path / "a")))
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def run(tmp_path):
     code = f"""
     import sys, time
     from pathlib import Path
-    sys.path[:0] = {sys.path!r}
+    sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_reward_processes import PROMPT, by_text, daemonize, samples
     pool = by_text(lambda text: daemonize(Path({str(tmp_path)!r}, text)))
     pool(PROMPT, samples("a"))
@@ -267,7 +267,7 @@ def test_no_group_is_left_when_the_run_is_killed(run):
     process, keeper, pids = run
     process.kill()
     wait_until(lambda: groups_of(keeper) == [])
-    assert not any(map(lives, pids))
+    assert not any(map(is_alive, pids))
 
 
 @real
@@ -279,11 +279,11 @@ def test_the_next_run_removes_what_a_killed_run_and_keeper_left(run):
     process.wait()
     assert len(groups_of(keeper)) == 1
     wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
-    assert lives(pids[-1])  # the daemon, which nothing else can reach
+    assert is_alive(pids[-1])  # the daemon, which nothing else can reach
     with by_text(None) as pool:
         assert scores(pool, "3") == [3]
         assert groups_of(keeper) == []
-        wait_until(lambda: not lives(pids[-1]))
+        wait_until(lambda: not is_alive(pids[-1]))
 
 
 @real

@@ -17,7 +17,6 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
-from patience import PATIENCE_S, lives, wait_until
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
@@ -39,6 +38,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork th
 
 LIMIT_S = 0.75
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums", None, {"level": 3})
+PATIENCE_S = 20
 
 
 def settings(**given):
@@ -47,6 +47,22 @@ def settings(**given):
 
 def samples(*texts):
     return [Sample((7, 8), (-0.1, -0.2), text, "stop") for text in texts]
+
+
+def is_alive(pid):
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Plain:
@@ -149,7 +165,7 @@ def test_what_does_not_end_is_killed(name):
         assert (verdict.status, verdict.correct, verdict.score) == ("timeout", False, -1)
         assert verdict.detail == "killed: not decided within 0.75 s"
         assert LIMIT_S <= took < LIMIT_S + 3
-        assert not lives(before)
+        assert not is_alive(before)
         assert pool(PROMPT, samples("fine"))[0].score == 1
         assert pool.pids[1] != before
 
@@ -222,7 +238,7 @@ def test_what_a_killed_call_had_started_is_killed_too(tmp_path):
     with VerifierPool(Plain(start), settings(timeout_s=LIMIT_S)) as pool:
         assert pool(PROMPT, samples("x"))[0].status == "timeout"
         pid = int((tmp_path / "pid").read_text(encoding="utf-8"))
-        wait_until(lambda: not lives(pid))
+        wait_until(lambda: not is_alive(pid))
 
 
 def misbehave(text):
@@ -485,7 +501,7 @@ def test_nothing_is_left_after_closing():
     start = time.monotonic()
     pool.close()
     assert time.monotonic() - start < 2
-    assert not any(lives(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert not any(thread.is_alive() for thread in threads)
     for ticket in running:
         with pytest.raises(RuntimeError, match="closed"):
@@ -501,10 +517,10 @@ def test_nothing_is_left_when_nobody_has_the_pool_any_more():
     pool = VerifierPool(Plain(float), settings())
     pool(PROMPT, samples("1"))
     pids = pool.pids
-    assert all(lives(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     del pool
     gc.collect()
-    assert not any(lives(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 def test_two_pools_are_closed_in_any_order():
@@ -516,7 +532,7 @@ def test_two_pools_are_closed_in_any_order():
     start = time.monotonic()
     first.close()
     assert time.monotonic() - start < 1.5
-    assert not any(lives(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert second(PROMPT, samples("2"))[0].score == 2
     second.close()
 
@@ -572,10 +588,10 @@ def test_workers_die_with_a_run_that_is_killed(tmp_path, hang, where):
     run = start_run(tmp_path, "time.sleep(1000)", hang, where)
     pids = [int(pid) for pid in run.stdout.readline().split()]
     assert len(pids) == 3
-    assert all(lives(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     run.kill()
     run.wait()
-    wait_until(lambda: not any(lives(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGINT)"])
@@ -584,7 +600,7 @@ def test_workers_end_with_a_run_that_ends_without_closing(tmp_path, end):
     pids = [int(pid) for pid in run.stdout.readline().split()]
     assert len(pids) == 3
     run.wait(timeout=PATIENCE_S)
-    wait_until(lambda: not any(lives(pid) for pid in pids))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])

@@ -16,7 +16,6 @@ import time
 from multiprocessing import shared_memory
 
 import pytest
-from patience import PATIENCE_S, lives, wait_until
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
@@ -28,6 +27,7 @@ from dapo_rl.types import Prompt, Sample, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
 
+PATIENCE_S = 20
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5")
 GONE = r"the process that forks its workers .* has ended.*reward\.workers or reward\.memory_mb"
 
@@ -38,6 +38,21 @@ def settings(**given):
 
 def samples(*texts):
     return [Sample((), (), text, "stop") for text in texts]
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def by_text(act, **given):
@@ -63,7 +78,7 @@ def test_a_fork_server_that_is_killed_is_replaced_between_calls():
             assert scores(pool, str(n)) == [n]
             before = pool.pids
             os.kill(before[0], signal.SIGKILL)
-            wait_until(lambda before=before: not any(map(lives, before)))
+            wait_until(lambda before=before: not any(map(is_alive, before)))
         assert scores(pool, "7") == [7]
         assert not set(before) & set(pool.pids)
 
@@ -126,7 +141,7 @@ def test_without_the_keeper_there_is_an_error_and_no_hanging():
         assert scores(pool, "1") == [1]
         pids = pool.pids
         os.kill(pool._processes.fork_server.keeper_pid, signal.SIGKILL)
-        wait_until(lambda: not any(map(lives, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
         with pytest.raises(UserError, match=GONE):
             pool(PROMPT, samples("1"))
 
@@ -151,7 +166,7 @@ def test_a_worker_that_dies_between_two_calls_costs_no_call():
             assert scores(pool, str(n)) == [n]
             worker = pool.pids[1]
             os.kill(worker, signal.SIGKILL)
-            wait_until(lambda worker=worker: not lives(worker))
+            wait_until(lambda worker=worker: not is_alive(worker))
 
 
 def test_a_worker_that_dies_and_leaves_a_copy_of_its_socket_is_noticed(tmp_path):
@@ -162,7 +177,7 @@ def test_a_worker_that_dies_and_leaves_a_copy_of_its_socket_is_noticed(tmp_path)
     with by_text(act, timeout_s=1000) as pool:
         verdict = pool.submit(PROMPT, samples("a")).result(timeout=PATIENCE_S)[0]
         assert (verdict.status, verdict.detail) == ("error", "the verifier's process exited with code 7")
-        assert not lives(pid_in(tmp_path / "a"))
+        assert not is_alive(pid_in(tmp_path / "a"))
 
 
 def test_a_worker_that_dies_at_its_start_is_an_error_of_its_call(monkeypatch):
@@ -489,8 +504,8 @@ def test_a_daemon_lives_as_long_as_its_worker_and_ends_with_the_pool(tmp_path):
         assert scores(pool, "a") == [1]
         assert scores(pool, "1", "2") == [1, 2]
         daemon = pid_in(tmp_path / "a")
-        assert lives(daemon)
-    assert not lives(daemon)
+        assert is_alive(daemon)
+    assert not is_alive(daemon)
 
 
 def test_a_daemon_is_killed_with_its_worker_and_not_with_another(tmp_path):
@@ -507,8 +522,8 @@ def test_a_daemon_is_killed_with_its_worker_and_not_with_another(tmp_path):
     with by_text(act, workers=2, timeout_s=3) as pool:
         tickets = [pool.submit(PROMPT, samples(text)) for text in ("hangs", "lives")]
         assert [ticket.result()[0].status for ticket in tickets] == ["timeout", "correct"]
-        assert not lives(pid_in(tmp_path / "hangs"))
-        assert lives(pid_in(tmp_path / "lives"))
+        assert not is_alive(pid_in(tmp_path / "hangs"))
+        assert is_alive(pid_in(tmp_path / "lives"))
 
 
 def test_a_daemon_ends_with_its_fork_server(tmp_path):
@@ -516,16 +531,16 @@ def test_a_daemon_ends_with_its_fork_server(tmp_path):
         assert scores(pool, "a") == [1]
         before = pool.pids
         os.kill(before[0], signal.SIGKILL)
-        wait_until(lambda: not any(map(lives, before)))
+        wait_until(lambda: not any(map(is_alive, before)))
         assert scores(pool, "1") == [1]  # by a new one
-        assert not lives(pid_in(tmp_path / "a"))
+        assert not is_alive(pid_in(tmp_path / "a"))
 
 
 def test_a_daemon_ends_with_a_run_that_is_killed(tmp_path):
     code = f"""
     import sys, time
     from pathlib import Path
-    sys.path[:0] = {sys.path!r}
+    sys.path.insert(0, {os.path.dirname(__file__)!r})
     from test_reward_processes import PROMPT, by_text, daemonize, samples
     pool = by_text(lambda text: daemonize(Path({str(tmp_path)!r}, text)))
     pool(PROMPT, samples("a"))
@@ -534,10 +549,10 @@ def test_a_daemon_ends_with_a_run_that_is_killed(tmp_path):
     """
     run = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     pids = [*map(int, run.stdout.readline().split()), pid_in(tmp_path / "a")]
-    assert all(map(lives, pids))
+    assert all(map(is_alive, pids))
     run.kill()
     run.wait()
-    wait_until(lambda: not any(map(lives, pids)))
+    wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_children_that_fork_on_are_all_killed(tmp_path):
@@ -555,7 +570,7 @@ def test_children_that_fork_on_are_all_killed(tmp_path):
         assert pool(PROMPT, samples("x"))[0].status == "timeout"
         pids = [int(path.name) for path in tmp_path.iterdir()]
         assert len(pids) == 40
-        wait_until(lambda: not any(map(lives, pids)))
+        wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_dead_orphans_do_not_pile_up_and_a_childs_exit_code_is_not_taken_away(monkeypatch):
