@@ -16,7 +16,7 @@ def wait_until(holds: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"it did not come within {seconds} s"
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def lives(pid: int) -> bool:
