@@ -13,19 +13,21 @@ from typing import Any
 from evidence import DOCS
 from matplotlib.figure import Figure
 
-from dapo_rl.palette import BLUE, GREEN, ORANGE, VERMILION
+from dapo_rl.palette import BLUE, GREEN, ORANGE, PURPLE, VERMILION
 
 RUNS = {
     "seed-0": ("seed 0", BLUE),
     "seed-1": ("seed 1, beside other runs", GREEN),
     "seed-2": ("seed 2, ended after 23 steps", ORANGE),
     "two-engines": ("two engines, asynchronous", VERMILION),
+    "vllm": ("seed 0 with engine=vllm, 12 steps", PURPLE),
 }
 SEEDS = ("seed-0", "seed-1", "seed-2")
 EVALUATED = (0, 10, 20, 30)
 HEAD = "| | before | after 10 steps | 20 | 30 |\n|---|---|---|---|---|"
+ENGINES = {"native": "seed-0", "vllm": "vllm"}
 ENGINES_HEAD = (
-    "| step | tokens sampled, `native` | seconds | `vllm` | seconds | ratio of tokens/s |\n|---|---|---|---|---|---|"
+    "| `engine` | tokens sampled | seconds | tokens/s | after 10 steps | mismatch |\n|---|---|---|---|---|---|"
 )
 
 Row = Mapping[str, Any]
@@ -49,17 +51,21 @@ def table() -> list[str]:
     return lines
 
 
+def engines_steps() -> int:
+    """The steps that the runs of both engines have."""
+    return min(len(read(name)) for name in ENGINES.values()) - 1
+
+
 def engines_table() -> list[str]:
-    """Sampling of the first steps by both engines, from the same weights and prompts at first."""
+    """Sampling of the same steps by both engines, from the same weights and prompts at first."""
     lines = []
-    native, vllm = read("seed-0"), read("vllm")
-    for mine, other in zip(native[1:], vllm[1:], strict=False):
-        cells, rates = [str(mine["step"])], []
-        for row in (mine, other):
-            tokens, seconds = row["sampling/tokens_generated"], row["timing_s/gen"]
-            cells += [f"{tokens:,}", f"{seconds:.1f}"]
-            rates.append(tokens / seconds)
-        lines.append(f"| {' | '.join([*cells, f'{rates[0] / rates[1]:.1f}'])} |")
+    for engine, name in ENGINES.items():
+        rows = read(name)[: engines_steps() + 1]
+        tokens = sum(row["sampling/tokens_generated"] for row in rows[1:])
+        seconds = sum(row["timing_s/gen"] for row in rows[1:])
+        mismatch = median(row["rollout/mismatch_kl"] for row in rows if row.get("rollout/mismatch_kl") is not None)
+        cells = [f"`{engine}`", f"{tokens:,}", f"{seconds:.1f}", f"{tokens / seconds:,.0f}"]
+        lines.append(f"| {' | '.join([*cells, f'{100 * accuracies(rows)[10]:.1f} %', f'{mismatch:.0e}'])} |")
     return lines
 
 

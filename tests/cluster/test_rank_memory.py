@@ -136,9 +136,18 @@ def test_a_plan_takes_no_more_than_there_is(name, ranks, placement):
         assert ours.sampling(sizes, sizes.kv_default if plan.kv_bytes is None else plan.kv_bytes) <= sizes.usable
         if plan.recompute:
             assert ours.updating(sizes, ours.tokens, recompute=False) > sizes.usable
-        if plan.token_budget is not None:
+        if tokens < ours.tokens:
             assert ours.updating(sizes, tokens + 1, plan.recompute) > sizes.usable
-            assert tokens < ours.tokens
+        if tokens > ours.tokens:
+            assert ours.updating(sizes, tokens, plan.recompute) <= 0.75 * sizes.usable
+
+
+def test_micro_batches_are_larger_where_there_is_room():
+    assert memory("qwen2.5-1.5b", 1).plan(139 * GIB, HOST).token_budget > 16384
+    assert memory("qwen2.5-1.5b", 1, train__token_budget=16384).plan(139 * GIB, HOST).token_budget is None
+    few = {"sampling__prompts_per_step": 5, "sampling__group_size": 2, "train__mini_batches": 1}
+    # No more than an update has, with a sample by which the shares of ranks may differ.
+    assert memory("qwen2.5-1.5b", 1, **few).plan(139 * GIB, HOST).token_budget == 5 * (1024 + 2 * 1024) + 2048
 
 
 def test_one_line_says_what_was_picked():

@@ -15,6 +15,7 @@ def test_the_accuracies_are_those_of_the_saved_runs(page):
 
 def test_the_engines_are_those_of_the_saved_runs():
     assert "\n".join([real_runs.ENGINES_HEAD, *real_runs.engines_table()]) in BENCHMARKS
+    assert f"The first {real_runs.engines_steps()} steps of the same recipe" in BENCHMARKS
 
 
 def test_the_seconds_of_a_step_are_those_of_the_saved_runs():

@@ -3,7 +3,7 @@
 A rank holds its shards of the weights, gradients and moments, on the GPU or on the host. While it updates, it also has
 the gathered weights of two layers and their gradients, and the activations of its micro-batch. Engines on the same GPU
 keep what `cluster.placement` gives them. The first plan that fits is taken: without recomputed layers, with them, and
-then, unless the settings say how many tokens a micro-batch has, with fewer tokens.
+then, unless the settings say how many tokens a micro-batch has, with fewer tokens; where there is room, with more.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.models.recompute import can_recompute, layers_of
 from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import NOTE, MemoryPlan
+from dapo_rl.train.memory import MOST_TOKENS, NOTE, MemoryPlan
 from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes, update_tokens
 
+FILLED = 0.75
+"""The share of a GPU up to which micro-batches are made larger: a sharded layer then costs less for each token."""
 MOST_RANKS = 1024
 FEW_SEQUENCES = 8
 """Samples of the longest length in a cache that is small."""
@@ -58,10 +60,13 @@ class RankMemory:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the largest micro-batch of a rank: the budget, its share of an update, or a single sample. Shares
-        differ by a sample at most."""
-        share = update_tokens(self.config) // self.config.cluster.ranks + self.longest
-        return max(min(self.config.token_budget, share), self.longest)
+        """Tokens of the largest micro-batch of a rank: the budget, its share of an update, or a single sample."""
+        return max(min(self.config.token_budget, self._share), self.longest)
+
+    @property
+    def _share(self) -> int:
+        """Tokens of a rank in an update. Shares differ by a sample at most."""
+        return update_tokens(self.config) // self.config.cluster.ranks + self.longest
 
     def plan(self, gpu: int, host: int) -> MemoryPlan:
         """The first plan that fits on a GPU of so many bytes, and into so many bytes of the host for each rank; raises
@@ -77,14 +82,21 @@ class RankMemory:
             return None
         for recompute in self.choices:
             if self.updating(sizes, self.tokens, recompute) <= sizes.usable:
-                return self._planned(sizes, self.tokens, recompute)
+                more = min(self._tokens_in(sizes, FILLED * sizes.usable, recompute), self._share, MOST_TOKENS)
+                if self.config.train.token_budget is not None or more <= self.tokens:
+                    return self._planned(sizes, self.tokens, recompute)
+                return replace(self._planned(sizes, more, recompute), token_budget=more)
         if self.config.train.token_budget is None:
             recompute = self.choices[-1]
-            left = sizes.usable - self.updating(sizes, 0, recompute) + sizes.working(0, recompute)
-            tokens = sizes.tokens_in(left, recompute)
+            tokens = self._tokens_in(sizes, sizes.usable, recompute)
             if tokens >= self.longest:
                 return replace(self._planned(sizes, tokens, recompute), token_budget=tokens)
         return None
+
+    def _tokens_in(self, sizes: RunSizes, nbytes: float, recompute: bool) -> int:
+        """The most tokens of a micro-batch with which updates take so much of a GPU."""
+        left = int(nbytes) - self.updating(sizes, 0, recompute) + sizes.working(0, recompute)
+        return sizes.tokens_in(left, recompute)
 
     def sizes(self, gpu: int) -> RunSizes:
         """What a rank, and each engine, has on a GPU of so many bytes."""

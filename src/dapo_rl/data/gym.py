@@ -29,9 +29,13 @@ def read_gym(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
     if name not in DATASETS:
         close = nearest(name, DATASETS)
         raise UserError(f"{key}: reasoning_gym has no task {name!r}{did_you_mean(close and PREFIX + close)}")
-    check_names(parameters, [f.name for f in dataclasses.fields(DATASETS[name][1])], key, f"{PREFIX}{name}")
+    fields = dataclasses.fields(DATASETS[name][1])
+    check_names(parameters, [field.name for field in fields], key, f"{PREFIX}{name}")
     size = whole(parameters, "size", 1000, key, least=1)
     seed = whole(parameters, "seed", 0, key)
+    for field in fields:  # the tasks do not check this; many would count up to 1e300
+        if type(field.default) is int and type(parameters.get(field.name)) is float:
+            whole(parameters, field.name, field.default, key)
     own = {k: v for k, v in parameters.items() if k not in ("size", "seed")}
     try:
         dataset = reasoning_gym.create_dataset(name, size=size, seed=seed, **_specs(name, own))
