@@ -1,5 +1,6 @@
 """The update on a rank with a GPU, whose weights are sharded, against the plain policy."""
 
+import gc
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from dapo_rl.cluster.rank import RankPolicy
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
+from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
@@ -94,34 +96,41 @@ def test_a_sharded_update_is_that_of_the_plain_policy(one_rank, make, dtype, tol
 
 
 def bench_model():
-    """About 0.1 B parameters, enough that a step is computation and not launches."""
-    return small_model(hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16)
+    return open_model("qwen2.5-1.5b", torch.float32, "cuda", seed=0)[0]
 
 
-def bench_settings():
-    return settings(torch.bfloat16) | {"token_budget": 16384, "train": TrainSettings(gradient_checkpointing=False)}
+def bench_settings(token_budget):
+    train = TrainSettings(gradient_checkpointing=False)
+    return settings(torch.bfloat16) | {"norm_length": 512, "token_budget": token_budget, "train": train}
 
 
-def bench_rank(place):
-    return RankPolicy(lambda: (bench_model(), {}), place=place, **bench_settings())
+def bench_rank(place, token_budget):
+    return RankPolicy(lambda: (bench_model(), {}), place=place, **bench_settings(token_budget))
 
 
 def seconds_of(policy, batch):
-    policy.update(batch, 1e-5)
+    for _ in range(2):
+        policy.update(batch, 1e-6)
     started = time.perf_counter()
-    for _ in range(5):
-        policy.update(batch, 1e-5)
-    return (time.perf_counter() - started) / 5
+    for _ in range(3):
+        policy.update(batch, 1e-6)
+    return (time.perf_counter() - started) / 3
 
 
-def test_how_long_a_sharded_update_takes(one_rank, capsys):
+@pytest.mark.parametrize("token_budget", [16384, 33000])
+def test_how_long_a_sharded_update_takes(one_rank, capsys, token_budget):
     """The goal is within 5 % of the plain policy. Printed, since a shared GPU is not quiet."""
     rng = np.random.default_rng(0)
-    batch = [TrainSample([5, 6, 7 + i // 8], rng.integers(3, 60, 120), -4.0, rng.normal(), i // 8) for i in range(512)]
-    plain = seconds_of(HFPolicy(bench_model().cuda(), **bench_settings()), batch)
-    with one_rank(bench_rank) as ranked:
+    batch = [
+        TrainSample(rng.integers(1000, 9000, 100), rng.integers(1000, 9000, length), -11.0, rng.normal(), i // 8)
+        for i, length in enumerate(rng.integers(100, 400, 128).tolist())
+    ]
+    plain = seconds_of(HFPolicy(bench_model(), **bench_settings(token_budget)), batch)
+    gc.collect()
+    torch.cuda.empty_cache()
+    with one_rank(partial(bench_rank, token_budget=token_budget)) as ranked:
         sharded = seconds_of(ranked, batch)
     with capsys.disabled():
-        print(
-            f"\nupdate of {len(batch)} samples: plain {plain:.3f} s, one rank {sharded:.3f} s, {sharded / plain:.3f}x"
-        )
+        tokens = sum(100 + len(sample.response_ids) for sample in batch)
+        what = f"update of {tokens:,} tokens in micro-batches of {token_budget:,}"
+        print(f"\n{what}: plain {plain:.3f} s, one rank {sharded:.3f} s, {sharded / plain:.3f}x")
