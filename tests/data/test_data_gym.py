@@ -76,7 +76,7 @@ def test_a_mixture_is_scored_by_its_parts():
         ("leg_counting", {"max_animal": 4}, r"data\.train\.max_animal: .* did you mean max_animals\?"),
         ("leg_counting", {"zzz": 4}, r"data\.train\.zzz: .*no such parameter; it has .*max_animals"),
         ("leg_counting", {"size": -3}, r"data\.train\.size: expected a whole number of at least 1, got -3"),
-        ("chain_sum", {"max_terms": 1e300}, r"data\.train\.max_terms: expected a whole number, got 1e\+300"),
+        ("chain_sum", {"max_terms": 3.5}, r"data\.train\.max_terms: expected a whole number, got 3\.5"),
         ("leg_counting", {"seed": "x"}, r"data\.train\.seed: expected a whole number, got 'x'"),
         ("leg_counting", {"min_animals": 9, "max_animals": 2}, r"leg_counting rejects its parameters: .*max_animals"),
         ("composite", {}, r"composite rejects its parameters: Must specify at least one dataset"),

@@ -167,7 +167,6 @@ def test_objects_in_memory_are_prompts_or_one_line(rows, settings):
         max_size=3,
     ),
 )
-@example("reasoning_gym:chain_sum", {"max_terms": 1e15})
 def test_any_parameters_of_a_source_are_prompts_or_one_line(source, parameters):
     parameters = {"size": 3, **parameters}
     read(SourceSettings(source=source, **parameters))

@@ -17,6 +17,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
+from test_reward_processes import PATIENCE_S, is_alive, settings, wait_until
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
@@ -38,31 +39,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork th
 
 LIMIT_S = 0.75
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums", None, {"level": 3})
-PATIENCE_S = 20
-
-
-def settings(**given):
-    return RewardSettings(**{"workers": 1, "timeout_s": PATIENCE_S, **given})
 
 
 def samples(*texts):
     return [Sample((7, 8), (-0.1, -0.2), text, "stop") for text in texts]
-
-
-def is_alive(pid):
-    """Whether there is such a process, and it is no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
-        return False
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Plain:

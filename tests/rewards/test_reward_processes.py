@@ -41,6 +41,7 @@ def samples(*texts):
 
 
 def is_alive(pid):
+    """Whether there is such a process, and it is no zombie."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
