@@ -8,8 +8,9 @@ from pathlib import Path
 import forked
 import pytest
 from forked import DAPO
+from patience import lives
 from support import SMALL
-from test_rank_failures import assert_end, lives
+from test_rank_failures import assert_end
 
 pytestmark = pytest.mark.slow
 

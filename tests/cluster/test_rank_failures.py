@@ -4,9 +4,9 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from patience import lives
 from plain_ranks import PlainRank
 
 from dapo_rl.cluster import ray_ranks
@@ -14,14 +14,6 @@ from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.errors import RankLostError
 
 pytestmark = pytest.mark.slow
-
-
-def lives(pid):
-    """Whether a process runs; one that nobody has waited for yet has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ends while it is read
-        return False
 
 
 def assert_end(pids, within=10):

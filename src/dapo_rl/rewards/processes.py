@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_CLEAN_UP_S, _PATIENCE_S = 0.25, 1.0
+_CLEAN_UP_S, _PATIENCE_S = 0.75, 1.0
 """Time for a process to clean up, and for killed processes to end. Processes that cannot be killed are left."""
 
 
