@@ -15,16 +15,20 @@ def test_the_accuracies_are_those_of_the_saved_runs(page):
 
 def test_the_engines_are_those_of_the_saved_runs():
     assert "\n".join([real_runs.ENGINES_HEAD, *real_runs.engines_table()]) in BENCHMARKS
-    assert f"The first {real_runs.engines_steps()} steps of the same recipe" in BENCHMARKS
+    assert "\n".join([real_runs.TWO_ENGINES_HEAD, *real_runs.two_engines_table()]) in BENCHMARKS
 
 
 def test_the_seconds_of_a_step_are_those_of_the_saved_runs():
     assert f"A step takes {real_runs.seconds_of_a_step('seed-0'):.1f} s (median of 30)" in BENCHMARKS
-    assert f"after 23 steps, whose median is {real_runs.seconds_of_a_step('seed-2'):.1f} s" in BENCHMARKS
+    assert f"Seed 2 takes {real_runs.seconds_of_a_step('seed-2'):.1f} s a step" in BENCHMARKS
     cluster = (REPOSITORY / "docs" / "cluster.md").read_text()
-    assert f"with `shared` took {real_runs.seconds_of_a_step('two-engines'):.1f} s for a step" in cluster
+    assert f"with `shared` took {real_runs.seconds_of_a_step('async-2'):.1f} s for a step" in cluster
+    assert f"and {real_runs.seconds_of_a_step('sync'):.1f} s without" in cluster
 
 
-def test_the_picture_has_every_run():
-    names = [text.get_text() for text in real_runs.draw().axes[0].get_legend().get_texts()]
-    assert names == [label for label, _ in real_runs.RUNS.values()]
+@pytest.mark.parametrize(
+    ("draw", "runs"), [(real_runs.draw, real_runs.RUNS), (real_runs.draw_two_engines, real_runs.TWO_ENGINES)]
+)
+def test_the_pictures_have_every_run(draw, runs):
+    names = [text.get_text() for text in draw().axes[0].get_legend().get_texts()]
+    assert names == [label for label, _ in runs.values()]

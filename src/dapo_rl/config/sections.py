@@ -217,7 +217,7 @@ class SamplingSettings(Section):
     retire: int = Field(0, ge=0)
     """Number of epochs to skip a prompt after all of its samples were right; 0 is off."""
     max_batch: int | None = Field(None, ge=1)
-    """Maximum number of sequences that the engine generates at once; by default 1024, `vllm` 512, `hf` 256."""
+    """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
     """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
     the control group's limit."""

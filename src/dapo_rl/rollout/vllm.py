@@ -25,9 +25,6 @@ from dapo_rl.rollout.ending import StopSearch, StopStrings, make_sample, stop_to
 from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import FinishReason, FloatArray, IntArray
 
-MAX_BATCH = 512
-"""Sequences at a time by default: vLLM by itself would take up to 1,024, and captures CUDA graphs up to 512."""
-
 
 class VLLMEngine:
     """One vLLM request per sample; vLLM's prefix cache shares the prompt's blocks."""
@@ -69,7 +66,7 @@ class VLLMEngine:
         how = {
             "model": self._directory.name,
             "dtype": str(dtype).removeprefix("torch."),
-            "max_num_seqs": settings.max_batch or MAX_BATCH,
+            **({} if settings.max_batch is None else {"max_num_seqs": settings.max_batch}),
             "gpu_memory_utilization": gpu_memory_utilization,
             "logprobs_mode": _logprobs_mode(settings),
             # The sampling settings in a model's generation_config.json would change the policy.
