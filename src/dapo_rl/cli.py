@@ -6,24 +6,22 @@ reader of the output closed the pipe.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import Annotated, Any, TextIO, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
 
 from dapo_rl.base.imports import quick_imports
 from dapo_rl.base.os_errors import explain_os_error
-from dapo_rl.base.quote import printable
+from dapo_rl.base.signals import stop_at_once, stop_on_signals
+from dapo_rl.base.streams import CLOSED_PIPE, complain, is_closed, open_streams, release_streams
 from dapo_rl.completion import (
     TAKE_SETTINGS,
     asked_to_complete,
@@ -47,8 +45,6 @@ WIDEST_HELP = 100
 """Columns of the help texts on a wide terminal."""
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="RECIPE] [KEY=VALUE", show_default=False, hidden=True)]
 """A recipe and overrides. typer adds the outer brackets: `[RECIPE] [KEY=VALUE]...`."""
-CLOSED_PIPE = 141
-"""The exit code that shells report for SIGPIPE."""
 
 app = typer.Typer(
     help="Reinforcement learning with verifiable rewards by DAPO.",
@@ -116,7 +112,9 @@ def train(
     notes: list[str] = []
     name = (recipe or DEFAULT_RECIPE).stem
     if resume:
-        run = run or _newest_run()
+        from dapo_rl.runs.directory import newest_run
+
+        run = run or newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
     else:
         start = start_from(recipe, overrides)
@@ -127,14 +125,15 @@ def train(
             from dapo_rl.runs.directory import RunDirectory
 
             RunDirectory(run).refuse_a_second_run()  # before a model is loaded
-    _stop_at_once()
+    stop_at_once()
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.runs.directory import new_run_directory
+        from dapo_rl.runs.interrupts import STOPPING
         from dapo_rl.trainer import DAPOTrainer
 
     with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:
-        trainer.stop_requested, stopped_by = _stop_on_signals(trainer.display)
+        trainer.stop_requested, stopped_by = stop_on_signals(lambda: trainer.display.note(STOPPING))
         for note in notes:
             trainer.display.note(note)
         try:
@@ -142,7 +141,7 @@ def train(
         except KeyboardInterrupt:
             saved = any((trainer.run_dir / "checkpoints").glob("step-*"))
             from_where = "continues from the last checkpoint" if saved else "starts again: there is no checkpoint yet"
-            _complain(f"stopped; --resume {from_where}")
+            complain(f"stopped; --resume {from_where}")
             raise typer.Exit(128 + (stopped_by() or signal.SIGINT)) from None
     if not summary["finished"] and (number := stopped_by()) is not None:
         raise typer.Exit(128 + number)
@@ -233,7 +232,7 @@ def verify(
     """
     recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
-    _stop_at_once()
+    stop_at_once()
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.lab.verify import check_trainable, dry_run, dry_run_json
@@ -421,15 +420,15 @@ def _root(
 
 def main() -> None:
     """The entry point. Every error that a user can cause is printed as one line."""
-    _open_streams()
+    open_streams()
     try:
         code = _invoke(sys.argv[1:])
         sys.stdout.flush()
     except (UserError, DivergedError) as error:
-        _complain(str(error), getattr(error, "more", ""))
+        complain(str(error), getattr(error, "more", ""))
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):  # before a run has started
-        _complain("stopped")
+        complain("stopped")
         code = 128 + signal.SIGINT
     except OSError as error:
         code = _handle_os_error(error)
@@ -440,7 +439,7 @@ def main() -> None:
         error.show()
         code = getattr(error, "exit_code", 2)
     finally:
-        _release_streams()
+        release_streams()
     sys.exit(code)
 
 
@@ -488,60 +487,13 @@ def _raise_again(_console: Console) -> None:
 
 def _handle_os_error(error: OSError) -> int:
     """The exit code for errors that a user can fix, and for `dapo … | head`; any other error is raised again."""
-    if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):
+    if isinstance(error, BrokenPipeError) and is_closed(sys.stdout):
         return CLOSED_PIPE
     line = explain_os_error(error)
     if line is None:
         raise error
-    _complain(line)
+    complain(line)
     return 2
-
-
-def _is_closed(stream: TextIO) -> bool:
-    """Whether the reading end of a pipe is closed. A broken pipe to one of our own processes is a bug instead."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)
-        return any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError, AttributeError):  # not on every platform, and not for every stream
-        return False
-
-
-def _open_streams() -> None:
-    """Replaces streams that the shell has closed (`>&-`), which are None in Python."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
-
-
-def _release_streams() -> None:
-    """Flushes the streams; a failed flush would otherwise be repeated, with another error, when Python exits."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _complain(line: str, more: str = "") -> None:
-    """Prints one line, and `more` below it. Control characters are escaped: text may come from data or models."""
-    with contextlib.suppress(BrokenPipeError):
-        print(f"dapo: {printable(' '.join(line.split()))}", file=sys.stderr)
-        if more:
-            print(printable(more), file=sys.stderr)
-
-
-def _newest_run() -> Path:
-    """The run in runs/ that was started or resumed last, by its config.yaml or, if that is lost, its checkpoints."""
-    found: dict[Path, float] = {}
-    for pattern, up in (("*/config.yaml", 0), ("*/checkpoints/step-*", 1)):
-        for path in Path("runs").glob(pattern):
-            with contextlib.suppress(OSError):
-                found.setdefault(path.parents[up], path.stat().st_mtime)
-    if not found:
-        raise UserError("--resume: there is no run in runs/; name one with --run")
-    return max(found, key=lambda run: found[run])
 
 
 def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tuple[Config, list[str]]:
@@ -553,40 +505,6 @@ def _resumed_config(run: Path, recipe: Path | None, overrides: list[str]) -> tup
     directory = RunDirectory.open(run)
     kept = Checkpoints(directory.checkpoints_path, keep=1).settings()
     return config_to_resume(run, kept, recipe, overrides)
-
-
-def _stop_at_once() -> None:
-    """Makes Ctrl-C exit immediately while everything is loaded and there is nothing to save: a library that is being
-    imported may swallow a KeyboardInterrupt."""
-
-    def handle(_number: int, _frame: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # in the middle of another line
-            _complain("stopped")
-        os._exit(128 + signal.SIGINT)
-
-    signal.signal(signal.SIGINT, handle)
-
-
-def _stop_on_signals(display: Any) -> tuple[Callable[[], bool], Callable[[], int | None]]:
-    """The first SIGINT or SIGTERM lets the run save; another SIGINT stops immediately.
-
-    Returns functions that tell whether a stop was requested, and by which signal.
-    """
-    from dapo_rl.runs.interrupts import STOPPING
-
-    received: list[int] = []
-
-    def handle(number: int, _frame: Any) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-        # The signal may interrupt a write to the same stream, which is not reentrant.
-        with contextlib.suppress(RuntimeError):
-            display.note(STOPPING)
-
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGTERM, handle)
-    return lambda: bool(received), lambda: received[0] if received else None
 
 
 def _quiet_transformers() -> None:

@@ -5,11 +5,11 @@ import os
 import pytest
 import yaml
 
-from dapo_rl.cli import _newest_run, _resumed_config
+from dapo_rl.cli import _resumed_config
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.runs.config_file import ConfigFile
-from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.directory import RunDirectory, newest_run
 from dapo_rl.train.checkpoint import Checkpoints
 
 BEGUN = {"train.lr": 3e-5, "train.steps": 20, "algo.clip_high": 0.3, "data.eval": {"source": "arithmetic", "size": 9}}
@@ -312,7 +312,7 @@ def test_the_newest_run_among_odd_entries(tmp_path, monkeypatch):
             runs.unlink()
             runs.mkdir()
         with pytest.raises(UserError, match="there is no run in runs/"):
-            _newest_run()
+            newest_run()
     (runs / "file").touch()
     (runs / "loop").symlink_to("loop")
     (runs / "dangling").mkdir()
@@ -320,11 +320,11 @@ def test_the_newest_run_among_odd_entries(tmp_path, monkeypatch):
     (runs / "notes" / "checkpoints").mkdir(parents=True)
     older = RunDirectory.create(runs / "older", Config())
     os.utime(older.config_path, (1, 1))
-    assert _newest_run() == older.path.relative_to(tmp_path)
+    assert newest_run() == older.path.relative_to(tmp_path)
     lost = RunDirectory.create(runs / "lost", Config())
     checkpoint(lost, 1)
     lose(lost)
-    assert _newest_run().name == "lost"
+    assert newest_run().name == "lost"
 
 
 def test_the_file_is_a_recipe_too(run):

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +255,18 @@ def new_run_directory(name: str = "dapo") -> Path:
     while path.exists():
         path, number = Path(f"{base}-{number}"), number + 1
     return path
+
+
+def newest_run() -> Path:
+    """The run in runs/ that was started or resumed last, by its config.yaml or, if that is lost, its checkpoints."""
+    found: dict[Path, float] = {}
+    for pattern, up in (("*/config.yaml", 0), ("*/checkpoints/step-*", 1)):
+        for path in Path("runs").glob(pattern):
+            with suppress(OSError):
+                found.setdefault(path.parents[up], path.stat().st_mtime)
+    if not found:
+        raise UserError("--resume: there is no run in runs/; name one with --run")
+    return max(found, key=lambda run: found[run])
 
 
 @contextmanager

@@ -38,8 +38,8 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / _fastest(lambda: left @ right, device)
 
 
-def _fastest(run: Callable[[], Any], device: torch.device, tries: int = 7, at_least_s: float = 0.7) -> float:
-    """The shortest of many runs: the limit is the best that the machine can do."""
+def _fastest(run: Callable[[], Any], device: torch.device, tries: int = 3, at_least_s: float = 0.7) -> float:
+    """The shortest of several runs: the limit is the best that the machine can do."""
     seconds: list[float] = []
     while len(seconds) < tries or sum(seconds) < at_least_s:
         synchronize(device)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import load_model, pick_device
+from dapo_rl.models.load import find_model, load_model, pick_device
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -130,8 +130,11 @@ def shape_config(name: str) -> Any:
 
 
 def check_model(name: str) -> None:
-    """Rejects a misspelt shape, which would otherwise be looked up on the hub."""
-    if name in SHAPES or name == "tiny" or "/" in name or Path(name).expanduser().exists():
+    """Rejects a directory that is not there, and a misspelt shape, which would otherwise be looked up on the hub."""
+    if name in SHAPES or name == "tiny":
+        return
+    if "/" in name or Path(name).expanduser().exists():
+        find_model(name)
         return
     hint = did_you_mean(nearest(name, [*SHAPES, "tiny"]), f"shapes are {', '.join([*SHAPES, 'tiny'])}")
     raise UserError(f"--model: {name} is neither a shape, nor a directory, nor a hub name (owner/name){hint}")
