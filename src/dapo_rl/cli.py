@@ -21,7 +21,7 @@ from rich.console import Console
 from dapo_rl.base.imports import quick_imports
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.signals import stop_at_once, stop_on_signals
-from dapo_rl.base.streams import CLOSED_PIPE, complain, is_closed, open_streams, release_streams
+from dapo_rl.base.streams import CLOSED_PIPE, complain, nobody_reads, open_streams, release_streams
 from dapo_rl.completion import (
     TAKE_SETTINGS,
     asked_to_complete,
@@ -487,7 +487,7 @@ def _raise_again(_console: Console) -> None:
 
 def _handle_os_error(error: OSError) -> int:
     """The exit code for errors that a user can fix, and for `dapo … | head`; any other error is raised again."""
-    if isinstance(error, BrokenPipeError) and is_closed(sys.stdout):
+    if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
         return CLOSED_PIPE
     line = explain_os_error(error)
     if line is None:

@@ -359,7 +359,9 @@ class DAPOTrainer:
                 self._trackers = None
                 trackers.close()
             if progress.is_done(config.train.steps):
-                loop.with_restarts(partial(save_result, self.save_model, directory.model_path), recover)
+                # Without the model, the board still needs its tokenizer to show rollouts.
+                keep = self.save_model if config.checkpoint.last else run.tokenizer.save_pretrained
+                loop.with_restarts(partial(save_result, keep, directory.model_path), recover)
             summary = write_results(
                 directory,
                 config,

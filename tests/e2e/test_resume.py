@@ -71,6 +71,20 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(tmp_path, monkeypa
     assert "writing .step-1.part" in kills[0].found
 
 
+def test_a_run_that_does_not_save_its_last_step_goes_on_from_the_one_before(tmp_path, capsys):
+    run = tmp_path / "run"
+    summary = trainer_for(run, "train.steps=2", "checkpoint.every=1", "checkpoint.last=false").train()
+    assert summary["finished"]
+    assert summary["paths"].keys() == {"summary"}
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-1"]
+    assert (run / "model" / "tokenizer.json").exists()  # for the board
+    assert not list((run / "model").glob("*.safetensors"))
+    trainer_for(run, "train.steps=3").train(resume=True)
+    assert f"resumed from {run}/checkpoints/step-1" in capsys.readouterr().out
+    assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
+    assert (run / "model" / "model.safetensors").exists()
+
+
 def test_the_kill_test_notices_a_bit(finished, copy):
     assert chaos.differences(finished, copy) == []
     flip_a_bit(copy / "model" / "model.safetensors")

@@ -229,7 +229,7 @@ def test_a_file_alone_that_is_cut_is_an_error_that_names_what_is_lost(alone):
         assert str(alone.config_path) in error_of(alone)
     alone.config_path.write_bytes(whole[: whole.index(b"checkpoint:")])
     assert error_of(alone) == (
-        f"{alone.config_path}: has no checkpoint.every and 15 more: it was cut off or edited; restore it from a copy, "
+        f"{alone.config_path}: has no checkpoint.every and 16 more: it was cut off or edited; restore it from a copy, "
         "or give checkpoint.every=VALUE on the command line"
     )
     given = ["checkpoint.every=2", "checkpoint.keep=2", "log={rollouts: true, to: []}", "cluster={backend: null}"]

@@ -84,6 +84,15 @@ def test_a_run_whose_checkpoints_do_not_all_fit_says_so_and_what_would(disk):
     assert need_of(20, model=3).check(CONFIG, disk(23), 95) is None
 
 
+def test_without_the_last_step_less_is_written(disk):
+    ten = Config.build({"train.steps": 100, "checkpoint.last": False})
+    assert need_of(20, model=3).check(ten, disk(60), 0) is None
+    assert "up to 3 checkpoints of 20.0 GiB, and" in need_of(20, model=3).check(ten, disk(59), 0)
+    assert need_of(20).check(ten, disk(12), 90) is None  # nothing left to write
+    none = Config.build({"train.steps": 100, "checkpoint.every": 100, "checkpoint.last": False})
+    assert need_of(20).check(none, disk(12), 0) is None
+
+
 def test_what_a_resumed_run_has_written_is_room_for_what_replaces_it(disk):
     need = DiskNeed(1 << 20, 0)
     run_dir = disk(1.5 / 1024)

@@ -31,7 +31,7 @@ def release_streams() -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def is_closed(stream: TextIO) -> bool:
+def nobody_reads(stream: TextIO) -> bool:
     """Whether the reading end of a pipe is closed. A broken pipe to one of our own processes is a bug instead."""
     try:
         poll = select.poll()

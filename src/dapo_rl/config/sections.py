@@ -371,7 +371,9 @@ class EvalSettings(Section):
 
 class CheckpointSettings(Section):
     every: int | None = Field(None, ge=1)
-    """Steps between checkpoints; by default train.steps / 10. The last step always writes one."""
+    """Steps between checkpoints; by default train.steps / 10."""
+    last: bool = True
+    """Save the last step: a checkpoint, and the model in Hugging Face format. `dapo ablate` needs neither."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep."""
 

@@ -381,7 +381,7 @@ VERL: dict[str, Foreign] = {
     "trainer.total_epochs": joint("train.steps", EPOCHS),
     "trainer.total_training_steps": joint("train.steps", alone=as_is),
     "trainer.test_freq": to("eval.every", off_at_most(0, None)),
-    "trainer.save_freq": to("checkpoint.every", off_at_most(0, None), "the last step always writes a checkpoint"),
+    "trainer.save_freq": to("checkpoint.every", off_at_most(0, None), "the last step writes a checkpoint too"),
     "trainer.max_actor_ckpt_to_keep": to("checkpoint.keep", lambda value: 2 if value is None else value),
     "trainer.val_before_train": Foreign(note="an evaluation always precedes the first step", off=(True,)),
     "trainer.val_only": Foreign(note="`dapo eval` evaluates without training", off=(False,)),

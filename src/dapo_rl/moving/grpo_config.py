@@ -258,7 +258,7 @@ _SPECIAL = {
     "output_dir": ("`run_dir`", "the run directory; the model is in its folder model/"),
     "resume_from_checkpoint": ("ignored", "in TRL as well; pass it to `train(resume_from_checkpoint=…)`"),
     "reward_weights": ("weights of `reward_funcs`", ""),
-    "save_strategy": ("`checkpoint.every`", "the last step always writes a checkpoint"),
+    "save_strategy": ("`checkpoint.every`", "the last step writes a checkpoint too"),
     "bf16": ("`model.dtype`", "true: bfloat16 where the hardware has it; false: float32"),
     "model_init_kwargs": (
         "`model.dtype`",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,8 @@ class DiskNeed:
     def check(self, config: Config, run_dir: Path, step: int) -> str | None:
         """A note if not everything fits that a run at this step is going to write; raises a UserError if its next
         checkpoint does not. A checkpoint is removed once the next ones are complete."""
-        writes = ceil((config.train.steps - step) / config.checkpoint_every)
+        steps, every, last = config.train.steps, config.checkpoint_every, config.checkpoint.last
+        writes = (steps - 1) // every - step // every + last if step < steps else 0
         disk = shutil.disk_usage(_existing(run_dir))
         if writes < 1 or disk.total == 0:  # some network file systems do not tell
             return None
@@ -54,17 +54,17 @@ class DiskNeed:
                 f"{run_dir}: a checkpoint takes {gib(self.checkpoint)}, and its disk has {gib(disk.free)} free; free "
                 f"some space{other}"
             )
-        room = disk.free + sum(taken)
+        room, model = disk.free + sum(taken), self.model if last else 0
         most = min(config.checkpoint.keep + 1, len(there) + writes)
-        if room >= most * self.checkpoint + self.model:
+        if room >= most * self.checkpoint + model:
             return None
         fewer = min(2, most)
         remedy = "free some space"
         if most > fewer:
-            remedy += f", or set checkpoint.keep=1, which needs {gib(fewer * self.checkpoint + self.model)}"
+            remedy += f", or set checkpoint.keep=1, which needs {gib(fewer * self.checkpoint + model)}"
         return (
-            f"disk: the run needs {gib(most * self.checkpoint + self.model)} for up to {most} checkpoints of "
-            f"{gib(self.checkpoint)} and the model, and its disk has {gib(room)}; {remedy}"
+            f"disk: the run needs {gib(most * self.checkpoint + model)} for up to {most} checkpoints of "
+            f"{gib(self.checkpoint)}{' and the model' if last else ''}, and its disk has {gib(room)}; {remedy}"
         )
 
 

@@ -210,7 +210,8 @@ def _evaluate_and_log(run: Training, origin: float) -> None:
 def _save_due(run: Training) -> bool:
     """Whether a checkpoint is due after the step that was made last."""
     config, step = run.config, run.progress.step
-    return step == config.train.steps or step % config.checkpoint_every == 0 or run.callbacks.should_save
+    due = config.checkpoint.last if step == config.train.steps else step % config.checkpoint_every == 0
+    return due or run.callbacks.should_save
 
 
 def _save(run: Training, step: int) -> None:

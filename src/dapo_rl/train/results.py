@@ -52,7 +52,7 @@ def write_results(
     paths = {"summary": directory.summary_path}
     if config.log.report:
         paths["report"] = directory.report_path
-    if finished:
+    if finished and config.checkpoint.last:
         paths["model"] = directory.model_path
     accuracies = progress.evaluations
     summary = {

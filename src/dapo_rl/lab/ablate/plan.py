@@ -220,6 +220,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4
     before, after = flat(dict(old)), flat(dict(new))
     if after.get("model.dtype") == "auto":  # a run records what it resolved to
         after["model.dtype"] = before.get("model.dtype", "auto")
+    after["checkpoint.last"] = before.get("checkpoint.last")  # as --keep-models says
     keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     more = f" and {len(keys) - at_most} more" if len(keys) > at_most else ""
     return ", ".join(f"{key} {shown(before.get(key))} → {shown(after.get(key))}" for key in keys[:at_most]) + more
