@@ -232,7 +232,7 @@ def test_a_file_alone_that_is_cut_is_an_error_that_names_what_is_lost(alone):
         f"{alone.config_path}: has no checkpoint.every and 16 more: it was cut off or edited; restore it from a copy, "
         "or give checkpoint.every=VALUE on the command line"
     )
-    given = ["checkpoint.every=2", "checkpoint.keep=2", "log={rollouts: true, to: []}", "cluster={backend: null}"]
+    given = ["checkpoint={every: 2, keep: 2}", "log={rollouts: true, to: []}", "cluster={backend: null}"]
     assert resumed(alone, *given)[0] == Config.build(Config.build(BEGUN).resolved())
 
 
