@@ -453,7 +453,7 @@ def _resume(run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: Lo
         (*run.parts, log), note=lambda line: display.note(f"skipping a damaged checkpoint: {line}")
     )
     if checkpoint is None:
-        directory.check_log_is_short(before.checkpoint_every)
+        directory.check_may_start_again(before.checkpoint_every)
         display.note(f"{directory.path}: no checkpoint yet; starting from the first step")
         directory.forget_after(NOTHING)
         directory.write_config(config)

@@ -85,6 +85,15 @@ def test_a_run_that_does_not_save_its_last_step_goes_on_from_the_one_before(tmp_
     assert (run / "model" / "model.safetensors").exists()
 
 
+def test_a_finished_run_without_a_checkpoint_is_not_started_again(tmp_path):
+    run = tmp_path / "run"
+    trainer_for(run, "train.steps=1", "checkpoint.last=false", "eval.every=null").train()
+    before = contents(run)
+    with pytest.raises(UserError, match=r"run: the log reaches step 1, but there is no checkpoint to resume from; "):
+        trainer_for(run, "train.steps=2", "eval.every=null").train(resume=True)
+    assert contents(run) == before
+
+
 def test_the_kill_test_notices_a_bit(finished, copy):
     assert chaos.differences(finished, copy) == []
     flip_a_bit(copy / "model" / "model.safetensors")

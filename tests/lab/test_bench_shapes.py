@@ -77,6 +77,11 @@ def test_a_misspelt_shape_is_answered_with_the_right_one():
         check_model(name)
 
 
+def test_a_directory_that_is_not_there_is_found_before_anything_is_measured():
+    with pytest.raises(UserError, match=r"no directory \./nowhere/at-all"):
+        check_model("./nowhere/at-all")
+
+
 def test_prompts_have_the_length_and_differ_and_their_text_gives_the_same_tokens():
     tokenizer = synthetic_tokenizer(100)
     assert len(tokenizer) == 100

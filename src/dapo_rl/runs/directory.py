@@ -151,10 +151,11 @@ class RunDirectory:
             f"{length['lines']} and {length['bytes']} when the checkpoint was written: it has been changed since"
         )
 
-    def check_log_is_short(self, steps: int) -> None:
-        """Raises if the log has more than `steps` steps although there is no checkpoint: one must have been lost."""
+    def check_may_start_again(self, steps: int) -> None:
+        """Raises if a run without a checkpoint has something to lose: it has finished, or its log has more than `steps`
+        steps, so that a checkpoint must have been lost."""
         logged = max((row["step"] for row in self.read_metrics()), default=0)
-        if logged > steps:
+        if logged > steps or self.read_summary().get("finished"):
             raise UserError(
                 f"{self.path}: the log reaches step {logged}, but there is no checkpoint to resume from; "
                 "restore one from a copy, or start a new run"
