@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -63,9 +63,10 @@ class Experiment:
     to_accuracy: float | None = None
     recipe: str = ""
     """Of the lab, if its name is another."""
+    settings: str = ""
+    """Of this experiment, beyond the recipe's."""
     seeds: range = range(8)
 
-    @property
     def in_words(self) -> str:
         """The technique, as the table has it."""
         of_seeds = f", seeds {self.seeds[0]} to {self.seeds[-1]}" if self.seeds.start else ""
@@ -74,12 +75,16 @@ class Experiment:
     @property
     def command(self) -> str:
         to = f" --to-accuracy {self.to_accuracy:g}" if self.to_accuracy else ""
-        first = f" seed={self.seeds.start}" if self.seeds.start else ""
+        settings = f" {self.settings}" if self.settings else ""
+        settings += f" seed={self.seeds.start}" if self.seeds.start else ""
         return (
-            f"dapo ablate lab/{self.recipe or self.name}{first} --vary {self.vary} --seeds {len(self.seeds)} "
+            f"dapo ablate lab/{self.recipe or self.name}{settings} --vary {self.vary} --seeds {len(self.seeds)} "
             f"--compare {','.join(self.compared)}{to} --out runs/evidence/{self.name}"
         )
 
+
+InWords = Callable[[Experiment], str]
+"""How the table and the picture of all differences name an experiment."""
 
 ACCURACY = Panel("accuracy", "Held-out accuracy", "% correct", 100)
 CLIP_HIGHER = Experiment(
@@ -168,7 +173,9 @@ def comparisons(experiments: Sequence[Experiment] = EXPERIMENTS) -> int:
 def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
     """The numbers of an experiment from its run directories."""
     plan = AblationPlan.load(directory / "plan.json")
-    plan = replace(plan, compared=experiment.compared, to_accuracy=experiment.to_accuracy)
+    plan = replace(
+        plan, seeds=tuple(experiment.seeds), compared=experiment.compared, to_accuracy=experiment.to_accuracy
+    )
     more = ("accuracy_before", "accuracy", "entropy", "clipped_high", "clipped_prob")
     names = dict.fromkeys((*experiment.compared, *more))
     arms = []
@@ -208,13 +215,13 @@ HEAD = (
 )
 
 
-def table(experiments: Sequence[Experiment] = EXPERIMENTS) -> list[str]:
-    """The rows of the page's table, from the JSON files."""
+def table(experiments: Sequence[Experiment] = EXPERIMENTS, in_words: InWords = Experiment.in_words) -> list[str]:
+    """The rows of a page's table, from the JSON files."""
     rows = []
     for experiment in experiments:
         data = read(experiment)
         for name, found in differences(experiment, data, comparisons(experiments)).items():
-            rows.append(row(experiment.in_words, name, found, data["arms"], experiment.to_accuracy))
+            rows.append(row(in_words(experiment), name, found, data["arms"], experiment.to_accuracy))
     return rows
 
 
@@ -292,14 +299,14 @@ def _finish(axis: Axes, panel: Panel) -> None:
 KEY = "thick: 95 % interval   thin: corrected for all comparisons here   blue: the corrected interval excludes 0"
 
 
-def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
-    """Every difference of the page, in per cent of the value without the technique."""
+def draw_all(experiments: Sequence[Experiment], in_words: InWords, title: str) -> Figure:
+    """Every difference of a page, in per cent of the value without the technique."""
     rows = []
     for experiment in experiments:
         data = read(experiment)
         for name, found in differences(experiment, data, comparisons(experiments)).items():
             base = float(np.mean([run[name] for run in data["arms"][0]["runs"]]))
-            label = f"{experiment.in_words}: {COMPARABLE[name].head.removesuffix(' %')}"
+            label = f"{in_words(experiment)}: {COMPARABLE[name].head.removesuffix(' %')}"
             label += f" {experiment.to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else ""
             rows.append((label, found, abs(base) / 100))
     picture = Figure(figsize=(11, 1.8 + 0.42 * len(rows)), dpi=100, layout="constrained")
@@ -307,7 +314,7 @@ def draw_all(experiments: Sequence[Experiment] = EXPERIMENTS) -> Figure:
     draw_intervals(axis, [(found, unit) for _, found, unit in rows])
     axis.set_yticks(range(len(rows)), [label for label, _, _ in rows])
     axis.set_xlabel("difference, in per cent of the value without the technique")
-    axis.set_title("Each technique alone, in an experiment that has what it is against", loc="left", fontweight="bold")
+    axis.set_title(title, loc="left", fontweight="bold")
     picture.supxlabel(KEY, fontsize=9, color="#666666")
     return picture
 
@@ -384,25 +391,28 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def selected(names: Sequence[str]) -> list[Experiment]:
+def selected(names: Sequence[str], experiments: Sequence[Experiment] = EXPERIMENTS) -> list[Experiment]:
     """The experiments with these names, or all if there are none."""
-    known = {experiment.name: experiment for experiment in EXPERIMENTS}
+    known = {experiment.name: experiment for experiment in experiments}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"{unknown[0]}: not one of {', '.join(known)}")
     return [known[name] for name in names or known]
 
 
-def main(words: Sequence[str]) -> None:
+def run(words: Sequence[str], experiments: Sequence[Experiment], in_words: InWords, picture: str, title: str) -> None:
+    """The command line: a directory of runs and names of experiments, or `--tables`."""
     if words != ["--tables"]:
         home, names = Path(words[0]), words[1:]
         (DOCS / "evidence").mkdir(exist_ok=True)
-        for experiment in selected(names):
+        for experiment in selected(names, experiments):
             data = gather(experiment, home / experiment.name)
             atomic_write(DOCS / "evidence" / f"{experiment.name}.json", json.dumps(data, ensure_ascii=False) + "\n")
             draw(experiment, data).savefig(DOCS / f"evidence-{experiment.name}.png")
-        draw_all().savefig(DOCS / "evidence.png")
-    print("\n".join([HEAD, *table()]))
+        draw_all(experiments, in_words, title).savefig(DOCS / picture)
+    print("\n".join([HEAD, *table(experiments, in_words)]))
 
+
+TITLE = "Each technique alone, in an experiment that has what it is against"
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(sys.argv[1:], EXPERIMENTS, Experiment.in_words, "evidence.png", TITLE)

@@ -25,6 +25,8 @@ VERDICTS = {
     "lab/dynamic-sampling": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/presets": "algorithm conformant, ",
+    "lab/qwen-gsm8k": "not DAPO: ",
+    "lab/smollm2-sums": "not DAPO: ",
     "lab/soft-overlong-punishment": "not DAPO: ",
     "lab/token-level-loss": "not DAPO: ",
     "lab/value-pretraining": "algorithm conformant, ",
