@@ -49,6 +49,7 @@ PRELOADED = (
     "pandas",
     "pyarrow.compute",
     "pyarrow.pandas_compat",
+    "transformers.conversion_mapping",
     "transformers.models.llama.modeling_llama",
 )
 ONE_THREAD = {
@@ -278,6 +279,9 @@ def main() -> NoReturn:
     gc.disable()  # nothing that is imported goes away
     for name in PRELOADED:
         importlib.import_module(name)
+    # What a process makes once, when it is first asked for.
+    sys.modules["dapo_rl.cli"].root_command()
+    sys.modules["transformers.conversion_mapping"].get_checkpoint_conversion_mapping("llama")
     gc.freeze()  # a collection in a command then copies no page of these
     gc.enable()
     _run(serve(channel))

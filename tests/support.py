@@ -29,6 +29,7 @@ SMALL = [
     "train.mini_batches=2",
     "data.train.size=200",
     "data.eval.size=16",
+    "sampling.max_new_tokens=24",
 ]
 """Settings that make a run of the embedded default small enough for a test. To draw report.png takes a third of it."""
 

@@ -11,9 +11,10 @@ import shutil
 import signal
 import sys
 import textwrap
+from functools import cache
 from logging import ERROR, getLogger
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -443,6 +444,12 @@ def main() -> None:
     sys.exit(code)
 
 
+@cache
+def root_command() -> Any:
+    """`dapo` with all its commands."""
+    return typer.main.get_command(app)
+
+
 def _invoke(words: list[str]) -> int:
     """Runs the command. typer and rich would exit silently on any broken pipe, not only that of stdout."""
     Console.on_broken_pipe = _raise_again  # type: ignore
@@ -450,7 +457,7 @@ def _invoke(words: list[str]) -> int:
         os.getcwd()
     except FileNotFoundError:
         raise UserError("the working directory has been removed; change to another") from None
-    command = typer.main.get_command(app)
+    command = root_command()
     if asked_to_complete():
         print_candidates(command)
         return 0

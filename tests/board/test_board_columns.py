@@ -62,8 +62,9 @@ COLUMNS = (
 def board(tmp_path_factory):
     root = tmp_path_factory.mktemp("foreign")
     run = make_run(root / "a", steps=1)
-    client = TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
-    return run.rollout(1), pq.read_table(run.rollout(1)), client
+    app = create_app(Catalogue([root]), Lab(root), "token")
+    with TestClient(app, base_url="http://127.0.0.1") as client:  # one event loop for thousands of requests
+        yield run.rollout(1), pq.read_table(run.rollout(1)), client
 
 
 def ask(client):

@@ -16,6 +16,7 @@ SMALL = [
     "log.report=false",
     "sampling.prompts_per_step=2",
     "sampling.group_size=4",
+    "sampling.max_new_tokens=24",
     "train.mini_batches=1",
     "eval.prompts=8",
     "data.train.size=64",

@@ -7,6 +7,7 @@ from statistics import median
 
 import forked
 import pytest
+from brief import look_briefly_at_the_machine
 from support import DAPO
 
 from dapo_rl.lab.bench.lengths import draw_lengths
@@ -18,7 +19,7 @@ QUICK = [*TINY_WORK, "--repeats", "2", "--dtype", "float32", "--device", "cpu"]
 
 
 def bench(*words):
-    return forked.run([DAPO, "bench", *words], timeout=300)
+    return forked.run([DAPO, "bench", *words], timeout=300, preexec_fn=look_briefly_at_the_machine)
 
 
 def report(*words):

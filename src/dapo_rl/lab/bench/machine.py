@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+TRIES, AT_LEAST_S = 3, 0.7
+"""How often the machine repeats a piece of work, at the least, and for how long."""
+
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     versions = {"torch": torch.__version__, "python": platform.python_version()}
@@ -38,10 +41,10 @@ def _product_rate(n: int, device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / _fastest(lambda: left @ right, device)
 
 
-def _fastest(run: Callable[[], Any], device: torch.device, tries: int = 3, at_least_s: float = 0.7) -> float:
+def _fastest(run: Callable[[], Any], device: torch.device) -> float:
     """The shortest of several runs: the limit is the best that the machine can do."""
     seconds: list[float] = []
-    while len(seconds) < tries or sum(seconds) < at_least_s:
+    while len(seconds) < TRIES or sum(seconds) < AT_LEAST_S:
         synchronize(device)
         started = time.perf_counter()
         run()
