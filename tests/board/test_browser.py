@@ -275,6 +275,22 @@ def test_a_hundred_thousand_steps(browser, address, runs):
         expect(page.locator("main")).to_contain_text("100,000 steps")
 
 
+def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, address):
+    """A view notes its state when an answer arrives; of a new address, the browser tells a little later."""
+    with opened(browser, address, "#/groups?run=first&step=1") as page:
+        expect(page.locator(".group").first).to_be_visible()
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { remember } = await import(names.find((name) => name.includes("/store.js")));
+                location.hash = "#/runs";
+                remember("groups", { run: "first", step: 2 });
+            }"""
+        )
+        expect(page.locator("table.runs")).to_be_visible()
+        assert page.url.endswith("#/runs")
+
+
 def test_hostile_text_changes_nothing(browser, runs):
     # In the names of metrics and settings too, not only in what the model wrote.
     run = runs / "second"

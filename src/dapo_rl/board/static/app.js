@@ -6,7 +6,7 @@ import { groups } from "./groups.js";
 import { lab } from "./lab.js";
 import { ledger } from "./ledger.js";
 import { runs } from "./runs.js";
-import { isDark, pick, route, store, tell } from "./store.js";
+import { arrive, isDark, pick, route, store, tell } from "./store.js";
 
 const VIEWS = { runs, groups, ledger, lab, ablation, evaluation };
 const ABOVE = { ablation: "runs", evaluation: "runs" }; // pages that are reached from another view
@@ -14,7 +14,7 @@ const main = document.getElementById("view");
 let close = () => {};
 
 function show() {
-  const { view, parameters } = route();
+  const { view, parameters } = arrive();
   close();
   const name = VIEWS[view] && (view !== "lab" || store.hasLab) ? view : "runs";
   for (const link of document.querySelectorAll("nav a")) {

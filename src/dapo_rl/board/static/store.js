@@ -100,9 +100,20 @@ export function route() {
   return { view: path || "runs", parameters: new URLSearchParams(query ?? "") };
 }
 
+let current = location.hash; // the address of what is shown
+
+/** The route to show now. */
+export function arrive() {
+  current = location.hash;
+  return route();
+}
+
+/** Puts a view's state into the address; not if that has changed already, and is about to be shown. */
 export function remember(view, parameters) {
+  if (location.hash !== current) return;
   const query = new URLSearchParams(
     Object.entries(parameters).filter(([, v]) => v !== undefined && v !== null && v !== ""),
   );
   history.replaceState(null, "", `#/${view}${query.size ? `?${query}` : ""}`);
+  current = location.hash;
 }
