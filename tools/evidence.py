@@ -69,8 +69,12 @@ class Experiment:
 
     def in_words(self) -> str:
         """The technique, as the table has it."""
-        of_seeds = f", seeds {self.seeds[0]} to {self.seeds[-1]}" if self.seeds.start else ""
-        return f"{self.technique}{of_seeds}"
+        return f"{self.technique}{self.other_seeds}"
+
+    @property
+    def other_seeds(self) -> str:
+        """The seeds of a repetition, in words."""
+        return f", seeds {self.seeds[0]} to {self.seeds[-1]}" if self.seeds.start else ""
 
     @property
     def command(self) -> str:

@@ -22,7 +22,7 @@ CLIPPED = Panel("actor/pg_clipfrac_high", "Tokens clipped at the upper bound", "
 ENTROPY = Panel("actor/entropy", "Entropy", "nats per token")
 
 
-def _by_steps_and_tokens(level: float) -> tuple[Panel, Panel]:
+def _by_steps_and_tokens(level: float | None) -> tuple[Panel, Panel]:
     return (
         replace(ACCURACY, title="Held-out accuracy by steps", level=level),
         replace(ACCURACY, title="… and by tokens", x=TOKENS, level=level),
@@ -40,35 +40,80 @@ CLIP = Experiment(
     recipe=SMOLLM2,
     settings="train.steps=24 train.mini_batches=8 train.epochs_per_step=2",
 )
+CLIP_SLOW = replace(
+    CLIP,
+    name="smollm2-clip-slow",
+    settings=f"{CLIP.settings} train.lr=6e-6",
+    title="SmolLM2-135M, 16 updates per step at a learning rate of 6e-6: entropy falls with either bound",
+)
+CLIP_QWEN = Experiment(
+    "qwen-clip",
+    "Clip-Higher",
+    "algo.clip_high=0.2,0.28",
+    "without",
+    ("mean_entropy", "accuracy"),
+    (CLIPPED, ENTROPY, ACCURACY),
+    "Qwen2.5-Coder-1.5B, 16 updates per step: Clip-Higher and entropy",
+    recipe=QWEN,
+    settings="train.steps=8 train.mini_batches=16 train.token_budget=4096",
+)
+DYNAMIC = Experiment(
+    "smollm2-dynamic",
+    "Dynamic Sampling",
+    "sampling.dynamic=false,true",
+    "without",
+    ("steps_to", "tokens_to"),
+    (EQUAL, *_by_steps_and_tokens(22)),
+    "SmolLM2-135M: Dynamic Sampling learns more per step, and no faster per token",
+    0.22,
+    recipe=SMOLLM2,
+)
+TOKEN_LEVEL = Experiment(
+    "smollm2-tokens",
+    "Token-level Loss",
+    "algo.aggregation=seq-mean-token-mean,token-mean",
+    "a mean per response",
+    ("mean_length", "repetition"),
+    (LENGTH, Panel("repetition", "Repeated 4-grams", "% of a response", 100), ACCURACY),
+    "SmolLM2-135M: responses become shorter with either loss",
+    recipe=SMOLLM2,
+    settings="sampling.max_new_tokens=128 log.rollouts=true",
+)
+
+
+def _again(experiment: Experiment, name: str, seeds: range, quantity: str, title: str) -> Experiment:
+    """The same with other seeds, and the one quantity that the first runs had suggested."""
+    return replace(experiment, name=name, seeds=seeds, compared=(quantity,), title=title, to_accuracy=None)
+
+
 EXPERIMENTS = (
-    Experiment(
-        "smollm2-dynamic",
-        "Dynamic Sampling",
-        "sampling.dynamic=false,true",
-        "without",
-        ("steps_to", "tokens_to"),
-        (EQUAL, *_by_steps_and_tokens(22)),
-        "SmolLM2-135M: Dynamic Sampling learns more per step, and no faster per token",
-        0.22,
-        recipe=SMOLLM2,
+    DYNAMIC,
+    replace(
+        _again(
+            DYNAMIC,
+            "smollm2-dynamic-again",
+            range(8, 16),
+            "accuracy",
+            "SmolLM2-135M, other seeds: Dynamic Sampling goes on learning",
+        ),
+        panels=(EQUAL, *_by_steps_and_tokens(None)),
     ),
     CLIP,
-    replace(
-        CLIP,
-        name="smollm2-clip-slow",
-        settings=f"{CLIP.settings} train.lr=6e-6",
-        title="SmolLM2-135M, 16 updates per step at a learning rate of 6e-6: entropy falls with either bound",
+    CLIP_SLOW,
+    _again(
+        CLIP_SLOW,
+        "smollm2-clip-again",
+        range(8, 32),
+        "accuracy",
+        "SmolLM2-135M, other seeds, learning rate 6e-6: Clip-Higher makes no visible difference",
     ),
-    Experiment(
-        "smollm2-tokens",
-        "Token-level Loss",
-        "algo.aggregation=seq-mean-token-mean,token-mean",
-        "a mean per response",
-        ("mean_length", "repetition"),
-        (LENGTH, Panel("repetition", "Repeated 4-grams", "% of a response", 100), ACCURACY),
-        "SmolLM2-135M: responses become shorter with either loss",
-        recipe=SMOLLM2,
-        settings="sampling.max_new_tokens=128 log.rollouts=true",
+    TOKEN_LEVEL,
+    _again(
+        TOKEN_LEVEL,
+        "smollm2-tokens-again",
+        range(8, 32),
+        "repetition",
+        "SmolLM2-135M, other seeds: a few runs with a mean per response begin to repeat themselves",
     ),
     Experiment(
         "smollm2-filter",
@@ -103,17 +148,13 @@ EXPERIMENTS = (
         0.4,
         recipe=QWEN,
     ),
-    Experiment(
-        "qwen-clip",
-        "Clip-Higher",
-        "algo.clip_high=0.2,0.28",
-        "without",
-        ("mean_entropy", "accuracy"),
-        (CLIPPED, ENTROPY, ACCURACY),
-        "Qwen2.5-Coder-1.5B, 16 updates per step: Clip-Higher and entropy",
-        recipe=QWEN,
-        settings="train.steps=8 train.mini_batches=16 train.token_budget=4096",
-        seeds=range(7),
+    CLIP_QWEN,
+    _again(
+        CLIP_QWEN,
+        "qwen-clip-again",
+        range(8, 16),
+        "mean_entropy",
+        "Qwen2.5-Coder-1.5B, other seeds: entropy is the same with Clip-Higher",
     ),
 )
 MODELS = {SMOLLM2: "SmolLM2", QWEN: "Qwen2.5"}
@@ -123,7 +164,7 @@ TITLE = "Each technique alone, on pretrained models"
 
 def in_words(experiment: Experiment) -> str:
     slow = ", lr 6e-6" if "lr=" in experiment.settings else ""
-    return f"{MODELS[experiment.recipe]}: {experiment.technique}{slow}"
+    return f"{MODELS[experiment.recipe]}: {experiment.technique}{slow}{experiment.other_seeds}"
 
 
 if __name__ == "__main__":
