@@ -167,7 +167,7 @@ CONTENDERS = {"FlashAttention 3": flash_attention, "FlashInfer": flashinfer, "Fl
 
 @torch.inference_mode()
 def main() -> None:
-    print(f"| shape | rows | tokens | floor | ours | {' | '.join(CONTENDERS)} |")
+    print(f"| shape | rows | tokens per row | floor | ours | {' | '.join(CONTENDERS)} |")
     print(f"|---|---|---|---|---|{'---|' * len(CONTENDERS)}")
     seen = set()
     for shape, heads, kv_heads, rows, tokens in CASES:

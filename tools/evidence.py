@@ -277,6 +277,9 @@ def draw_arms(title: str, panels: Sequence[Panel], data: Mapping[str, Any], labe
             axis.fill_between(x, panel.scale * low, panel.scale * high, color=color, alpha=0.15, linewidth=0)
         if panel.level is not None:
             axis.axhline(panel.level, color=VERMILION, linewidth=1, linestyle="--")
+            axis.annotate(
+                "target", (1, panel.level), xycoords=("axes fraction", "data"), ha="right", va="bottom", color=VERMILION
+            )
         _finish(axis, panel)
     picture.legend(
         *axes[0].get_legend_handles_labels(),
@@ -333,7 +336,7 @@ def draw_intervals(axis: Axes, rows: Sequence[tuple[SeedDifference, float]]) -> 
             axis.plot(
                 [(found.mean - half) / unit, (found.mean + half) / unit], [row, row], color=color, linewidth=width
             )
-        axis.plot([found.mean / unit], [row], "o", color=color, markersize=8)
+        axis.plot([found.mean / unit], [row], "o", color=color, markersize=6, markerfacecolor="white")
     axis.axvline(0, color="black", linewidth=1)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.grid(axis="x", color="#dddddd", linewidth=0.6)

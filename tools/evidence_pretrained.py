@@ -64,7 +64,7 @@ DYNAMIC = Experiment(
     "without",
     ("steps_to", "tokens_to"),
     (EQUAL, *_by_steps_and_tokens(22)),
-    "SmolLM2-135M: Dynamic Sampling learns more per step, and no faster per token",
+    "SmolLM2-135M: with Dynamic Sampling, more is learned per step, and less per token at first",
     0.22,
     recipe=SMOLLM2,
 )
@@ -94,7 +94,7 @@ EXPERIMENTS = (
             "smollm2-dynamic-again",
             range(8, 16),
             "accuracy",
-            "SmolLM2-135M, other seeds: Dynamic Sampling goes on learning",
+            "SmolLM2-135M, seeds 8 to 15: with Dynamic Sampling, accuracy keeps rising",
         ),
         panels=(EQUAL, *_by_steps_and_tokens(None)),
     ),
@@ -105,7 +105,7 @@ EXPERIMENTS = (
         "smollm2-clip-again",
         range(8, 32),
         "accuracy",
-        "SmolLM2-135M, other seeds, learning rate 6e-6: Clip-Higher makes no visible difference",
+        "SmolLM2-135M, seeds 8 to 31, learning rate 6e-6: no difference found with Clip-Higher",
     ),
     TOKEN_LEVEL,
     _again(
@@ -113,7 +113,7 @@ EXPERIMENTS = (
         "smollm2-tokens-again",
         range(8, 32),
         "repetition",
-        "SmolLM2-135M, other seeds: a few runs with a mean per response begin to repeat themselves",
+        "SmolLM2-135M, seeds 8 to 31: repetition grows most in runs with a mean per response",
     ),
     Experiment(
         "smollm2-filter",
@@ -154,7 +154,7 @@ EXPERIMENTS = (
         "qwen-clip-again",
         range(8, 16),
         "mean_entropy",
-        "Qwen2.5-Coder-1.5B, other seeds: entropy is the same with Clip-Higher",
+        "Qwen2.5-Coder-1.5B, seeds 8 to 15: no difference in entropy found with Clip-Higher",
     ),
 )
 MODELS = {SMOLLM2: "SmolLM2", QWEN: "Qwen2.5"}

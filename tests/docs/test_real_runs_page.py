@@ -31,7 +31,7 @@ def test_the_run_with_fresh_samples_is_the_saved_one():
     first, second, third = (f"{100 * real_runs.accuracies(rows)[step]:.1f}" for step in real_runs.EVALUATED[1:])
     tokens = sum(row.get("sampling/tokens_generated") or 0 for row in rows)
     text = " ".join(BENCHMARKS.split())
-    assert f"seed 0 has {first}, {second} and {third} % after 10, 20 and 30 steps" in text
+    assert f"Seed 0 then reaches {first}, {second} and {third} % after 10, 20 and 30 steps" in text
     seconds = real_runs.seconds_of_a_step("fresh")
     assert f"It samples {tokens:,} tokens instead of 7,113,979, and a step takes {seconds:.1f} s." in text
     assert {row["sampling/staleness"] for row in rows[1:]} == {0}
