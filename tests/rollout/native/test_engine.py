@@ -1,6 +1,7 @@
 """The native engine: it samples what transformers' generate samples, whatever the batch, the memory and the order."""
 
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -101,9 +102,14 @@ def model():
     return small_model()
 
 
+@cache
+def mixed_by_generate():
+    return run(HFEngine(small_model(), tokenizer(), 64), *MIXED)
+
+
 @pytest.fixture(scope="module")
-def by_generate(model):
-    return run(HFEngine(model, tokenizer(), 64), *MIXED)
+def by_generate():
+    return mixed_by_generate()
 
 
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 100])
@@ -120,8 +126,9 @@ def test_any_mix_of_requests_gives_what_generate_gives(model, by_generate, max_b
 @settings(max_examples=12, deadline=None)
 def test_order_batch_and_memory_change_nothing(seed, max_batch, slots):
     """Requests in any order, some submitted while others run, in a cache of any size."""
-    model = small_model()
-    engine = NativeEngine(model, tokenizer(), max_batch=max_batch, kv_memory_bytes=slots * 64 * 2 * 2 * 2 * 8 * 4)
+    engine = NativeEngine(
+        small_model(), tokenizer(), max_batch=max_batch, kv_memory_bytes=slots * 64 * 2 * 2 * 2 * 8 * 4
+    )
     rng = random.Random(seed)
     waiting = rng.sample(MIXED, len(MIXED))
     samples = {}
@@ -130,7 +137,7 @@ def test_order_batch_and_memory_change_nothing(seed, max_batch, slots):
             if waiting:
                 engine.submit(waiting.pop())
         samples |= {(c.request_id, c.index): c.sample for c in engine.poll()}
-    assert tokens(samples) == tokens(run(HFEngine(model, tokenizer(), 64), *MIXED))
+    assert tokens(samples) == tokens(mixed_by_generate())
 
 
 def test_alone_and_in_a_crowd_are_the_same(model):

@@ -1,5 +1,7 @@
 """Samples that have begun: they go on under new weights, survive a restart to the bit, and can be set aside."""
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,12 +53,18 @@ def token_ids(samples):
     return {key: ids(sample) for key, sample in samples.items()}
 
 
+@cache
+def undisturbed(**options):
+    """The samples of `mixed` from an engine that gets no weights meanwhile."""
+    engine = engine_for(small_model(), **options)
+    return finish(engine, start(engine, mixed(), 0))
+
+
 @settings(max_examples=15, deadline=None)
 @given(polls=st.integers(0, 12), width=st.sampled_from([2, 5, 64]), prefill=st.sampled_from([8, 4096]))
 def test_the_same_weights_again_change_no_token(polls, width, prefill):
     model = small_model()
-    engine = engine_for(model, max_batch=width, prefill_tokens=prefill)
-    plain = finish(engine, start(engine, mixed(), 0))
+    plain = undisturbed(max_batch=width, prefill_tokens=prefill)
     engine = engine_for(model, max_batch=width, prefill_tokens=prefill)
     samples = start(engine, mixed(), polls)
     before = engine.pending
@@ -111,16 +119,23 @@ def test_an_engine_that_gets_the_unfinished_work_continues_bit_for_bit(polls, wi
     assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters(), strict=True))
 
 
+def with_stop_strings():
+    return [*mixed(), request("stop", count=4, stop=("1", "=?"), ignore_eos=False, max_new_tokens=20)]
+
+
+@cache
+def by_generate():
+    hf = HFEngine(small_model(), tokenizer(), 64)
+    return finish(hf, start(hf, with_stop_strings(), 0))
+
+
 @settings(max_examples=10, deadline=None)
 @given(polls=st.integers(0, 12))
 def test_the_engines_continue_each_others_samples(polls):
     """Also with stop strings, which may begin in the tokens of one engine and end in those of the other."""
-    model = small_model()
-    requests = [*mixed(), request("stop", count=4, stop=("1", "=?"), ignore_eos=False, max_new_tokens=20)]
-    hf = HFEngine(model, tokenizer(), 64)
-    plain = finish(hf, start(hf, requests, 0))
+    model, plain = small_model(), by_generate()
     engine = engine_for(model)
-    samples = start(engine, requests, polls)
+    samples = start(engine, with_stop_strings(), polls)
     hf = HFEngine(model, tokenizer(), 64)
     for r in engine.take_unfinished():
         hf.submit(r)
