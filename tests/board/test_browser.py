@@ -35,9 +35,10 @@ expect.set_options(timeout=PATIENCE_MS)
 def browser():
     with sync_api.sync_playwright() as playwright:
         # Root may not use Chromium's sandbox; the pages are our own.
-        launched = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox"] if os.getuid() == 0 else []
-        )
+        sandbox = ["--no-sandbox"] if os.getuid() == 0 else []
+        # All pages have one process, which an empty page keeps: to start another takes longer than a page.
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--renderer-process-limit=1"])
+        launched.new_context().new_page()
         yield launched
         launched.close()
 
@@ -67,10 +68,17 @@ def served(directory):
 
 @contextmanager
 def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
-    """A page; whatever goes wrong in it, or is fetched from elsewhere, fails the test."""
-    context = browser.new_context(viewport=size, color_scheme=theme)
-    context.set_default_timeout(PATIENCE_MS)
+    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test."""
+    context = browser.contexts[0]
+    context.clear_cookies()
     page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.set_viewport_size(size)
+    page.emulate_media(color_scheme=theme)
+    storage = context.new_cdp_session(page)
+    storage.send("Storage.clearDataForOrigin", {"origin": address.rstrip("/"), "storageTypes": "all"})
+    storage.send("Network.clearBrowserCache")
+    storage.detach()
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -81,7 +89,7 @@ def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
         yield page
         assert problems == []
     finally:
-        context.close()
+        page.close()
 
 
 @pytest.fixture
