@@ -1,11 +1,14 @@
-"""One Ray instance for all tests of a process, and ranks that they share: to start them takes long."""
+"""One Ray instance for all tests here of a process, and ranks that they share: to start them takes long. It ends after
+them, because it takes time also when nothing happens."""
 
+import contextlib
 import logging
 import os
 import socket
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import ray_workers
@@ -15,6 +18,17 @@ from warm_engines import WarmReplica
 
 from dapo_rl.cluster import engine_pool
 from dapo_rl.cluster.session import SLOW_START, STARTS, import_ray
+
+_running: dict = {}
+"""The Ray instance, and its policy on ranks."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        end_ray()
+    return result
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,10 +40,18 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_instance(tmp_path_factory):
-    """Ray on this host, which `ray_cluster` leaves running, as a cluster to which nodes can be added. Its workers find
-    the modules of tests."""
+    """Ray on this host, which `ray_cluster` leaves running, as a cluster to which nodes can be added."""
+    if "nodes" not in _running:
+        with contextlib.ExitStack() as ends:
+            start_ray(ends, tmp_path_factory)
+            _running["ends"] = ends.pop_all()
+    return _running["nodes"]
+
+
+def start_ray(ends, tmp_path_factory):
+    """Its workers find the modules of tests."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -44,23 +66,36 @@ def ray_instance(tmp_path_factory):
         if sys.platform == "linux":
             nodes.add_node = partial(nodes.add_node, worker_path=ray_workers.__file__)
         try:
-            nodes.add_node(num_cpus=1024, include_dashboard=False, object_store_memory=200 << 20)
+            nodes.add_node(
+                num_cpus=1024,
+                object_store_memory=200 << 20,
+                include_dashboard=False,
+                include_log_monitor=False,
+                no_monitor=True,
+            )
             break
         except Exception as error:
             if not left or SLOW_START not in str(error):
                 raise
+    ends.callback(nodes.shutdown)
     if sys.platform == "linux":
         workers = start_worker_server()  # later than the node, which has 30 s to start
+        ends.callback(workers.wait)
+        ends.callback(workers.kill)
     ray.init(address=nodes.address, **quiet)
+    ends.callback(ray.shutdown)
     os.environ["PYTHONPATH"] = before
-    yield nodes
+    _running["nodes"] = nodes
+
+
+def end_ray():
+    if "policy" in _running:
+        _running["policy"].close()
     WarmRanks.actors.clear()
     WarmReplica.idle.clear()
-    ray.shutdown()
-    nodes.shutdown()
-    if sys.platform == "linux":
-        workers.kill()
-        workers.wait()
+    if "ends" in _running:
+        _running["ends"].close()
+    _running.clear()
 
 
 def start_worker_server():
@@ -80,17 +115,14 @@ def warm_engines(ray_instance):
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def policy_on(ray_instance):
     """Policies by their number of ranks. Another number ends the one before."""
-    policy = None
 
     def on(world_size, **how):
-        nonlocal policy
+        policy = _running.get("policy")
         if policy is None or not policy.ranks.is_open or policy.ranks.world_size != world_size:
-            policy = RanksOfTests(lambda: WarmRanks(Rank, world_size))
+            policy = _running["policy"] = RanksOfTests(lambda: WarmRanks(Rank, world_size))
         return policy.build(**how)
 
-    yield on
-    if policy is not None:
-        policy.close()
+    return on
