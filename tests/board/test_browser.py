@@ -4,16 +4,19 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
+import forked
 import pytest
 import uvicorn
 import yaml
 from board_runs import HOSTILE, finish, make_run, metrics_of
 
-from dapo_rl.board import server
+from dapo_rl.board import jobs, server
 from dapo_rl.board.lab import Lab
 from dapo_rl.board.read import Catalogue
 
@@ -48,6 +51,12 @@ def runs(tmp_path):
     finish(make_run(tmp_path / "runs" / "first"), {"trained": 18, "all_correct": 18, "total": 36})
     make_run(tmp_path / "runs" / "second", text=HOSTILE, **{"algo.clip_high": 0.2, "seed": 1})
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def quick_jobs(monkeypatch):
+    """The Lab's runs start in milliseconds."""
+    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen}))
 
 
 @contextmanager
@@ -325,7 +334,7 @@ def test_hostile_text_changes_nothing(browser, runs):
         assert page.locator("main script, main style, main img").count() == 0
 
 
-def test_the_lab_starts_a_real_run_and_stops_it(browser, address, runs):
+def test_the_lab_starts_a_real_run_and_stops_it(browser, address, runs, quick_jobs):
     with opened(browser, address, f"#token={TOKEN}") as page:
         assert TOKEN not in page.url
         page.get_by_role("link", name="Lab").click()

@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from board_reports import ARMS, make_ablation, make_evaluation
 from board_runs import HOSTILE, make_run
-from test_browser import (  # noqa: F401  (`browser` is a fixture)
+from test_browser import (  # noqa: F401  (`browser` and `quick_jobs` are fixtures)
     CHROMIUM,
     DESKTOP,
     PHONE,
@@ -19,6 +19,7 @@ from test_browser import (  # noqa: F401  (`browser` is a fixture)
     drawn,
     expect,
     opened,
+    quick_jobs,
     served,
     wait_until,
 )
@@ -183,7 +184,7 @@ def test_hostile_names_in_reports(browser, tmp_path):  # noqa: F811
         assert page.evaluate("getComputedStyle(document.body).display") == "block"
 
 
-def test_the_queue(browser, tmp_path):  # noqa: F811
+def test_the_queue(browser, tmp_path, quick_jobs):  # noqa: F811
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     folder = f"{tmp_path.name}/recipe.yaml"
     with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
