@@ -8,6 +8,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from brief import look_briefly_at_the_machine
 from support import DAPO, REPOSITORY
 
 from dapo_rl.models.get import PRETRAINED
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 README = (REPOSITORY / "README.md").read_text()
 SHORT = ["sampling.prompts_per_step=4", "sampling.group_size=4", "data.eval.size=8", "train.steps=1"]
+SHORTER = [*SHORT, "sampling.max_new_tokens=24", "train.epochs_per_step=1"]
 
 
 def blocks(language):
@@ -25,8 +27,8 @@ def blocks(language):
 COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
 
 
-def run(words, cwd):
-    result = forked.run(words, cwd=cwd, timeout=400)
+def run(words, cwd, **options):
+    result = forked.run(words, cwd=cwd, timeout=400, **options)
     assert result.returncode == 0, f"{shlex.join(map(str, words))}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
 
 
@@ -43,9 +45,9 @@ def test_the_commands_of_dapo(tmp_path):
             # The tests download no model. The embedded one knows no capitals.
             extra = ["model.name=tiny", "data.chat_template=never", "sampling.on_cap=fill", "sampling.cap=8"]
         if words[0] == "train":
-            short = SHORT if "capitals.yaml" not in words else [word for word in SHORT if "eval" not in word]
+            short = SHORTER if "capitals.yaml" not in words else [word for word in SHORT if "eval" not in word]
             extra += ["log.report=false", *(["train.steps=2"] if "--resume" in words else short)]
-        run([DAPO, *words, *extra], tmp_path)
+        run([DAPO, *words, *extra], tmp_path, preexec_fn=look_briefly_at_the_machine if words[0] == "bench" else None)
 
 
 def test_the_model_that_the_readme_names_can_be_downloaded():
@@ -60,7 +62,7 @@ def test_the_commands_of_make(tmp_path):
     assert [line for line in COMMANDS if line.startswith("make ")] == ["make demo", "make test"]
     run(["make", "demo", f"ARGS={shlex.join([*SHORT, '--run', str(tmp_path / 'run')])}"], REPOSITORY)
     assert (tmp_path / "run" / "report.png").exists()
-    run(["make", "test", "ARGS=tests/test_layers.py"], REPOSITORY)
+    run(["make", "test", "ARGS=tests/base/test_suggest.py"], REPOSITORY)
 
 
 def test_no_other_kind_of_command():

@@ -125,7 +125,7 @@ def test_a_stop_in_an_evaluation_is_not_the_end_and_repeats_it(undisturbed, tmp_
 def test_a_signal_in_the_middle_of_sampling(tmp_path):
     """Sampling takes long, with few samples at a time; after the stop it does not."""
     words = ["train", "train.steps=1", "data.eval=null", "eval.every=null", "sampling.prompts_per_step=64"]
-    words += ["sampling.max_batch=8"]
+    words += ["sampling.max_batch=8", "log.report=false", "train.epochs_per_step=1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with forked.Popen([DAPO, *words, "--run", "run"], cwd=tmp_path, **pipes) as process:
         while not process.stdout.readline().startswith("dapo: "):
