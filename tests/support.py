@@ -28,8 +28,9 @@ SMALL = [
     "sampling.group_size=4",
     "train.mini_batches=2",
     "data.train.size=200",
-    "data.eval.size=16",
+    "data.eval.size=4",
     "sampling.max_new_tokens=24",
+    "train.epochs_per_step=1",
 ]
 """Settings that make a run of the embedded default small enough for a test. To draw report.png takes a third of it."""
 

@@ -54,7 +54,7 @@ class AtStep(TrainerCallback):
 
 
 def run(path, *settings, resume=False, actions=()):
-    config = Config.load("demo", [*SMALL, "data.eval.size=8", *settings])
+    config = Config.load("demo", [*SMALL, "data.eval.size=8", "train.epochs_per_step=2", *settings])
     callbacks = [AtStep(actions)] if actions else None
     display = PlainDisplay(io.StringIO())
     with DAPOTrainer(config=config, run_dir=path, callbacks=callbacks, display=display) as trainer:

@@ -22,7 +22,8 @@ VAPO = [
 
 
 def run(path, *settings, resume=False):
-    config = Config.load("demo", [*SMALL, "checkpoint.every=1", "checkpoint.keep=9", *VAPO, *settings])
+    small = [*SMALL, "train.epochs_per_step=2", "checkpoint.every=1", "checkpoint.keep=9"]
+    config = Config.load("demo", [*small, *VAPO, *settings])
     with DAPOTrainer(config=config, run_dir=path) as trainer:
         return trainer.train(resume=resume)
 
