@@ -94,6 +94,8 @@ def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple
 def _invert(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """The first token whose cumulative mass exceeds the uniform number times the total; never a token without mass."""
     rows, vocabulary = mass_BV.shape
+    if vocabulary < _CHUNK:
+        return _first_above(mass_BV.double().cumsum(-1), uniforms_B1 * mass_BV.sum(-1, keepdim=True).double())
     chunks = -(-vocabulary // _CHUNK)
     whole = vocabulary // _CHUNK
     sums_BC = mass_BV[:, : whole * _CHUNK].view(rows, whole, _CHUNK).sum(-1)
