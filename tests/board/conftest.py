@@ -1,8 +1,18 @@
-"""No watcher outlives its test: it would see the changes of the next one too, through the patches of that one."""
+"""No watcher outlives its test: it would see the changes of the next one too, through the patches of that one. And no
+browser outlives the browser tests: Playwright's event loop would run on in this thread."""
 
 import pytest
+from one_browser import end_browser
 
 from dapo_rl.board.watch import Watcher
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    result = yield
+    if nextitem is None or not nextitem.path.name.startswith("test_browser"):
+        end_browser()
+    return result
 
 
 @pytest.fixture(autouse=True)

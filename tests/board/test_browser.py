@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import forked
+import one_browser
 import pytest
 import uvicorn
 import yaml
@@ -36,14 +37,16 @@ expect.set_options(timeout=PATIENCE_MS)
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
+    if not one_browser.launched:
+        playwright = one_browser.ends.enter_context(sync_api.sync_playwright())
         # Root may not use Chromium's sandbox; the pages are our own.
         sandbox = ["--no-sandbox"] if os.getuid() == 0 else []
         # All pages have one process, which an empty page keeps: to start another takes longer than a page.
         launched = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--renderer-process-limit=1"])
+        one_browser.ends.callback(launched.close)
         launched.new_context().new_page()
-        yield launched
-        launched.close()
+        one_browser.launched.append(launched)
+    return one_browser.launched[0]
 
 
 @pytest.fixture
