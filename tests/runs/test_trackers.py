@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 
 import pytest
+from support import SMALL
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
@@ -161,9 +162,8 @@ def test_a_run_is_in_tensorboard_after_it_was_resumed(tmp_path):
     from dapo_rl.cli import DEFAULT_RECIPE
     from dapo_rl.runs.directory import RunDirectory
 
-    small = ["sampling.prompts_per_step=4", "sampling.group_size=4", "data.train.size=100", "data.eval.size=8"]
     for steps in (2, 4):
-        config = Config.load(DEFAULT_RECIPE, [*small, f"train.steps={steps}", "log.to=tensorboard"])
+        config = Config.load(DEFAULT_RECIPE, [*SMALL, f"train.steps={steps}", "log.to=tensorboard"])
         DAPOTrainer(config=config, run_dir=tmp_path / "run").train(resume=steps == 4)
     events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
