@@ -33,6 +33,8 @@ SMALL = [
     "train.epochs_per_step=1",
 ]
 """Settings that make a run of the embedded default small enough for a test. To draw report.png takes a third of it."""
+THOROUGH = [*SMALL, "data.eval.size=16", "train.epochs_per_step=2"]
+"""For what must be the same after a stop or on several processes: passes as by default, more to evaluate."""
 
 
 def dapo(*words: Any, cwd: Path, timeout: float = 300, **options: Any) -> CompletedProcess[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rank_parts import WarmRanks
 from safetensors.torch import load_file
-from support import SMALL
+from support import THOROUGH
 from test_ranked_run import AtStep, engine_here
 
 from dapo_rl import Config, DAPOTrainer, build
@@ -33,7 +33,7 @@ def quick_start(ray_instance):
 
 
 def run(path, *settings, resume=False, actions=()):
-    config = Config.load("demo", [*SMALL, *RUN, *settings])
+    config = Config.load("demo", [*THOROUGH, *RUN, *settings])
     callbacks = [AtStep(actions)] if actions else None
     with DAPOTrainer(config=config, run_dir=path, callbacks=callbacks) as trainer:
         assert trainer.train(resume=resume)["finished"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rank_parts import WarmRanks, assert_close, make_samples, one_process, weights_of_policy
 from safetensors.torch import load_file
-from support import SMALL
+from support import THOROUGH
 from test_ranked_policy import assert_same_gradients, assert_same_update, write
 from test_ranked_run import engine_here
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -129,7 +129,7 @@ RUN = [
 
 
 def run(path, *settings, resume=False, **given):
-    config = Config.load("demo", [*SMALL, *RUN, *settings])
+    config = Config.load("demo", [*THOROUGH, *RUN, *settings])
     with DAPOTrainer(config=config, run_dir=path, **given) as trainer:
         assert trainer.train(resume=resume)["finished"]
     return path

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rank_parts import WarmRanks
 from safetensors.torch import load_file
-from support import SMALL, small_model, tokenizer
+from support import THOROUGH, small_model, tokenizer
 from transformers import TrainerCallback
 
 from dapo_rl import Config, DAPOTrainer, build
@@ -54,7 +54,7 @@ class AtStep(TrainerCallback):
 
 
 def run(path, *settings, resume=False, actions=()):
-    config = Config.load("demo", [*SMALL, "data.eval.size=8", "train.epochs_per_step=2", *settings])
+    config = Config.load("demo", [*THOROUGH, "data.eval.size=8", *settings])
     callbacks = [AtStep(actions)] if actions else None
     display = PlainDisplay(io.StringIO())
     with DAPOTrainer(config=config, run_dir=path, callbacks=callbacks, display=display) as trainer:
@@ -96,7 +96,7 @@ def test_the_log_tells_what_each_rank_did(two_ranks):
 
 
 def test_a_checkpoint_takes_the_space_that_was_foreseen(two_ranks):
-    config = Config.load("demo", [*SMALL, *ON_RANKS])
+    config = Config.load("demo", [*THOROUGH, *ON_RANKS])
     need = DiskNeed.of(config, load_model(config.model)[0], torch.float32)
     files = (two_ranks / "checkpoints" / "step-4").rglob("*")
     taken = sum(file.stat().st_size for file in files if file.is_file())
@@ -158,7 +158,7 @@ def kill(rank, number=signal.SIGKILL):
     ],
 )
 def test_what_cannot_be_trained_on_ranks_is_refused(tmp_path, settings, given, message):
-    config = Config.load("demo", [*SMALL, *ON_RANKS, *settings])
+    config = Config.load("demo", [*THOROUGH, *ON_RANKS, *settings])
     with pytest.raises(UserError, match=f"^{message}"):
         DAPOTrainer(config=config, run_dir=tmp_path, **given)
 

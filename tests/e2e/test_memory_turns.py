@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 from safetensors.torch import load_file
-from support import SMALL
+from support import THOROUGH
 
 from dapo_rl import Config, DAPOTrainer, build
 from dapo_rl.cli import DEFAULT_RECIPE
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 def train(path):
     settings = ["train.steps=2", "train.warmup_steps=0", "sampling.surplus=carry", "data.eval=null", "eval.every=null"]
-    with DAPOTrainer(config=Config.load(DEFAULT_RECIPE, [*SMALL, *settings]), run_dir=path) as trainer:
+    with DAPOTrainer(config=Config.load(DEFAULT_RECIPE, [*THOROUGH, *settings]), run_dir=path) as trainer:
         trainer.train()
     notes = path / "notes.jsonl"  # missing if there are none
     return load_file(path / "model" / "model.safetensors"), notes.read_text() if notes.exists() else ""

@@ -24,7 +24,7 @@ from dapo_rl.train.disk import DiskNeed
 
 pytestmark = pytest.mark.slow
 
-SMALL = ["train.warmup_steps=0", *support.SMALL]
+SMALL = ["train.warmup_steps=0", *support.THOROUGH]
 
 
 def trainer_for(path, *overrides, **arguments):

@@ -34,7 +34,7 @@ def trainer_for(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     (path.parent / "rewards.py").write_text(REWARDS)
     verifier = "[math, {verifier: rewards.py:brevity, weight: 0.5}, {verifier: rewards.py:lucky, weight: 0.25}]"
-    words = [*support.SMALL, f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=9"]
+    words = [*support.THOROUGH, f"train.steps={STEPS}", "checkpoint.every=1", "checkpoint.keep=9"]
     words += [f"reward.verifier={verifier}", "data.eval=null", "eval.every=null"]
     return DAPOTrainer(config=Config.load(DEFAULT_RECIPE, words), run_dir=path)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 from safetensors.numpy import load_file
-from support import DAPO, SMALL, dapo
+from support import DAPO, THOROUGH, dapo
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
@@ -22,7 +22,7 @@ from dapo_rl.cli import DEFAULT_RECIPE
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
-    *SMALL, "train.steps=3", "train.warmup_steps=0", "eval.every=2", "eval.prompts=8", "checkpoint.every=2",
+    *THOROUGH, "train.steps=3", "train.warmup_steps=0", "eval.every=2", "eval.prompts=8", "checkpoint.every=2",
     "sampling.retire=1", "data.train.size=20",
 )  # fmt: skip
 EXACT = ("step", "draw", "sample", "prompt_id", "response", "finish_reason", "version_first", "version_last", "fate")

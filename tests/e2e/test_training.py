@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL, small_model
+from support import SMALL, THOROUGH, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from dapo_rl import Config, DAPOTrainer, DivergedError, UserError
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def trainer_for(path, *overrides, steps=3, **arguments):
-    config = Config.load(DEFAULT_RECIPE, [*SMALL, f"train.steps={steps}", "train.warmup_steps=0", *overrides])
+    config = Config.load(DEFAULT_RECIPE, [*THOROUGH, f"train.steps={steps}", "train.warmup_steps=0", *overrides])
     return DAPOTrainer(config=config, run_dir=path, **arguments)
 
 
@@ -164,7 +164,7 @@ def test_a_run_killed_after_a_checkpoint_forgets_what_came_later(tmp_path):
 
 def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
     path = tmp_path / "run"
-    trainer = trainer_for(path, "checkpoint.every=1", "train.epochs_per_step=2", steps=4)
+    trainer = trainer_for(path, "checkpoint.every=1", steps=4)
     update, calls = trainer._run.policy.update, []
 
     def poisoned(mini_batch, lr):
@@ -181,7 +181,7 @@ def test_divergence_stops_the_run_and_leaves_the_last_checkpoint(tmp_path):
     assert [line["step"] for line in without_times(path)] == [0, 1, 2]
     stored = load_file(path / "checkpoints" / "step-2" / "model" / "model.safetensors")
     assert all(torch.isfinite(tensor).all() for tensor in stored.values())
-    assert trainer_for(path, "checkpoint.every=1", "train.epochs_per_step=2", steps=4).train(resume=True)["steps"] == 4
+    assert trainer_for(path, "checkpoint.every=1", steps=4).train(resume=True)["steps"] == 4
 
 
 def test_grpo_runs_with_its_reference_and_trains_on_everything(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL
+from support import THOROUGH
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.models.load import TINY
@@ -22,8 +22,7 @@ VAPO = [
 
 
 def run(path, *settings, resume=False):
-    small = [*SMALL, "train.epochs_per_step=2", "checkpoint.every=1", "checkpoint.keep=9"]
-    config = Config.load("demo", [*small, *VAPO, *settings])
+    config = Config.load("demo", [*THOROUGH, "checkpoint.every=1", "checkpoint.keep=9", *VAPO, *settings])
     with DAPOTrainer(config=config, run_dir=path) as trainer:
         return trainer.train(resume=resume)
 
