@@ -6,10 +6,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import metadata
 from zipfile import ZipFile
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from support import REPOSITORY
 
 from dapo_rl.recipes import recipe_names
@@ -34,6 +37,17 @@ def test_the_metadata_is_there_for_a_package_index():
     supported = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", PROJECT["requires-python"])
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert named == [f"3.{minor}" for minor in range(int(supported[1]), int(supported[2]))]
+
+
+def test_what_is_locked_is_for_every_python_that_is_supported():
+    """Also for the first release of each: Debian 12 has 3.11.2."""
+    locked = [Requirement(line) for line in (REPOSITORY / "requirements.lock").read_text().splitlines() if "==" in line]
+    supported = [f"{c.rpartition(' ')[2]}.0" for c in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    assert supported[0] == "3.11.0"
+    for requirement in locked:
+        if requirement.marker is None or requirement.marker.evaluate():
+            needs = SpecifierSet(metadata(requirement.name)["Requires-Python"] or "")
+            assert [version for version in supported if version not in needs] == [], requirement
 
 
 def test_the_workflow_runs_what_a_change_must_pass():
