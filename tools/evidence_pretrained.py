@@ -46,14 +46,10 @@ CLIP_SLOW = replace(
     settings=f"{CLIP.settings} train.lr=6e-6",
     title="SmolLM2-135M, 16 updates per step at a learning rate of 6e-6: entropy falls with either bound",
 )
-CLIP_QWEN = Experiment(
-    "qwen-clip",
-    "Clip-Higher",
-    "algo.clip_high=0.2,0.28",
-    "without",
-    ("mean_entropy", "accuracy"),
-    (CLIPPED, ENTROPY, ACCURACY),
-    "Qwen2.5-Coder-1.5B, 16 updates per step: Clip-Higher and entropy",
+CLIP_QWEN = replace(
+    CLIP,
+    name="qwen-clip",
+    title="Qwen2.5-Coder-1.5B, 16 updates per step: Clip-Higher and entropy",
     recipe=QWEN,
     settings="train.steps=8 train.mini_batches=16 train.token_budget=4096",
 )
@@ -137,15 +133,12 @@ EXPERIMENTS = (
         recipe=SMOLLM2,
         settings="sampling.max_new_tokens=32 overlong.cache_length=16",
     ),
-    Experiment(
-        "qwen-dynamic",
-        "Dynamic Sampling",
-        "sampling.dynamic=false,true",
-        "without",
-        ("steps_to", "tokens_to"),
-        (EQUAL, *_by_steps_and_tokens(40)),
-        "Qwen2.5-Coder-1.5B: Dynamic Sampling takes more tokens to 40 %",
-        0.4,
+    replace(
+        DYNAMIC,
+        name="qwen-dynamic",
+        panels=(EQUAL, *_by_steps_and_tokens(40)),
+        title="Qwen2.5-Coder-1.5B: Dynamic Sampling takes more tokens to 40 %",
+        to_accuracy=0.4,
         recipe=QWEN,
     ),
     CLIP_QWEN,

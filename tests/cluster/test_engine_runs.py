@@ -42,7 +42,7 @@ class AtStep(TrainerCallback):
 
 
 def run(path, *settings, resume=False, kill_at=None):
-    config = Config.load("demo", [*THOROUGH, "data.eval.size=8", "sampling.max_new_tokens=24", *settings])
+    config = Config.load("demo", [*THOROUGH, "data.eval.size=8", *settings])
     with DAPOTrainer(config=config, run_dir=path, display=PlainDisplay(io.StringIO())) as trainer:
         if kill_at is not None:
             trainer.add_callback(AtStep(kill_at, lambda: kill(trainer._run.engine, 1)))

@@ -124,7 +124,7 @@ def quick_start(ray_instance):
 
 RUN = [
     "algo.kl_coef=0.01", "train.warmup_steps=0", "train.lr_schedule=constant", "checkpoint.every=1",
-    "sampling.max_new_tokens=24", "data.eval=null", "eval.every=null",
+    "data.eval=null", "eval.every=null",
 ]  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple
 def _invert(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """The first token whose cumulative mass exceeds the uniform number times the total; never a token without mass."""
     rows, vocabulary = mass_BV.shape
-    if vocabulary < _CHUNK:
+    if vocabulary < _CHUNK:  # the same as below, without the padding to a chunk
         return _first_above(mass_BV.double().cumsum(-1), uniforms_B1 * mass_BV.sum(-1, keepdim=True).double())
     chunks = -(-vocabulary // _CHUNK)
     whole = vocabulary // _CHUNK

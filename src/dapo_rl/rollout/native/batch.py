@@ -55,8 +55,6 @@ class Batch:
         self.finished: list[Completion] = []
         self._looks: deque[Look] = deque()
         """On a GPU, looks at rows whose results are not yet known here."""
-        self._is_collected = True
-        """On a CPU, whether no row has got tokens since `collect`."""
         self.version = 0
         self.make_room(0)
 
@@ -95,7 +93,6 @@ class Batch:
         for row in rows:
             row.written = 1
         self.rows += rows
-        self._is_collected = False
 
     def resume(self, rows: Sequence[BatchRow]) -> None:
         """Continues rows that have tokens."""
@@ -104,7 +101,6 @@ class Batch:
         for row in rows:
             row.written = len(row.begun.token_ids)
         self.rows += rows
-        self._is_collected = False
 
     def _set_params(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
         """Sets the rows' sampling parameters; returns their slots and random-number keys."""
@@ -130,7 +126,6 @@ class Batch:
             count = len(self.rows)
             with enough_threads(count * self._largest_product):
                 eager_step(self._forward, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
-            self._is_collected = False
         else:
             self.pages.write_table()
             self._looks.append(self._graphs.run(self.rows, steps, truncates))
@@ -187,8 +182,7 @@ class Batch:
         if self._graphs is not None:
             while len(self._looks) > 1 or (self._looks and not self.rows):
                 self._use(self._looks.popleft())
-        elif self.rows and not self._is_collected:
-            self._is_collected = True
+        elif self.rows:
             slots = torch.tensor([row.slot for row in self.rows])
             done, generated = torch.stack([self.state.done[slots].int(), self.state.generated[slots]]).tolist()
             self._take_note(self.rows, done, generated)
