@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections import Counter
 
 import pytest
 import uvicorn
@@ -39,28 +40,16 @@ def directory(tmp_path_factory):
     return root
 
 
-class Counted:
-    """The files that a thread opens and the directories that it lists."""
-
-    opened, listed, thread = 0, 0, None
-
-    @classmethod
-    def hook(cls, event, arguments):
-        if cls.thread == threading.get_ident():
-            cls.opened += event == "open" and not isinstance(arguments[0], int)
-            cls.listed += event in ("os.scandir", "os.listdir")
-
-
-sys.addaudithook(Counted.hook)
-
-
 @pytest.fixture
 def counted(monkeypatch):
-    stats = []
+    """Counts the files that this thread opens in a call and the directories that it lists, and notes what it looks at.
+
+    An audit hook could not be taken away again, and all later tests would be slower."""
+    thread, stats = threading.get_ident(), []
 
     def noting(real):
         def call(path, *arguments, **options):
-            if Counted.thread == threading.get_ident():
+            if threading.get_ident() == thread:
                 stats.append(str(path))
             return real(path, *arguments, **options)
 
@@ -70,14 +59,20 @@ def counted(monkeypatch):
         monkeypatch.setattr(os, name, noting(getattr(os, name)))
 
     def count(call):
-        Counted.opened = Counted.listed = 0
+        called = Counter()
         stats.clear()
-        Counted.thread = threading.get_ident()
+
+        def note(frame, event, function):
+            if event == "c_call" and frame.f_code is not os.fdopen.__code__:  # that file is open already
+                called[function] += 1
+
+        before = sys.getprofile()
+        sys.setprofile(note)
         try:
             call()
         finally:
-            Counted.thread = None
-        return Counted.opened, Counted.listed, list(stats)
+            sys.setprofile(before)
+        return called[open] + called[os.open], called[os.scandir] + called[os.listdir], list(stats)
 
     return count
 

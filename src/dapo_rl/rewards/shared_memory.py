@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+
+File = tuple[str, str]
+"""Device and inode. Anonymous shared memory has them too, in an internal file system of the kernel."""
 
 
-class _Mapping(NamedTuple):
-    file: tuple[str, str]
-    """Device and inode. Anonymous shared memory has them too, in an internal file system of the kernel."""
-    size: int
-    share: int
-    """Resident bytes, divided among the processes that map them."""
-
-
-def mapped_files() -> dict[tuple[str, str], int]:
+def mapped_files() -> dict[File, int]:
     """The shared mappings of this process, with their sizes in bytes."""
-    sizes: dict[tuple[str, str], int] = {}
-    for mapping in _shared_mappings("self"):
-        sizes[mapping.file] = sizes.get(mapping.file, 0) + mapping.size
+    sizes: dict[File, int] = {}
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for words in map(str.split, maps):
+            if file := _shared_file(words):
+                start, _, end = words[0].partition("-")
+                sizes[file] = sizes.get(file, 0) + int(end, 16) - int(start, 16)
     return sizes
 
 
-def exceeds(limit: int, pids: Collection[int], but: Collection[tuple[str, str]]) -> bool:
+def exceeds(limit: int, pids: Collection[int], but: Collection[File]) -> bool:
     """Whether processes together hold more than `limit` bytes of shared memory, not counting the given files."""
     # A cheap upper bound, which counts shared pages once per process, usually decides it.
     if sum(_resident(pid) for pid in pids) <= limit:
         return False
-    mappings = (mapping for pid in pids for mapping in _shared_mappings(pid))
-    return sum(mapping.share for mapping in mappings if mapping.file not in but) > limit
+    shares = (share for pid in pids for file, share in _shares(pid) if file not in but)
+    return sum(shares) > limit
 
 
 def _resident(pid: int) -> int:
@@ -40,16 +37,20 @@ def _resident(pid: int) -> int:
     return 0
 
 
-def _shared_mappings(pid: int | str) -> Iterator[_Mapping]:
-    """Shared mappings not backed by a block device; the kernel can drop pages of a file on disk."""
+def _shares(pid: int) -> Iterator[tuple[File, int]]:
+    """Shared mappings of a process with their resident bytes, divided among the processes that map them. The kernel
+    looks at every page for this, which takes a few hundredths of a second."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as smaps:
-        file, size = None, 0
+        file = None
         for line in smaps:
             words = line.split()
             if not words[0].endswith(":"):
-                _, permissions, _, device, inode = words[:5]
-                file = (device, inode) if permissions[3] == "s" and device.startswith("00:") else None
-            elif words[0] == "Size:":
-                size = int(words[1]) << 10
+                file = _shared_file(words)
             elif words[0] == "Pss:" and file is not None:
-                yield _Mapping(file, size, int(words[1]) << 10)
+                yield file, int(words[1]) << 10
+
+
+def _shared_file(words: Sequence[str]) -> File | None:
+    """The file of a line of `maps`, if it is shared and not on a block device, whose pages the kernel can drop."""
+    _, permissions, _, device, inode = words[:5]
+    return (device, inode) if permissions[3] == "s" and device.startswith("00:") else None
