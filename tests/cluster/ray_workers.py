@@ -31,6 +31,9 @@ PRELOADED = (
     "dapo_rl.rollout.native.engine",
     "torch.distributed.checkpoint.state_dict",
     "transformers.models.llama.modeling_llama",
+    "google.protobuf.json_format",  # Ray imports these
+    "jsonschema",
+    "requests",
     "plain_ranks",
     "rank_parts",
     "stepping_engine",

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import strategies as st
 from support import ids
 
 from dapo_rl.config import DataSettings, SourceSettings
-from dapo_rl.data import build_prompts, copies, load_rows, once_each
+from dapo_rl.data import build_prompts, chat, copies, load_rows, once_each
+from dapo_rl.data.chat import PromptReader
 from dapo_rl.errors import UserError
 
 USER = {"role": "user", "content": "1+1?"}
@@ -309,14 +311,34 @@ def test_problems_once_each_in_the_order_of_the_file(plain_tokenizer):
     assert [of("baba"), of("abba"), of("aab"), of("cab")] == ["ba", "ab", "aab", "cab"]
 
 
-def test_a_prompt_that_comes_again_is_read_once(plain_tokenizer, monkeypatch):
+def test_prompts_are_tokenized_in_one_call_and_those_that_come_again_once(plain_tokenizer, monkeypatch):
     calls = []
     original = type(plain_tokenizer).__call__
     monkeypatch.setattr(
         type(plain_tokenizer), "__call__", lambda self, text, **o: calls.append(text) or original(self, text, **o)
     )
     built = build([{"prompt": "a"}, {"prompt": "b"}, {"prompt": "a"}], plain_tokenizer)
-    assert (calls, [p.text for p in built.prompts]) == (["a", "b"], ["a", "b", "a"])
+    assert (calls, [p.text for p in built.prompts]) == ([["a", "b"]], ["a", "b", "a"])
+
+
+@pytest.mark.parametrize("mode", ["auto", "never"])
+@pytest.mark.parametrize("closes_with_eos", [False, True])
+def test_prompts_read_together_are_those_read_one_by_one(
+    make_tokenizer, chat_tokenizer, monkeypatch, mode, closes_with_eos
+):
+    monkeypatch.setattr(chat, "AT_A_TIME", 3)
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    tokenizer = make_tokenizer(chat_tokenizer.chat_template, closes_with_eos)
+    settings = DataSettings(chat_template=mode)
+    messages = [({"role": "user", "content": text},) for text in ("hello", "a b", "x</s>")]
+    prompts = ["one", "two", "one", *messages, "three</s>", "four", messages[0]]
+    ahead = PromptReader(tokenizer, settings)
+    ahead.read_ahead(prompts)
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tokenizer), "__call__", None)  # it is not asked again
+        together = [ahead.read(each) for each in prompts]
+    assert together == [PromptReader(tokenizer, settings, cached=False).read(each) for each in prompts]
 
 
 def test_a_row_without_a_ground_truth_is_bad_where_one_is_needed(plain_tokenizer):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,9 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
 
     If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
     """
-    builder = PromptBuilder(PromptReader(tokenizer, settings, rows.key), rows.source, settings, needs_answer)
+    reader = PromptReader(tokenizer, settings, rows.key)
+    builder = PromptBuilder(reader, rows.source, settings, needs_answer)
+    reader.read_ahead(_given_prompts(rows.good, settings.prompt_key))
     prompts: list[Prompt] = []
     bad = list(rows.bad)
     too_long = 0
@@ -125,6 +128,13 @@ def once_each(prompts: Sequence[Prompt]) -> list[Prompt]:
     for prompt in prompts:
         first.setdefault((prompt.text, prompt.answer), prompt)
     return list(first.values())
+
+
+def _given_prompts(rows: Iterable[Row], key: str) -> Iterator[str | Messages]:
+    """The prompts of rows, without those that have none."""
+    for row in rows:
+        with suppress(BadRowError):
+            yield _text_or_messages(*_prompt_column(row.columns, key))
 
 
 def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings) -> Prompt:
