@@ -213,7 +213,7 @@ def test_a_trl_script_with_the_import_changed(tmp_path):
     rows = [{"prompt": f"{a}+{b}=?\n", "answer": str(a + b), "level": a} for a in range(1, 10) for b in range(1, 10)]
     settings = {
         "sampling.prompts_per_step": 4, "sampling.group_size": 4, "sampling.max_new_tokens": 48,
-        "train.steps": 2, "train.lr": 1e-4, "train.warmup_steps": 0, "eval.every": 1,
+        "train.steps": 2, "train.lr": 1e-4, "train.warmup_steps": 0, "eval.every": 1, "log.report": False,
     }  # fmt: skip
     for i, reward in enumerate((right_sum, compute_score, [right_sum, compute_score])):
         trainer = DAPOTrainer("tiny", reward, None, rows, rows[:10], config=settings, run_dir=tmp_path / f"run{i}")
