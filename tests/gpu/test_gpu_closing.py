@@ -19,6 +19,14 @@ pytestmark = pytest.mark.gpu
 QUICK = [*SMALL[:5], "data.eval=null", "eval.every=null", "train.steps=1", "model.device=cuda"]
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_other_tests():
+    """What they have left would be freed in the middle of a test."""
+    gc.collect()
+    held()
+    torch.cuda.empty_cache()
+
+
 def trainer_for(path, *overrides):
     return DAPOTrainer(config=Config.load(DEFAULT_RECIPE, [*QUICK, *overrides]), run_dir=path)
 
