@@ -1,8 +1,10 @@
 """Connecting to Ray: what goes wrong is one line."""
 
 import socket
+import sys
 from contextlib import nullcontext
 
+import forked
 import pytest
 
 from dapo_rl.cluster import session
@@ -54,3 +56,35 @@ def test_an_address_without_a_cluster_is_refused_at_once():
     ):
         pass
     assert "\n" not in str(caught.value)
+
+
+ONE_ACTOR = """
+import os
+from pathlib import Path
+from dapo_rl.cluster.session import import_ray, ray_cluster
+from dapo_rl.config import ClusterSettings
+
+def is_worker(process):
+    command = (process / "cmdline").read_bytes()
+    return b"default_worker.py" in command or command.startswith((b"ray::IDLE", b"ray::Actor"))
+
+with ray_cluster(ClusterSettings(backend="ray")):
+    ray = import_ray()
+
+    @ray.remote
+    class Actor:
+        def workers_of_the_node(self):
+            tasks = Path(f"/proc/{os.getppid()}/task").glob("*/children")
+            children = [Path("/proc", pid) for task in tasks for pid in task.read_text().split()]
+            return sum(map(is_worker, children))
+
+    print(ray.get(Actor.remote().workers_of_the_node.remote()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ray_starts_a_process_for_each_actor_and_no_other(tmp_path):
+    """By itself it starts one for each core as well."""
+    result = forked.run([sys.executable, "-c", ONE_ACTOR], cwd=tmp_path, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "1\n"), result.stderr
