@@ -16,7 +16,7 @@ from dapo_rl.errors import UserError
 
 CPUS = 1024
 """Logical CPUs of a cluster on this host. Actors are placed by GPUs; they share the CPUs there are."""
-NO_IDLE_WORKERS = "RAY_prestart_worker_first_driver=0"
+NO_IDLE_WORKERS = ("RAY_prestart_worker_first_driver", "0")
 """Otherwise a node starts a Python process for each of its cores when the run connects. A run has use for its actors
 alone, and each of them gets a process when it is placed."""
 CONNECT_S = 10.0
@@ -66,7 +66,7 @@ def _set_environment(address: str | None) -> None:
     """Ray reads these when it is imported; what the user has set stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault(*NO_IDLE_WORKERS.split("="))
+    os.environ.setdefault(*NO_IDLE_WORKERS)
     has_token = os.environ.get("RAY_AUTH_TOKEN") or (Path.home() / ".ray" / "auth_token").exists()
     if address is not None and has_token:  # a cluster asks for a token where there is one; a client does not send it
         os.environ.setdefault("RAY_AUTH_MODE", "token")

@@ -144,12 +144,13 @@ class PromptReader:
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
         """The tokens of each text, with or without special ones. It uses one thread: the library's own would still
         be there when verifiers are forked."""
-        name, before = "TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM")
-        os.environ[name] = before or "false"
+        name = "TOKENIZERS_PARALLELISM"
+        users_own = name in os.environ
+        os.environ.setdefault(name, "false")
         try:
             ids: list[Sequence[int]] = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
         finally:
-            if before is None:
+            if not users_own:
                 del os.environ[name]
         return ids
 

@@ -102,7 +102,7 @@ trap 'at_limit=1; stop' USR1
 
 # Ray on every node, with the head on the first, where this script runs. Other jobs may use the same hosts: ports are
 # free ones, the temporary directory is the job's own, and so is the token without which nobody can connect.
-export RAY_USAGE_STATS_ENABLED=0 {NO_IDLE_WORKERS} PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token
+export RAY_USAGE_STATS_ENABLED=0 {"=".join(NO_IDLE_WORKERS)} PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')
 export RAY_AUTH_TOKEN
 if [[ $SLURM_CPUS_PER_TASK ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
