@@ -13,8 +13,8 @@ Aggregation = Literal[
     "token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm", "micro-batch-token-mean"
 ]
 Normalize = Literal["group", "batch", "none", "leave-one-out"]
-KLKind = Literal["k1", "k2", "k3"]
-Proximal = Literal["behaviour", "recomputed"]
+KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
+Proximal = Literal["auto", "behaviour", "recomputed"]
 ImportanceMode = Literal["truncate", "mask"]
 Unit = Literal["tokens", "groups", "samples", "micro-batches"]
 
@@ -83,13 +83,26 @@ NORMALIZATIONS: dict[Normalize, NormalizeChoice] = {
     "leave-one-out": NormalizeChoice("mean of the others, no std", False, "RLOO"),
 }
 
-KL_KINDS: dict[KLKind, str] = {
-    "k1": "log-ratio: unbiased, can be negative",
-    "k2": "half the squared log-ratio: biased, low variance",
-    "k3": "ratio − 1 − log-ratio: unbiased, never negative",
+
+@dataclass(frozen=True, slots=True)
+class KLChoice:
+    value: str
+    gradient: str
+    """In the loss, in expectation over tokens of the policy."""
+    learns: bool = True
+    """Whether that gradient is other than 0."""
+
+
+KL_KINDS: dict[KLKind, KLChoice] = {
+    "k1": KLChoice("log-ratio: unbiased, can be negative", "0; only in the reward", learns=False),
+    "k2": KLChoice("half the squared log-ratio: biased, low variance", "that of KL(policy ‖ reference)"),
+    "k3": KLChoice("ratio − 1 − log-ratio: unbiased, never negative", "that of KL(reference ‖ policy)"),
+    "k1+": KLChoice("that of k1", "that of k2"),
+    "k3+": KLChoice("that of k3", "that of k2"),
 }
 
 PROXIMALS: dict[Proximal, str] = {
+    "auto": "`recomputed` for losses with one ratio per sequence (`gspo`, `gspo-token`), `behaviour` for all others",
     "behaviour": "the policy that sampled the token, with the log-probability that the engine recorded",
     "recomputed": "the policy at the beginning of the step, with the trainer's log-probability",
 }

@@ -58,7 +58,10 @@ def test_the_document_has_the_tables():
         f"| {default(name, settings.normalize)} | {choice.words} | {choice.after or '–'} |"
         for name, choice in choices.NORMALIZATIONS.items()
     ]
-    rows += [f"| {default(name, settings.kl_kind)} | {words} |" for name, words in choices.KL_KINDS.items()]
+    rows += [
+        f"| {default(name, settings.kl_kind)} | {choice.value} | {choice.gradient} |"
+        for name, choice in choices.KL_KINDS.items()
+    ]
     rows += [f"| {default(name, settings.proximal)} | {words} |" for name, words in choices.PROXIMALS.items()]
     rows += [
         f"| {default(name, settings.importance_mode)} | {words} |" for name, words in choices.IMPORTANCE_MODES.items()

@@ -184,7 +184,7 @@ CORRECTIONS = [
 
 
 def corrections(config):
-    return config.algo.proximal, config.algo.importance_cap, config.algo.importance_mode
+    return config.algo.old_policy, config.algo.importance_cap, config.algo.importance_mode
 
 
 @pytest.mark.parametrize(("words", "expected"), CORRECTIONS)
@@ -238,6 +238,10 @@ def test_areal_masks_tokens_above_the_cap(converted):
     assert corrections(config) == ("recomputed", None, "truncate")
     _, config, _ = converted(plain.replace("recompute_logprob: true", ""), "areal.yaml", rows=7473)
     assert corrections(config) == ("behaviour", None, "truncate")
+    gspo = plain.replace("recompute_logprob: true", "recompute_logprob: false\n  importance_sampling_level: sequence")
+    _, config, rows = converted(gspo, "areal.yaml", rows=7473)
+    assert corrections(config) == ("recomputed", None, "truncate")
+    assert rows["actor.recompute_logprob"].learns
 
 
 def test_a_grpo_config_as_json(converted):
@@ -290,6 +294,22 @@ def test_the_kl_penalty_and_sums_of_verl(converted):
     assert config.algo.normalize == "none"
     assert not config.sampling.dynamic
     assert config.algo.clip_high == 0.2
+
+
+def test_the_kl_estimators_of_verl(converted):
+    """One without a gradient is replaced, which is said."""
+    actor = "actor_rollout_ref.actor"
+    words = f"{actor}.use_kl_loss=True {actor}.kl_loss_coef=0.01 {actor}.kl_loss_type="
+    for theirs, ours, learns in [
+        ("low_var_kl", "k3", False),
+        ("low_var_kl+", "k3+", False),
+        ("kl+", "k1+", False),
+        ("kl", "k1+", True),
+        ("k1", "k1+", True),
+        ("abs", "k3", True),
+    ]:
+        _, config, rows = converted(verl(f"{words}{theirs}"))
+        assert (config.algo.kl_kind, rows[f"{actor}.kl_loss_type"].learns) == (ours, learns)
 
 
 @pytest.mark.parametrize(
@@ -402,6 +422,7 @@ def test_the_losses_of_verl(converted):
     assert (config.algo.aggregation, config.algo.clip_ratio_c) == ("seq-mean-token-mean", None)
     assert rows[f"{actor}.clip_ratio_c"].note == "gspo has no dual clip"
     assert rows[f"{actor}.loss_agg_mode"].note == "gspo always averages so, whatever is set"
+    assert config.algo.old_policy == "recomputed"
     words = f"{actor}.policy_loss.loss_mode=cispo {actor}.clip_ratio_low=10 {actor}.clip_ratio_high=0.2"
     _, config, _ = converted(verl(words))
     assert (config.algo.loss, config.algo.clip_low, config.algo.clip_high) == ("cispo", 10, 0.2)

@@ -16,6 +16,7 @@ from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
+from dapo_rl.family import LOSSES
 from dapo_rl.train.batch import make_batch, with_proximal
 from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
@@ -162,7 +163,12 @@ def test_a_cap_needs_a_recomputed_proximal_policy():
     with pytest.raises(
         UserError, match=r"algo.importance_cap: 2 with algo.proximal=behaviour: .*; set algo.proximal=r"
     ):
+        Config.build({"algo.importance_cap": 2.0, "algo.proximal": "behaviour"})
+    with pytest.raises(UserError, match=r"proximal=auto, which is behaviour for algo.loss=dapo: .*; set algo.proximal"):
         Config.build({"algo.importance_cap": 2.0})
+    for name, entry in LOSSES.items():
+        if entry.ratio is not None:
+            assert Config.build({"algo.importance_cap": 2.0, "algo.loss": name}).algo.old_policy == "recomputed"
     with pytest.raises(UserError, match=r"algo\.importance_cap"):
         Config.build({"algo.importance_cap": 0.0, "algo.proximal": "recomputed"})
 
@@ -181,6 +187,69 @@ def test_the_note_on_a_large_mismatch_comes_once_and_names_remedies():
     assert exact.endswith("remedies: algo.proximal=recomputed with algo.importance_cap=2")
     corrected = Config.build({f"algo.{name}": value for name, value in CORRECTED.items()})
     assert MismatchNote(corrected).take({"rollout/mismatch_kl": 0.5}) is None
+
+
+GSPO = {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "seq-mean-token-mean"}
+
+
+def test_a_ratio_per_sequence_is_relative_to_the_trainers_policy_by_default():
+    by_default = {name: Config.build({"algo.loss": name}).algo.old_policy for name in LOSSES}
+    assert by_default == {"dapo": "behaviour", "gspo": "recomputed", "gspo-token": "recomputed", "cispo": "behaviour"}
+    assert Config.build({"algo.loss": "own.py:f"}).algo.old_policy == "behaviour"
+    several = {f"algo.{name}": value for name, value in GSPO.items()} | {"train.mini_batches": 2}
+    assert Config.build(several).scores_first
+    assert not Config.build(several | {"algo.proximal": "behaviour"}).scores_first
+    # A run keeps what it was started with, whatever the default is.
+    saved = Config.build(several).resolved()
+    assert saved["algo"]["proximal"] == "recomputed"
+    saved["algo"]["proximal"] = "behaviour"
+    assert Config.build(saved).algo.old_policy == "behaviour"
+
+
+def test_gspo_does_not_clip_the_difference_between_engine_and_trainer():
+    """The engine is off by 0.001 for every token of two samples, in the direction that their advantage is clipped in,
+    and by a tenth of that for the others: a third of the sequences has no gradient, before any update."""
+    model = small_model()
+    samples = [replace(s, proximal_logps=None) for s in samples_for(model)]
+    exact = make_policy(model).score(samples)
+
+    def sampled(i, sample, logps):
+        side = -np.sign(sample.advantages[0])
+        return replace(sample, old_logps=logps + side * (1e-3 if i < 2 else 1e-4), fresh=np.full(len(logps), True))
+
+    samples = [sampled(i, s, lp) for i, (s, lp) in enumerate(zip(samples, exact, strict=True))]
+    clipped = make_policy(model, **GSPO, proximal="behaviour").update(samples, 0.0).metrics
+    assert clipped["actor/mismatch_clipfrac"] == pytest.approx(2 / 6)
+    free = make_policy(model, **GSPO).update(samples, 0.0).metrics
+    assert (free["actor/mismatch_clipfrac"], free["actor/pg_clipfrac"]) == (0.0, 0.0)
+    # A sequence with one older token, one without an advantage and tokens of other weights do not count.
+    first, second, third, *others = samples
+    partly = replace(first, fresh=np.arange(len(first.old_logps)) > 0)
+    flat = replace(third, advantages=np.zeros_like(third.advantages))
+    stale = [replace(s, fresh=np.zeros(len(s.old_logps), bool)) for s in others[1:]]
+    policy = make_policy(model, **GSPO, proximal="behaviour")
+    assert policy.update([partly, second, flat, others[0], *stale], 0.0).metrics["actor/mismatch_clipfrac"] == 1 / 2
+    assert math.isnan(policy.update(stale, 0.0).metrics["actor/mismatch_clipfrac"])
+    # A ratio per token counts tokens.
+    by_token = make_policy(model, clip_low=3e-4, clip_high=4e-4).update(samples, 0.0).metrics
+    beyond = sum(len(s.old_logps) for s in samples[:2])
+    assert by_token["actor/mismatch_clipfrac"] == pytest.approx(beyond / sum(len(s.old_logps) for s in samples))
+
+
+def test_a_note_tells_that_the_mismatch_alone_is_clipped():
+    gspo = {f"algo.{name}": value for name, value in GSPO.items()}
+    behaviour = gspo | {"algo.proximal": "behaviour"}
+    note = MismatchNote(Config.build(behaviour))
+    assert note.take({"rollout/mismatch_clipfrac": 0.05}) is None
+    assert note.take({"rollout/mismatch_clipfrac": 0.21}) == (
+        "21% of sequences are clipped before the policy has changed, by the difference between the engine's and the "
+        "trainer's log-probabilities alone; set algo.proximal=recomputed"
+    )
+    assert note.take({"rollout/mismatch_clipfrac": 0.9}) is None
+    assert MismatchNote(Config.build(gspo)).take({"rollout/mismatch_clipfrac": 0.9}) is None
+    assert MismatchNote(Config()).take({"rollout/mismatch_clipfrac": 0.1}).startswith("10% of tokens are clipped")
+    own = Config.build({"algo.loss": "own.py:f"})
+    assert MismatchNote(own).take({"rollout/mismatch_clipfrac": 0.9}) is None
 
 
 def group_of(*samples):

@@ -14,6 +14,10 @@ MAX_EXPONENT = 20.0
 def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     """Per-token estimates of KL(policy ‖ reference) at sampled tokens (k3: unbiased and never negative).
 
+    An unbiased value does not have an unbiased gradient: over tokens that the policy samples, the gradient of k1 is 0
+    in expectation, that of k2 is the gradient of KL(policy ‖ reference), and that of k3 the gradient of
+    KL(reference ‖ policy). `k1+` and `k3+` have the value of k1 and k3 and the gradient of k2 (straight-through).
+
     k3 bounds the probability ratio reference / policy at `exp(20)`.
     """
     difference = ref_logps.float() - logps.float()
@@ -22,8 +26,12 @@ def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     if kind == "k2":
         return difference.square() / 2
     if kind == "k3":
-        bounded = difference.clamp(max=MAX_EXPONENT)
-        return torch.exp(bounded) - bounded - 1
+        # In float32 the terms cancel: of a difference of 0.001, a quarter of the value would be rounding.
+        bounded = difference.clamp(max=MAX_EXPONENT).double()
+        return (torch.expm1(bounded) - bounded).float()
+    if kind == "k1+" or kind == "k3+":
+        learnt = difference.square() / 2
+        return learnt - learnt.detach() + kl_penalty(logps, ref_logps, "k1" if kind == "k1+" else "k3").detach()
     raise ValueError(f"unknown kl kind {kind!r}")
 
 

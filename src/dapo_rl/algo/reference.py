@@ -250,13 +250,25 @@ def overlong_reward_shaping(
 
 def kl_penalty(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
     log_ratio: Array = np.asarray(logps, float) - np.asarray(ref_logps, float)
-    if kind == "k1":
+    if kind in ("k1", "k1+"):
         return log_ratio
     if kind == "k2":
         return np.asarray(np.square(log_ratio) / 2)
-    if kind == "k3":
+    if kind in ("k3", "k3+"):
         log_ratio = np.maximum(log_ratio, -BOUND)
-        return np.asarray(np.exp(-log_ratio) + log_ratio - 1)
+        return np.asarray(np.expm1(-log_ratio) + log_ratio)
+    raise ValueError(f"unknown kl kind {kind!r}")
+
+
+def kl_slope(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
+    """The derivative of `kl_penalty` by `logps`."""
+    log_ratio: Array = np.asarray(logps, float) - np.asarray(ref_logps, float)
+    if kind == "k1":
+        return np.ones_like(log_ratio)
+    if kind == "k3":
+        return np.where(log_ratio >= -BOUND, -np.expm1(-np.maximum(log_ratio, -BOUND)), 0.0)
+    if kind in ("k2", "k1+", "k3+"):
+        return log_ratio
     raise ValueError(f"unknown kl kind {kind!r}")
 
 

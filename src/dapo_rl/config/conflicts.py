@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ENGINES, FIXED_OPTIONS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
+from dapo_rl.choices import ENGINES, FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
 from dapo_rl.config.sections import ClusterSettings
 from dapo_rl.family import ADVANTAGES, GAE, LOSSES
 
@@ -106,12 +106,13 @@ def _algo(config: Config) -> Iterator[Conflict]:
     if algo.clip_ratio_c is not None and loss is not None and not loss.dual_clip:
         wrong = f"{algo.clip_ratio_c:g} with algo.loss={algo.loss}, which has no dual clip"
         yield Conflict("algo.clip_ratio_c", wrong, "set it to null")
-    if algo.importance_cap is not None and algo.proximal == "behaviour":
-        yield Conflict(
-            "algo.importance_cap",
-            f"{algo.importance_cap:g} with algo.proximal=behaviour: the ratio proximal / behaviour is always 1",
-            "set algo.proximal=recomputed",
-        )
+    if algo.importance_cap is not None and algo.old_policy == "behaviour":
+        which = "behaviour" if algo.proximal == "behaviour" else f"auto, which is behaviour for algo.loss={algo.loss}"
+        wrong = f"{algo.importance_cap:g} with algo.proximal={which}: the ratio proximal / behaviour is always 1"
+        yield Conflict("algo.importance_cap", wrong, "set algo.proximal=recomputed")
+    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
+        wrong = f"{algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so nothing holds the policy"
+        yield Conflict("algo.kl_kind", wrong, "set algo.kl_kind=k1+, with the same value and the gradient of the KL")
     if sampling.group_size == 1 and (sampling.dynamic or (advantage is not None and not advantage.alone)):
         what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
         if not sampling.dynamic and algo.advantage != "group":

@@ -116,7 +116,7 @@ class Config(Section):
     def scores_first(self) -> bool:
         """Whether a step scores its batch before the first update. With a single update per step, the update itself
         starts from the proximal policy."""
-        return self.algo.proximal == "recomputed" and self.updates_per_step > 1
+        return self.algo.old_policy == "recomputed" and self.updates_per_step > 1
 
     @property
     def during_updates(self) -> bool:
@@ -130,7 +130,7 @@ class Config(Section):
         """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")
         settings["overlong"] |= {"max_length": self.overlong_max_length, "cache_length": self.overlong_cache_length}
-        settings["algo"]["norm_length"] = self.norm_length
+        settings["algo"] |= {"norm_length": self.norm_length, "proximal": self.algo.old_policy}
         settings["sampling"]["cap"] = self.sampling_cap
         settings["checkpoint"]["every"] = self.checkpoint_every
         if self.has_critic:

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import Aggregation, ImportanceMode, KLKind, Normalize, Proximal
+from dapo_rl.family import LOSSES
 
 
 class Section(BaseModel):
@@ -233,9 +234,10 @@ class AlgoSettings(Section):
     """Clip-Higher: the ratio is clipped above at 1 + clip_high."""
     clip_ratio_c: float | None = None
     """Dual-clip PPO: bound of the ratio for negative advantages; none is off."""
-    proximal: Proximal = "behaviour"
-    """Policy that the clipped ratio is relative to: the one that sampled the token, by the engine's log-probability, or
-    the one at the beginning of the step, by the trainer's (decoupled PPO)."""
+    proximal: Proximal = "auto"
+    """Policy that the clipped ratio is relative to. `behaviour`: the one that sampled the token, by the engine's
+    log-probability; `recomputed`: the one at the beginning of the step, by the trainer's (decoupled PPO). By default
+    `recomputed` for losses with one ratio per sequence, such as gspo, and `behaviour` for all others."""
     importance_cap: float | None = Field(None, gt=0)
     """Truncated importance sampling: with a recomputed proximal policy, token losses are multiplied by the ratio
     proximal / behaviour, at most this; none is off."""
@@ -257,11 +259,26 @@ class AlgoSettings(Section):
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded."""
     kl_kind: KLKind = "k3"
-    """Estimator of the KL penalty."""
+    """Estimator of the KL penalty. In the loss its gradient counts, which k1 does not have; k1+ and k3+ have the value
+    of k1 and k3 and the gradient of the KL divergence."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
     positive_lm_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
+
+    @property
+    def per_sequence(self) -> bool:
+        """Whether the loss clips one ratio per sequence. Whether a function of the user does is not known."""
+        entry = LOSSES.get(self.loss)
+        return entry is not None and entry.ratio is not None
+
+    @property
+    def old_policy(self) -> Literal["behaviour", "recomputed"]:
+        """The policy that the clipped ratio is relative to. The clip bounds of a sequence's ratio are about as small as
+        the difference between engine and trainer, which would use them up."""
+        if self.proximal == "auto":
+            return "recomputed" if self.per_sequence else "behaviour"
+        return self.proximal
 
 
 class OverlongSettings(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.choices import KL_KINDS
 from dapo_rl.errors import UserError
 from dapo_rl.family import GAE
 from dapo_rl.foreign.critics import AREAL_SHARED, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS, VERL_SHARED
@@ -11,8 +12,12 @@ from dapo_rl.foreign.record import KL_IN_LOSS
 from dapo_rl.foreign.verl import ACTOR, MODEL
 from dapo_rl.moving.draft import Draft, default_of, written
 
-VERL_KL_KINDS = {None: "k3", "low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+VERL_KL_KINDS = {
+    **{None: "k3", "low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"},
+    **{"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2"},
+}
 """verl's names of the KL estimators, in the loss and in the reward."""
+KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
 _NOTHING = "without adv_estimator=gae it does nothing"
 _BOOTSTRAP = (
     "truncated responses end with their reward here, and with the critic's value there; same if none is truncated"
@@ -131,7 +136,7 @@ def _kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
     if value in names:
         draft.put("algo.kl_kind", names[value], key)
     else:
-        draft.explain(key, "no counterpart", "algo.kl_kind: k3", "the estimators are k1, k2 and k3", True)
+        draft.explain(key, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
 
 
 def _start(draft: Draft, key: str, policy: str) -> None:

@@ -85,6 +85,9 @@ def areal_importance(draft: Draft) -> None:
         draft.explain(name, "default here", note="without use_decoupled_loss it does nothing")
     if draft.value("actor.recompute_logprob"):
         draft.put("algo.proximal", "recomputed", "actor.recompute_logprob")
+    elif draft.value("actor.importance_sampling_level") == "sequence":
+        note = "the engine's log-probabilities would use up the clip bounds of a sequence's ratio"
+        draft.explain("actor.recompute_logprob", "differs", "algo.proximal: auto, recomputed", note, True)
 
 
 def _put(draft: Draft, cap: float, mode: str, *keys: str) -> None:

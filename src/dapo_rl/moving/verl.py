@@ -5,7 +5,7 @@ from __future__ import annotations
 from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
-from dapo_rl.moving.critic import VERL_KL_KINDS, verl_critic, verl_kl_in_reward
+from dapo_rl.moving.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
 
@@ -114,11 +114,14 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", 0.001 if weight is None else weight, used, coef)
-        value = draft.value(kind)
-        if value in VERL_KL_KINDS:
-            draft.put("algo.kl_kind", VERL_KL_KINDS[value], kind)
+        ours = VERL_KL_KINDS.get(draft.value(kind))
+        if ours == "k1":
+            note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
+            draft.put("algo.kl_kind", "k1+", kind, note=note, learns=True)
+        elif ours is not None:
+            draft.put("algo.kl_kind", ours, kind)
         else:
-            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", "the estimators are k1, k2 and k3", True)
+            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
     verl_kl_in_reward(draft)
 
 

@@ -56,6 +56,8 @@ def step_metrics(
     first = updates[0]["actor/mismatch_kl"] if updates else math.nan
     metrics["rollout/mismatch_kl"] = mismatch if math.isnan(first) else first
     metrics.pop("actor/mismatch_kl", None)
+    metrics["rollout/mismatch_clipfrac"] = updates[0].get("actor/mismatch_clipfrac", math.nan) if updates else math.nan
+    metrics.pop("actor/mismatch_clipfrac", None)
     return metrics
 
 

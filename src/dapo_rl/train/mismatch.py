@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from dapo_rl.algo import kl_penalty
+from dapo_rl.choices import is_function
 from dapo_rl.config import Config
 from dapo_rl.types import BoolArray, FloatArray, TrainedGroup, TrainSample
 
 LARGE_KL = 0.01
 """In nats per token. Log-probabilities then differ by 0.14 (root mean square), so that with the paper's bounds about a
 tenth of the tokens are outside the clip range before the policy has changed."""
+MANY_CLIPPED = 0.05
+"""Share of tokens, or of sequences, that are clipped before the policy has changed."""
 
 
 def newest_mismatch(batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]) -> float:
@@ -38,18 +41,33 @@ def is_fresh(sample: TrainSample) -> BoolArray:
 
 
 class MismatchNote:
-    """The note is given once per process."""
+    """One note per process."""
 
     def __init__(self, config: Config) -> None:
         self._config, self._given = config, False
 
     def take(self, metrics: Mapping[str, float]) -> str | None:
-        """The note, if a step with these metrics is the first that needs it."""
+        """The note, if a step with these metrics is the first that needs one."""
+        note = None if self._given else self._large(metrics) or self._clipped(metrics)
+        self._given = self._given or note is not None
+        return note
+
+    def _clipped(self, metrics: Mapping[str, float]) -> str | None:
+        """Clip bounds that are smaller than the mismatch. A function of the user may not clip at them."""
+        algo, share = self._config.algo, metrics.get("rollout/mismatch_clipfrac", math.nan)
+        if algo.old_policy == "recomputed" or is_function(algo.loss) or not share > MANY_CLIPPED:
+            return None
+        what = "sequences" if algo.per_sequence else "tokens"
+        return (
+            f"{share:.0%} of {what} are clipped before the policy has changed, by the difference between the engine's "
+            f"and the trainer's log-probabilities alone; set algo.proximal=recomputed"
+        )
+
+    def _large(self, metrics: Mapping[str, float]) -> str | None:
         mismatch = metrics.get("rollout/mismatch_kl", math.nan)
         # With importance weights, the difference is corrected.
-        if self._given or self._config.algo.importance_cap is not None or not mismatch > LARGE_KL:
+        if self._config.algo.importance_cap is not None or not mismatch > LARGE_KL:
             return None
-        self._given = True
         remedies = [] if self._config.model.dtype == "float32" else ["model.dtype=float32"]
         remedies += [] if self._config.engine == "hf" else ["engine=hf"]
         remedies += ["algo.proximal=recomputed with algo.importance_cap=2"]

@@ -170,7 +170,7 @@ class HFPolicy(Learner[TokenStats]):
                 ref_logps = reference.logps
         with self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask & written
-            old_logps = behaviour_logps if algo.proximal == "behaviour" else _proximal_logps(samples, logps)
+            old_logps = behaviour_logps if algo.old_policy == "behaviour" else _proximal_logps(samples, logps)
             losses = self._losses(logps, old_logps, advantages, mask, **bounds)
             if algo.importance_cap is not None:
                 cap, mode = algo.importance_cap, algo.importance_mode
@@ -195,6 +195,7 @@ class HFPolicy(Learner[TokenStats]):
             high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds, ratio_of=self._ratio_of)
             probabilities = logps.exp()
             fresh = mask & to_device(padded([s.fresh for s in samples]), device)
+            weighed, at_bound = _clippable(fresh, mask, advantages, high | low | dual, algo.per_sequence)
             totals = {name: value.detach() for name, value in sums.items()} | {
                 "loss": loss.detach(),
                 "entropy": total(stats.entropy, mask),
@@ -202,6 +203,8 @@ class HFPolicy(Learner[TokenStats]):
                 "ppo_kl": total(old_logps - logps, mask),
                 "mismatch_kl": total(kl_penalty(behaviour_logps, logps), fresh),
                 "fresh": fresh.sum(),
+                "fresh_weighed": weighed.sum(),
+                "fresh_clipped": at_bound.sum(),
                 "high": high.sum(),
                 "high_prob": total(probabilities, high),
                 "low": low.sum(),
@@ -221,12 +224,13 @@ class HFPolicy(Learner[TokenStats]):
             "actor/entropy": mean("entropy"),
             "actor/prob": mean("prob"),
             "actor/ppo_kl": mean("ppo_kl"),
-            "actor/mismatch_kl": totals["mismatch_kl"] / totals["fresh"] if totals.get("fresh") else math.nan,
+            "actor/mismatch_kl": _ratio(totals, "mismatch_kl", "fresh"),
+            "actor/mismatch_clipfrac": _ratio(totals, "fresh_clipped", "fresh_weighed"),
             "actor/pg_clipfrac": mean("high") + mean("low"),
             "actor/pg_clipfrac_high": mean("high"),
             "actor/pg_clipfrac_low": mean("low"),
             "actor/pg_clipfrac_lower": mean("dual"),
-            "actor/clipped_high_prob": totals["high_prob"] / totals["high"] if totals.get("high") else math.nan,
+            "actor/clipped_high_prob": _ratio(totals, "high_prob", "high"),
         }
         if self._kl_coef > 0:
             metrics["actor/kl_loss"] = totals["kl_loss"]
@@ -249,6 +253,23 @@ class _Tokens(NamedTuple):
         """The results of each sample, without padding."""
         logps, entropies, clipped = (rows.cpu().numpy() for rows in self)
         return [SeenTokens(logps[i, :n], entropies[i, :n], clipped[i, :n]) for i, n in enumerate(lengths)]
+
+
+def _ratio(totals: Mapping[str, float], part: str, whole: str) -> float:
+    """NaN if the whole is 0."""
+    return totals[part] / totals[whole] if totals.get(whole) else math.nan
+
+
+def _clippable(
+    fresh: Tensor, mask: Tensor, advantages: Tensor, clipped: Tensor, per_sequence: bool
+) -> tuple[Tensor, Tensor]:
+    """Masks of what has an advantage and comes from the weights at the beginning of the step, and of what of it is
+    clipped: tokens, or, if `per_sequence`, whole samples."""
+    weighed = fresh & (advantages != 0)
+    if per_sequence:
+        weighed = weighed.any(-1) & (fresh == mask).all(-1)
+        clipped = clipped.any(-1)
+    return weighed, weighed & clipped
 
 
 def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:

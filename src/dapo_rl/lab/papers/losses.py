@@ -27,7 +27,7 @@ def compare_objective(config: Config) -> Finding:
 
 def compare_ratio(config: Config) -> Finding:
     algo = config.algo
-    if algo.proximal == "behaviour":
+    if algo.old_policy == "behaviour":
         return "to the policy that sampled the token", True, ""
     recipe = "to the policy at the beginning of the step"
     old = config.sampling.dynamic and config.sampling.surplus == "carry"
@@ -54,7 +54,7 @@ def compare_clip_higher(config: Config) -> Finding:
 
 def compare_clip_bounds(config: Config) -> Finding | None:
     low, high = config.algo.clip_low, config.algo.clip_high
-    if (entry := LOSSES.get(config.algo.loss)) is not None and entry.ratio is not None:
+    if config.algo.per_sequence:
         return None  # bounds of a sequence's ratio, for which no paper here has a value
     effects = []
     if high != 0.28:
