@@ -527,6 +527,7 @@ def _sampler(
         seed=config.seed,
         max_error_share=config.reward.max_error_share,
         keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
+        masking=config.masking,
         on_progress=partial(display.phase, "sampling"),
         on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary,

@@ -16,6 +16,8 @@ Normalize = Literal["group", "batch", "none", "leave-one-out"]
 KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Proximal = Literal["auto", "behaviour", "recomputed"]
 ImportanceMode = Literal["truncate", "mask"]
+Masking = Literal["none", "loss", "baseline"]
+"""Where truncated samples are left out: nowhere, in the loss, or also in the baseline of their group."""
 Unit = Literal["tokens", "groups", "samples", "micro-batches"]
 
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
-Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "filtered", "verifier_error", "surplus"]
+Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "truncated", "filtered", "verifier_error", "surplus"]
 """What happened to a group: it was trained on, or the one reason why not."""
 Former = Literal["stale"]
 """A fate that no group has now; logs of older versions contain it."""
@@ -85,6 +85,13 @@ FATES: dict[str, FateChoice] = {
         "#b59ad6",
         ink=YELLOW,
         why="Dropped: every sample has the same score.",
+        signal=False,
+    ),
+    "truncated": FateChoice(
+        "no spread left",
+        "group",
+        "#7a6fb0",
+        why="Dropped: of its samples, those that were cut off are masked, and the others are all the same.",
         signal=False,
     ),
     "filtered": FateChoice("own filter", "group", "#9a8f7a", ink=PURPLE, why="Dropped by the filter of the recipe."),

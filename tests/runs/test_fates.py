@@ -30,7 +30,7 @@ def test_colours_tell_the_fates_of_groups_apart():
 
 def test_groups_without_a_signal_are_those_that_may_fill_up_a_batch():
     dropped_without = [key for key, fate in FATES.items() if fate.of == "group" and not fate.signal]
-    assert dropped_without == ["all_correct", "all_wrong", "no_spread"]
+    assert dropped_without == ["all_correct", "all_wrong", "no_spread", "truncated"]
 
 
 def test_every_reason_for_a_drop_is_told():

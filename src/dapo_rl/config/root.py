@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from dapo_rl.choices import Masking
 from dapo_rl.config.conflicts import conflicts
 from dapo_rl.config.presets import PRESETS, Preset
 from dapo_rl.config.sections import (
@@ -67,6 +68,13 @@ class Config(Section):
     def overlong_cache_length(self) -> int:
         cache = self.overlong.cache_length
         return self.overlong_max_length // 5 if cache is None else cache
+
+    @property
+    def masking(self) -> Masking:
+        if not self.overlong.mask_truncated:
+            return "none"
+        # A critic's advantages have no baseline of the group.
+        return "loss" if self.overlong.masked_in_baseline or self.has_critic else "baseline"
 
     @property
     def norm_length(self) -> int:

@@ -173,7 +173,7 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             prompt=seen_by_the_model(run.tokenizer, group.prompt),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
-            fate=fate_of(group, run.config.sampling, keep, grading),
+            fate=fate_of(group, run.config.sampling, keep, grading, run.config.masking),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups

@@ -13,7 +13,7 @@ from dapo_rl.errors import CapReachedError
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.grading import has_spread
-from dapo_rl.types import Group, Prompt
+from dapo_rl.types import Group
 
 
 class Admission:
@@ -57,18 +57,17 @@ class Admission:
             else:
                 filling.dropped.append((group, fate))
 
-    def settle(self, filling: Filling, surplus: str) -> list[Prompt]:
-        """Ends a step: only carried groups stay. Returns the prompts to sample again."""
-        again: list[Prompt] = []
+    def settle(self, filling: Filling, surplus: str) -> list[Group]:
+        """Ends a step: only carried groups stay. Returns the others, which are dropped."""
+        removed: list[Group] = []
         for draw in sorted(self._judged):
             group, fate = self._judged[draw]
             if fate == "kept" and surplus == "carry":
                 continue
-            if fate == "kept" and surplus == "requeue":
-                again.append(group.prompt)
+            removed.append(group)
             filling.dropped.append((group, "surplus" if fate == "kept" else fate))
             del self._judged[draw]
-        return again
+        return removed
 
 
 def at_cap(filling: Filling, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:

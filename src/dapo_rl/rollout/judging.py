@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dapo_rl.base.quote import describe
+from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.fates import Fate
@@ -108,14 +109,21 @@ class Judging:
         return self._polls - judged.poll >= self._polls_to_wait
 
 
-def fate_of(group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading) -> Fate:
+def fate_of(
+    group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading, masking: Masking = "none"
+) -> Fate:
     """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
         by_metric = {"auto": grading.drops, "correct": alike, "score": same_score}
-        if (fate := by_metric[settings.metric](group.verdicts)) is not None:
+        why_dropped = by_metric[settings.metric]
+        if (fate := why_dropped(group.verdicts)) is not None:
             return fate
+        left = [v for s, v in zip(group.samples, group.verdicts, strict=True) if not s.truncated]
+        # With truncated samples in the baseline, even equal samples have an advantage over them.
+        if masking != "none" and (not left or (masking == "baseline" and why_dropped(left) is not None)):
+            return "truncated"
     return "kept" if keep is None or _passes(keep, group) else "filtered"
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
+from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance import Acceptance
@@ -65,6 +66,7 @@ class Sampler:
         seed: int,
         max_error_share: float = 1.0,
         keep: GroupFilter | None = None,
+        masking: Masking = "none",
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_step: Callable[[int], None] = lambda version: None,
         vocabulary: int = 2**31 - 1,
@@ -73,7 +75,7 @@ class Sampler:
         """`during_updates` needs `surplus: carry`."""
         self._during_updates = during_updates
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
-        self._max_error_share, self._keep = max_error_share, keep
+        self._max_error_share, self._keep, self._masking = max_error_share, keep, masking
         self._on_progress, self._on_step = on_progress, on_step
         self._longest, self._vocabulary = params.max_new_tokens, vocabulary
         self._flights = Flights(engine, params, settings.group_size, seed)
@@ -278,7 +280,7 @@ class Sampler:
         for group in self._judging.finish(everything=everything, check=self._check):
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 filling.notes.append(note)
-            fate = fate_of(group, self._settings, self._keep, self._grading)
+            fate = fate_of(group, self._settings, self._keep, self._grading, self._masking)
             self._acceptance.observe(group.prompt.data_source, fate == "kept")
             if fate == "all_correct" and self._settings.retire:
                 self._prompts.rest(group.prompt, self._settings.retire)
@@ -300,20 +302,22 @@ class Sampler:
             self._flights.go_on()
             self._admission.settle(filling, self._settings.surplus)
             return
-        filling.drawn -= self._put_back(filling, lambda flight: flight.request.untouched)
-        if self._settings.surplus != "carry":
-            self._put_back(filling, lambda flight: True)
-        self._prompts.push_front(self._admission.settle(filling, self._settings.surplus))
-
-    def _put_back(self, filling: Filling, unwanted: Callable[[Flight], bool]) -> int:
-        """Cancels incomplete groups; their prompts go to the front of the stream."""
-        flights = self._flights.remove(unwanted)
-        for flight in flights:
+        surplus = self._settings.surplus
+        untouched = self._flights.remove(lambda flight: flight.request.untouched)
+        filling.drawn -= len(untouched)
+        cancelled = self._flights.remove(lambda flight: surplus != "carry")
+        for flight in cancelled:
             # Its finished samples have already been counted as generated.
             filling.cancelled_tokens += flight.request.tokens + flight.finished_tokens
             filling.finished_tokens -= flight.finished_tokens
-        self._prompts.push_front([flight.prompt for flight in flights])
-        return len(flights)
+        judged = self._admission.settle(filling, surplus)
+        # Whether a surplus group has finished says how fast its prompt is, and must not decide whether it is drawn
+        # again: for that reason rejected groups are, too.
+        again = [(flight.draw, flight.prompt) for flight in untouched]
+        if surplus == "requeue":
+            again += [(flight.draw, flight.prompt) for flight in cancelled]
+            again += [(group.draw, group.prompt) for group in judged]
+        self._prompts.push_front([prompt for _, prompt in sorted(again, key=lambda entry: entry[0])])
 
     def _late_verdicts(self, filling: Filling) -> str | None:
         """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""

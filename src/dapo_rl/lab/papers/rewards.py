@@ -26,7 +26,7 @@ def compare_filtering(config: Config) -> Finding:
     brake = "nothing" if config.overlong.shape == "off" else "only the penalty on finished ones"
     meaning = "as in DAPO's ablation (30 to 36 on AIME 2024): truncated responses are excluded from the loss, so "
     meaning += f"{brake} limits lengths"
-    if not config.overlong.masked_in_baseline and not config.has_critic:
+    if config.masking == "baseline":
         meaning += "; they are excluded from their group's mean and std as well"
     return "on", False, meaning
 
