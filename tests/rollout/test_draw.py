@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from dapo_rl.rollout.draw import DrawParams, derive_seed, draw_tokens, row_keys, truncate, uniforms
 from dapo_rl.rollout.engine import SamplingParams
@@ -50,6 +53,57 @@ def test_min_p_is_a_share_of_the_likeliest():
     assert kept(probabilities, SamplingParams(1, min_p=0.29)) == [False, True, True, True]
     assert kept(probabilities, SamplingParams(1, min_p=0.31)) == [False, True, False, True]
     assert kept(probabilities, SamplingParams(1, min_p=1.0)) == [False, True, False, False]
+
+
+def kept_by_numpy(logits, params):
+    """Top-k, then top-p of what top-k leaves, then min-p. One token at a time, in float64."""
+    logits = np.asarray(logits, np.float64) / params.temperature
+    p = np.exp(logits - logits.max())
+    left = set(range(len(p)))
+    if params.top_k:
+        least = sorted(p, reverse=True)[min(params.top_k, len(p)) - 1]
+        left = {i for i in left if p[i] >= least}
+    if params.top_p < 1:
+        total, before, nucleus = sum(p[i] for i in left), 0.0, set()
+        for i in sorted(left, key=lambda i: -p[i]):
+            if nucleus and before >= params.top_p * total:
+                break
+            nucleus.add(i)
+            before += p[i]
+        left = nucleus
+    return [i in left and p[i] >= params.min_p * p.max() for i in range(len(p))]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    temperature=st.sampled_from([0.7, 1.0, 1.5]),
+    top_k=st.sampled_from([0, 1, 2, 4, 20, 99]),
+    top_p=st.sampled_from([0.05, 0.37, 0.61, 0.83, 1.0]),
+    min_p=st.sampled_from([0.0, 0.043, 0.29]),
+)
+def test_top_k_top_p_and_min_p_together(seed, temperature, top_k, top_p, min_p):
+    """Against NumPy, and against the warpers of transformers in the order of its `generate`."""
+    logits = 2 * torch.randn(1, 24, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    params = SamplingParams(1, temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+    mass = torch.softmax(logits / temperature, -1)
+    ours = kept(mass[0].tolist(), params)
+    assert ours == kept_by_numpy(logits[0], params)
+    scores = logits / temperature
+    for warper, is_on in (
+        (TopKLogitsWarper(max(top_k, 1)), top_k > 0),
+        (TopPLogitsWarper(top_p), top_p < 1),
+        (MinPLogitsWarper(min_p), min_p > 0),
+    ):
+        scores = warper(None, scores) if is_on else scores
+    assert ours == scores.isfinite()[0].tolist()
+
+
+def test_top_p_is_a_share_of_what_top_k_leaves():
+    """Of 0.5 and 0.25, the first is two thirds: alone it reaches 0.6. Of the whole distribution it does not."""
+    probabilities = [0.1, 0.5, 0.15, 0.25]
+    assert kept(probabilities, SamplingParams(1, top_p=0.6)) == [False, True, False, True]
+    assert kept(probabilities, SamplingParams(1, top_p=0.6, top_k=2)) == [False, True, False, False]
 
 
 def test_each_row_is_drawn_in_its_own_way():

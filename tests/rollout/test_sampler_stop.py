@@ -284,6 +284,43 @@ def test_verdicts_that_do_not_come_in_time_are_computed_again(monkeypatch):
     assert fill.tokens_generated == 12 * len(asked)
 
 
+@pytest.mark.parametrize("fails_at", [5, 7, 12])
+def test_a_used_sampler_loads_as_a_new_one(tmp_path, fails_at):
+    """A fill that failed, for example because an engine was lost, leaves groups in the engine, and groups with verdicts
+    that are pending or were not read."""
+
+    def script(request):
+        n = int(request.id.removeprefix("draw-"))
+        return [make_sample(1 + 7 * n % 20 + i, text=text) for i, text in enumerate(KINDS[(0, 2, 2, 1)[n % 4]])]
+
+    def begun():
+        prompts, verifier = Prompts(), LateVerifier()
+        sampler = sampler_for(ScriptedEngine(script, 12), prompts, verifier)
+        sampler.fill(3, StopAt(None, verifier))
+        return sampler, prompts, verifier
+
+    class Lost(StopAt):
+        def __call__(self):
+            if self.checks == self.n:
+                raise ConnectionError
+            self.checks += 1  # no verdict comes
+
+    sampler, prompts, verifier = begun()
+    sampler.save(tmp_path)
+    stream = copy.deepcopy(prompts)
+    with pytest.raises(ConnectionError):
+        sampler.fill(5, Lost(fails_at, verifier))
+    assert len(sampler._judging) > 0
+    sampler.load(tmp_path)
+    prompts._front, prompts._next = stream._front, stream._next
+    assert len(sampler._judging) == 0
+    same, _, its_verifier = begun()
+    verifier._open.clear()
+    again, expected = sampler.fill(5, StopAt(None, verifier)), same.fill(5, StopAt(None, its_verifier))
+    assert result(again) == result(expected)
+    assert saved(sampler) == saved(same)
+
+
 def test_a_checkpoint_without_an_interrupted_step_loads(tmp_path):
     """Older versions do not write the key."""
     script = lambda request: [make_sample(3, text=text) for text in KINDS[2]]  # noqa: E731

@@ -240,6 +240,21 @@ def test_a_stop_string_ends_a_response_where_generate_ends_it(model):
     assert any(s.finish_reason == "stop" and stop[0] in s.text for s in samples.values())
 
 
+@pytest.mark.parametrize("engine_of", [NativeEngine, HFEngine])
+def test_an_end_of_sequence_token_that_is_ignored_does_not_end_a_response_at_its_limit(engine_of):
+    """Every token is one that ends a sequence, so the token at the limit is, too."""
+    model = small_model()
+    model.generation_config.eos_token_id = list(range(model.config.vocab_size))
+    words = tokenizer()
+    ignored, heeded = (request(name, max_new_tokens=4, ignore_eos=name == "ignored") for name in ("ignored", "heeded"))
+    samples = run(engine_of(model, words, max_batch=64), ignored, heeded)
+    for index in range(3):
+        cut, ended = samples["ignored", index], samples["heeded", index]
+        assert (len(cut.token_ids), cut.finish_reason) == (4, "length")
+        assert cut.text == words.decode(cut.token_ids, skip_special_tokens=True)
+        assert (len(ended.token_ids), ended.finish_reason, ended.text) == (1, "stop", "")
+
+
 def test_new_weights_are_taken_over_and_versions_written_down(model):
     other = small_model(seed=5)
     engine = NativeEngine(small_model(), tokenizer())

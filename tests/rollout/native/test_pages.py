@@ -257,6 +257,24 @@ def test_every_sequence_reads_what_was_written_for_it(seed, columns):
     for s in list(live):
         pages.end(s)
     assert pages.used == 0
+    assert {pages.start([], 1) for _ in range(6)} == set(range(6)), "no slot is lost, and none is given out twice"
+    assert pages.start([], 1) is None
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_slot_that_a_sequence_leaves_can_be_used_again(whole):
+    """Sequences are moved together: the slot that one leaves is free, and the one that it takes is not."""
+    pages = Pages(CacheLayout(4, 4 if whole else 9, 4, whole=whole), 4, torch.device("cpu"))
+    assert [pages.start([], 4) for _ in range(3)] == [0, 1, 2]
+    pages.end(0)
+    pages.swap(2, 0)
+    assert [pages.start([], 4) for _ in range(2)] == [2, 3]
+    assert pages.start([], 4) is None
+    pages.swap(0, 2)  # both in use
+    assert pages.start([], 4) is None
+    for slot in range(4):
+        pages.end(slot)
+    assert sorted(pages.start([], 4) for _ in range(4)) == [0, 1, 2, 3]
 
 
 def test_a_page_holds_a_whole_sequence_where_memory_allows_it():
