@@ -148,9 +148,8 @@ def test_a_loss_equals_its_twin_and_depends_on_its_own_sample_alone(name, seed):
         return losses.detach().numpy(), logps.grad.numpy()
 
     losses, slopes = ours(slice(None))
-    if name != "dapo":  # its twin is aggregated: test_loss_properties.py
-        twin = getattr(reference, LOSSES[name].function.__name__)
-        np.testing.assert_allclose(losses, twin(new, old, advantages, mask, **BOUNDS), rtol=1e-4, atol=1e-5)
+    twin = getattr(reference, LOSSES[name].function.__name__)
+    np.testing.assert_allclose(losses, twin(new, old, advantages, mask, **BOUNDS), rtol=1e-4, atol=1e-5)
     assert np.isfinite(slopes).all()
     assert (losses[~mask] == 0).all()
     assert (slopes[~mask] == 0).all()

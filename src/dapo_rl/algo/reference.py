@@ -5,12 +5,59 @@ Computes in float64, with loops where they are clearer; shares no code with the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from dapo_rl.algo.reference_credit import (
+    Array,
+    adaptive_lambda,
+    decoupled_gae,
+    gae,
+    group_advantages,
+    opo_advantages,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    rewards_alone,
+    token_rewards,
+    whitened,
+)
+
+__all__ = [
+    "ReferenceClipFractions",
+    "above_cap",
+    "adaptive_lambda",
+    "aggregate",
+    "cispo_losses",
+    "clip_fractions",
+    "clipped_tokens",
+    "dapo_policy_loss",
+    "decoupled_gae",
+    "dynamic_sampling_filter",
+    "entropy_from_logits",
+    "explained_variance",
+    "gae",
+    "group_advantages",
+    "gspo_losses",
+    "gspo_token_losses",
+    "importance_weights",
+    "kl_penalty",
+    "kl_slope",
+    "opo_advantages",
+    "overlong_reward_shaping",
+    "policy_token_losses",
+    "positive_lm_loss",
+    "probability_ratio",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "rewards_alone",
+    "sequence_ratio",
+    "soft_overlong_punishment",
+    "token_rewards",
+    "value_loss",
+    "whitened",
+]
 
 BOUND = 20
 """Bound of a log-ratio before it is exponentiated."""
@@ -37,17 +84,48 @@ def dapo_policy_loss(
     norm_length: int | None = None,
     weights: ArrayLike | None = None,
 ) -> float:
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}
+    losses = policy_token_losses(new_logps, old_logps, advantages, mask, **bounds)
+    if weights is not None:
+        losses = losses * np.atleast_2d(np.asarray(weights, float))
+    *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
+
+
+def policy_token_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+) -> Array:
     new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros_like(new)
-    weight = np.ones_like(new) if weights is None else np.atleast_2d(np.asarray(weights, float))
     for i, t in zip(*np.nonzero(counted), strict=True):
         r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
         # Each sign of the advantage has one bound: the upper one limits reinforcement, the lower one suppression.
         objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
         if clip_ratio_c is not None and a < 0:
             objective = max(objective, clip_ratio_c * a)
-        losses[i, t] = -objective * weight[i, t]
-    return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
+        losses[i, t] = -objective
+    return losses
+
+
+def probability_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
+    new, old, _, counted = _as_matrices(new_logps, old_logps, 0.0, mask)
+    return np.where(counted, np.exp(np.clip(np.where(counted, new - old, 0.0), -BOUND, BOUND)), 1.0)
+
+
+def sequence_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
+    new, old, _, counted = _as_matrices(new_logps, old_logps, 0.0, mask)
+    ratio = np.ones_like(new)
+    for i, written in enumerate(counted):
+        if written.any():
+            ratio[i, written] = np.exp(np.clip((new[i, written] - old[i, written]).mean(), -BOUND, BOUND))
+    return ratio
 
 
 def gspo_losses(
@@ -59,19 +137,35 @@ def gspo_losses(
     clip_low: float,
     clip_high: float,
 ) -> Array:
-    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
-    losses = np.zeros_like(new)
-    for i, written in enumerate(counted):
-        if written.any():
-            s = np.exp(np.clip((new[i, written] - old[i, written]).mean(), -BOUND, BOUND))
-            for t in np.nonzero(written)[0]:
-                a = advantage[i, t]
-                losses[i, t] = -(min(s, 1 + clip_high) * a if a >= 0 else max(s, 1 - clip_low) * a)
+    *_, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    losses = np.zeros(advantage.shape)
+    ratio = sequence_ratio(new_logps, old_logps, mask)
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        s, a = ratio[i, t], advantage[i, t]
+        losses[i, t] = -(min(s, 1 + clip_high) * a if a >= 0 else max(s, 1 - clip_low) * a)
     return losses
 
 
-gspo_token_losses = gspo_losses
-"""The two differ in the gradient only."""
+def gspo_token_losses(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    moved_logps: ArrayLike | None = None,
+) -> Array:
+    """The ratio of a token is s · π(moved) / π(new), whose derivative at `moved = new` is the gradient of the loss; its
+    value there is that of `gspo_losses`."""
+    new, _, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    moved = new if moved_logps is None else np.atleast_2d(np.asarray(moved_logps, float))
+    losses = np.zeros_like(new)
+    ratio = sequence_ratio(new_logps, old_logps, mask)
+    for i, t in zip(*np.nonzero(counted), strict=True):
+        r, a = ratio[i, t] * np.exp(moved[i, t] - new[i, t]), advantage[i, t]
+        losses[i, t] = -min(r * a, min(max(r, 1 - clip_low), 1 + clip_high) * a)
+    return losses
 
 
 def cispo_losses(
@@ -109,6 +203,11 @@ def importance_weights(
         too_large = 0.0 if mode == "mask" else cap
         weights[place] = ratio if ratio <= cap else too_large
     return weights
+
+
+def above_cap(proximal_logps: ArrayLike, behaviour_logps: ArrayLike, mask: ArrayLike, cap: float) -> Array:
+    difference: Array = np.asarray(proximal_logps, float) - np.asarray(behaviour_logps, float)
+    return np.asarray(mask, bool) & (difference > np.log(cap)) & (cap < np.exp(BOUND))
 
 
 def aggregate(
@@ -153,15 +252,33 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ReferenceClipFractions:
-    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
-    high = low = dual = 0
-    for i, t in zip(*np.nonzero(counted), strict=True):
-        r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
-        high += int(a > 0 and r > 1 + clip_high)
-        low += int(a < 0 and r < 1 - clip_low)
-        dual += int(a < 0 and clip_ratio_c is not None and r > clip_ratio_c)
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}
+    high, low, dual = clipped_tokens(new_logps, old_logps, advantages, mask, **bounds)
+    *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     tokens = max(int(counted.sum()), 1)
-    return ReferenceClipFractions(high / tokens, low / tokens, dual / tokens)
+    return ReferenceClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
+
+
+def clipped_tokens(
+    new_logps: ArrayLike,
+    old_logps: ArrayLike,
+    advantages: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_ratio_c: float | None = None,
+    per_sequence: bool = False,
+) -> tuple[Array, Array, Array]:
+    *_, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    ratio = (sequence_ratio if per_sequence else probability_ratio)(new_logps, old_logps, mask)
+    high, low, dual = (np.zeros(counted.shape, bool) for _ in range(3))
+    for place in zip(*np.nonzero(counted), strict=True):
+        r, a = ratio[place], advantage[place]
+        high[place] = a > 0 and r > 1 + clip_high
+        low[place] = a < 0 and r < 1 - clip_low
+        dual[place] = a < 0 and clip_ratio_c is not None and r > clip_ratio_c
+    return high, low, dual
 
 
 def dynamic_sampling_filter(values: ArrayLike, eps: float = 1e-6) -> Array:
@@ -169,65 +286,6 @@ def dynamic_sampling_filter(values: ArrayLike, eps: float = 1e-6) -> Array:
     if groups.dtype == bool:
         return np.array([0 < int(group.sum()) < len(group) for group in groups], bool)
     return np.array([group.max() - group.min() > eps for group in groups.astype(float)], bool)
-
-
-def group_advantages(
-    rewards: ArrayLike,
-    *,
-    normalize: str = "group",
-    ddof: int = 1,
-    eps: float = 1e-6,
-    mask: ArrayLike | None = None,
-) -> Array:
-    rewards_BG = np.asarray(rewards, float)
-    counted = np.ones_like(rewards_BG, bool) if mask is None else np.asarray(mask, bool)
-    advantages = np.zeros_like(rewards_BG)
-    everything = rewards_BG[counted]
-    for b, (group, included) in enumerate(zip(rewards_BG, counted, strict=True)):
-        members = group[included]
-        if len(members) == 0 or members.max() == members.min():
-            continue
-        centred = members - members.mean()
-        if normalize == "group":
-            centred = centred / (members.std(ddof=ddof) + eps)
-        elif normalize == "batch":
-            centred = centred / (everything.std(ddof=ddof) + eps)
-        elif normalize == "leave-one-out":
-            others = (members.sum() - members) / (len(members) - 1)
-            centred = members - others
-        elif normalize != "none":
-            raise ValueError(f"unknown normalize {normalize!r}")
-        advantages[b, included] = centred
-    return advantages
-
-
-def opo_advantages(rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike) -> Array:
-    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, float)
-    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
-    advantages = np.zeros_like(rewards_PG)
-    for p, included in enumerate(counted):
-        if included.any():
-            baseline = np.average(rewards_PG[p, included], weights=lengths_PG[p, included])
-            advantages[p, included] = rewards_PG[p, included] - baseline
-    return advantages
-
-
-def reinforce_plus_plus(
-    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
-) -> Array:
-    rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, int)
-    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
-    tokens = np.repeat(rewards_PG[counted], lengths_PG[counted])  # the return of every token
-    if len(tokens) <= ddof or tokens.max() == tokens.min():
-        return np.zeros_like(rewards_PG)
-    return np.where(counted, (rewards_PG - tokens.mean()) / (tokens.std(ddof=ddof) + eps), 0.0)
-
-
-def reinforce_plus_plus_baseline(
-    rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
-) -> Array:
-    differences = group_advantages(rewards, normalize="none", mask=mask)
-    return reinforce_plus_plus(differences, mask, lengths=lengths, ddof=ddof, eps=eps)
 
 
 def soft_overlong_punishment(lengths: ArrayLike, max_length: int, cache_length: int, factor: float = 1.0) -> Array:
@@ -278,54 +336,6 @@ def entropy_from_logits(logits: ArrayLike) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(probabilities > 0, probabilities * np.log(probabilities), 0.0)
     return np.asarray(-terms.sum(-1))
-
-
-def gae(
-    values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float = 1.0
-) -> Array:
-    values_BT, counted, given = np.asarray(values, float), np.asarray(mask, bool), np.asarray(rewards, float)
-    advantages = np.zeros_like(values_BT)
-    lambdas = np.broadcast_to(np.asarray(lambda_, float), len(values_BT))
-    for i, written in enumerate(counted):
-        after = following = 0.0  # the advantage and the value of the token after
-        for place, t in enumerate(reversed(np.nonzero(written)[0])):
-            reward = given[i, t] if given.ndim == 2 else given[i] if place == 0 else 0.0
-            after = reward + gamma * following - values_BT[i, t] + gamma * lambdas[i] * after
-            advantages[i, t], following = after, values_BT[i, t]
-    return advantages
-
-
-def decoupled_gae(
-    values: ArrayLike,
-    rewards: ArrayLike,
-    mask: ArrayLike,
-    *,
-    policy_lambda: float | ArrayLike,
-    critic_lambda: float | ArrayLike = 1.0,
-    gamma: float = 1.0,
-) -> tuple[Array, Array]:
-    targets = gae(values, rewards, mask, critic_lambda, gamma) + np.asarray(values, float)
-    return gae(values, rewards, mask, policy_lambda, gamma), np.where(np.asarray(mask, bool), targets, 0.0)
-
-
-def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: float = 0.0) -> Array:
-    counted, given = np.asarray(mask, bool), np.asarray(rewards, float)
-    result = np.zeros(counted.shape) if kl is None else np.where(counted, -kl_coef * np.asarray(kl, float), 0.0)
-    for i, written in enumerate(counted):
-        if written.any():
-            result[i, np.nonzero(written)[0][-1]] += given[i]
-    return result
-
-
-def adaptive_lambda(lengths: ArrayLike, alpha: float = 0.05, lowest: float = 0.0) -> Array:
-    return np.array([max(lowest, 1 - 1 / (alpha * length)) for length in np.asarray(lengths, float)])
-
-
-def whitened(advantages: ArrayLike, mask: ArrayLike, eps: float = 1e-8) -> Array:
-    counted, values = np.asarray(mask, bool), np.asarray(advantages, float)
-    members = values[counted]
-    variance = members.var(ddof=1) if len(members) > 1 else 0.0
-    return np.where(counted, (values - members.mean()) / np.sqrt(variance + eps), 0.0)
 
 
 def value_loss(
