@@ -111,8 +111,8 @@ def _algo(config: Config) -> Iterator[Conflict]:
         wrong = f"{algo.importance_cap:g} with algo.proximal={which}: the ratio proximal / behaviour is always 1"
         yield Conflict("algo.importance_cap", wrong, "set algo.proximal=recomputed")
     if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
-        wrong = f"{algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so nothing holds the policy"
-        yield Conflict("algo.kl_kind", wrong, "set algo.kl_kind=k1+, with the same value and the gradient of the KL")
+        wrong = f"{algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises nothing"
+        yield Conflict("algo.kl_kind", wrong, "set algo.kl_kind=k1+, with the same value and a gradient")
     if sampling.group_size == 1 and (sampling.dynamic or (advantage is not None and not advantage.alone)):
         what = "dynamic sampling" if sampling.dynamic else f"algo.normalize={algo.normalize}"
         if not sampling.dynamic and algo.advantage != "group":

@@ -182,11 +182,12 @@ class SamplingSettings(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; 1 is off. Recorded log-probabilities ignore the truncation."""
+    """Nucleus sampling, of what top_k leaves; 1 is off. Recorded log-probabilities ignore the truncation."""
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens; 0 is off."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off."""
+    """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off. Applied after top_p,
+    as in transformers; vLLM applies it before."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, in addition to the end-of-sequence token."""
     ignore_eos: bool = False
