@@ -84,8 +84,9 @@ def dapo_policy_loss(
     norm_length: int | None = None,
     weights: ArrayLike | None = None,
 ) -> float:
-    bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}
-    losses = policy_token_losses(new_logps, old_logps, advantages, mask, **bounds)
+    losses = policy_token_losses(
+        new_logps, old_logps, advantages, mask, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
+    )
     if weights is not None:
         losses = losses * np.atleast_2d(np.asarray(weights, float))
     *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
@@ -207,7 +208,7 @@ def importance_weights(
 
 def above_cap(proximal_logps: ArrayLike, behaviour_logps: ArrayLike, mask: ArrayLike, cap: float) -> Array:
     difference: Array = np.asarray(proximal_logps, float) - np.asarray(behaviour_logps, float)
-    return np.asarray(mask, bool) & (difference > np.log(cap)) & (cap < np.exp(BOUND))
+    return np.asarray(np.asarray(mask, bool) & (difference > np.log(cap)) & (cap < np.exp(BOUND)))
 
 
 def aggregate(
@@ -252,8 +253,9 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ReferenceClipFractions:
-    bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}
-    high, low, dual = clipped_tokens(new_logps, old_logps, advantages, mask, **bounds)
+    high, low, dual = clipped_tokens(
+        new_logps, old_logps, advantages, mask, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
+    )
     *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
     tokens = max(int(counted.sum()), 1)
     return ReferenceClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)

@@ -186,8 +186,8 @@ class SamplingSettings(Section):
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens; 0 is off."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off. Applied after top_p,
-    as in transformers; vLLM applies it before."""
+    """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off. Applied after
+    top_p, as in transformers; vLLM applies it before."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, in addition to the end-of-sequence token."""
     ignore_eos: bool = False

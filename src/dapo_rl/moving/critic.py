@@ -12,10 +12,9 @@ from dapo_rl.foreign.record import KL_IN_LOSS
 from dapo_rl.foreign.verl import ACTOR, MODEL
 from dapo_rl.moving.draft import Draft, default_of, written
 
-VERL_KL_KINDS = {
-    **{None: "k3", "low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"},
-    **{"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2"},
-}
+_VERL_KINDS = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+_STRAIGHT_THROUGH = {"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2"}
+VERL_KL_KINDS: dict[Any, str] = {None: "k3", **_VERL_KINDS, **_STRAIGHT_THROUGH}
 """verl's names of the KL estimators, in the loss and in the reward."""
 KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
 _NOTHING = "without adv_estimator=gae it does nothing"
