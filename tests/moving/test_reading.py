@@ -48,8 +48,12 @@ def test_words_are_expanded_as_a_shell_does(script, expected):
         ("echo `rm -rf /`", "a command in the script is not run"),
         ("x=$(date)\necho a$x", "a command in the script is not run"),
         ("echo $nowhere", "$nowhere is not set in the script"),
-        ("if true; then x=1; fi\necho $x", "it is set in a condition, a loop or a function"),
-        ("for x in 1 2; do y=$x; done\necho $y", "it is set in a condition, a loop or a function"),
+        ("if nvidia-smi; then x=1; fi\necho $x", "it is set in a condition or a loop"),
+        ("nvidia-smi && x=1\necho $x", "it is set in a condition or a loop"),
+        ("x=1\n[ -d /data ] || x=2\necho $x", "it is set in a condition or a loop"),
+        ('x=1\ncase "$(uname)" in\n Linux) x=2 ;;\nesac\necho $x', "it is set in a condition or a loop"),
+        ("for x in 1 2; do y=$x; done\necho $y", "it is set in a condition or a loop"),
+        ("f() {\n x=1\n}\necho $x", "it is set in a function"),
         ("echo $((1 / 0))", "division by zero"),
         ("echo $((2 ** 70))", "an exponent is too large"),
         ("echo $((x[0]))", "$x is not set in the script"),
@@ -60,6 +64,63 @@ def test_words_are_expanded_as_a_shell_does(script, expected):
 def test_what_only_a_run_would_tell_stays_unknown(script, why):
     (said,) = unknown(script)
     assert why in said or "is not integer arithmetic" in said
+
+
+CASE = """
+A=(n=5)
+case "$device" in
+    gpu) A+=(x=gpu) ;;
+    npu | tp*)
+        A+=(
+            x=npu # the other device
+        )
+        n=2
+        ;;
+    *) A+=(x=none); exit 1 ;;
+esac
+echo "${A[@]}" $n
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("device=gpu\nn=1" + CASE, ["echo", "n=5", "x=gpu", "1"]),
+        ("device=tpu\nn=1" + CASE, ["echo", "n=5", "x=npu", "2"]),
+        ("device=cpu\nn=1" + CASE, ["echo", "n=5", "x=none", "1"]),
+        ("x=1\nif [ ${y:-a} = a ]; then x=2; else x=3; fi\necho $x", ["echo", "2"]),
+        ("x=1\nif [ 2 -gt 3 ]; then x=2; elif [[ ab == a* ]]; then x=3; else x=4; fi\necho $x", ["echo", "3"]),
+        ("if [ a != a ]; then x=1; elif test -n ''; then x=2; else x=3; fi\necho $x", ["echo", "3"]),
+        ("if ! [ -z '' ]; then x=1; else x=2; fi\necho $x", ["echo", "2"]),
+        ("if [ a = a ] && { [ b = c ] || [ b = b ]; }; then x=1; else x=2; fi\necho $x", ["echo", "1"]),
+        ("if [[ a == b || a == a && -n b ]]; then x=1; else x=2; fi\necho $x", ["echo", "1"]),
+        ("[ 1 -gt 1 ] && x=a || x=b\necho $x", ["echo", "b"]),
+        ("[ 2 -gt 1 ] && x=a || x=b\necho $x", ["echo", "a"]),
+        ("x=1\nif [ a = b ]; then if nvidia-smi; then x=2; fi; x=3; fi\necho $x", ["echo", "1"]),
+        ("x=1\nwhile [[ $# -gt 0 ]]; do case $1 in --x) x=$2; shift ;; esac; done\necho $x", ["echo", "1"]),
+        ("x=1\n(x=2; true)\necho $x", ["echo", "1"]),
+        ("f() {\n local x=2\n}\ny=1\necho $y", ["echo", "1"]),
+        ("if (( 3 % 2 )); then y=1; fi\nx=1\necho $x", ["echo", "1"]),
+        ("# echo a \\\necho b", ["echo", "b"]),
+        ("echo 'a\\\nb'", ["echo", "a\\\nb"]),
+    ],
+)
+def test_branches_whose_condition_is_known_are_followed(script, expected):
+    assert words(script) == expected
+
+
+def test_commands_of_a_branch_that_is_not_taken_do_not_count():
+    script = 's=fsdp\nif [ "$s" = megatron ]; then one; elif [ "$s" = fsdp ]; then two; else three; fi'
+    assert [command.words[0].text for command in read_shell(script, {})] == ["[", "[", "two"]
+
+
+def test_an_array_that_is_extended_in_an_open_condition_keeps_its_items():
+    script = 'A=(n=5)\nif nvidia-smi; then A+=(x=1); fi\necho "${A[@]}"'
+    said = {word.text: word.unknown for word in read_shell(script, {})[-1].words}
+    assert said == {"echo": None, "n=5": None, "x=1": "it is set in a condition or a loop"}
+    script = 'A=(n=5 x=2)\nif nvidia-smi; then A=(n=5 x=1); fi\necho "${A[@]}"'
+    said = {word.text: bool(word.unknown) for word in read_shell(script, {})[-1].words}
+    assert said == {"echo": False, "n=5": False, "x=2": True, "x=1": True}
 
 
 def test_an_assignment_on_the_line_is_for_that_command():

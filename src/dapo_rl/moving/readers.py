@@ -16,7 +16,8 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
 from dapo_rl.moving.hydra import UnknownValue, interpolated, numbers, typed
-from dapo_rl.moving.shell import ShellCommand, Word, read_shell
+from dapo_rl.moving.shell import ShellCommand, read_shell
+from dapo_rl.moving.words import Word
 from dapo_rl.recipe import check_values, parse_yaml
 
 MOST_BYTES_READ = 1 << 20

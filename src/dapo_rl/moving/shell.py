@@ -1,39 +1,26 @@
-"""Reads shell scripts without running them: words, variables, arrays, defaults and arithmetic.
+"""Reads shell scripts without running them: commands, assignments, conditions and loops.
 
-What only a run would tell (`$(date)`, a variable that is set elsewhere or in a condition) stays unknown, with the
-reason. shlex is no help: it takes the # of `dataset#1000` for a comment, and expands nothing.
+Branches whose condition is known are followed or skipped. What is assigned under a condition that only a run would
+tell stays unknown.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
-from dapo_rl.base.quote import shown
-from dapo_rl.errors import UserError
-from dapo_rl.moving.arithmetic import ArithmeticTextError, evaluate_arithmetic
+from dapo_rl.moving.conditions import Block, both, either, holds, matches_any, opposite, status_of
+from dapo_rl.moving.words import LONGEST_WORD, ShellVariables, Word, WordReader, limit_words
 
-MOST_NESTED, MOST_WORDS, LONGEST_WORD, MOST_TEXT = 50, 20_000, 1 << 16, 1 << 24
-"""Limits: a few doubled variables can stand for more text than fits in memory."""
-_PLAIN = re.compile(r"""[^\s"'\\$`<>;&|()]+""")
-_PLAIN_IN_QUOTES = re.compile(r"""[^"\\$`]+""")
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
-_OPENING = {"if", "for", "while", "until", "case", "{", "select"}
-_CLOSING = {"fi", "done", "esac", "}"}
-_BETWEEN = {"then", "else", "elif", "do", "!", "time"}
+_OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
+_KEYWORD = re.compile(
+    r"(if|then|elif|else|fi|while|until|do|done|case|esac|function|time|!|\{|\}|\[\[)(?=[\s;&|()<>]|$)|(\(\()"
+)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _DECLARING = {"export", "local", "readonly", "declare", "typeset"}
-_SEPARATORS = "\n;&|()"
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word of a command after expansion; `unknown` says why its value is not known."""
-
-    text: str
-    unknown: str | None = None
+_SOMETIMES = "it is set in a condition or a loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,105 +30,120 @@ class ShellCommand:
     """The variables given before it on its line, and those of the script that the reader asked for."""
 
 
-class ShellVariables(dict[str, "Word | list[Word]"]):
-    """The variables of a script, with a limit on their total size."""
-
-    size = 0
-
-    def assign(self, name: str, value: Word | list[Word]) -> None:
-        self.grow(sum(len(word.text) + 1 for word in (value if isinstance(value, list) else [value])))
-        self[name] = value
-
-    def grow(self, size: int) -> None:
-        self.size += size
-        if self.size > MOST_TEXT:
-            raise UserError(f"the script expands to more than {MOST_TEXT >> 20} MiB")
-
-
 @dataclass(slots=True)
 class _Line:
     """A command while it is read."""
 
     words: list[Word] = field(default_factory=list)
-    assigned: dict[str, Word | list[Word]] = field(default_factory=dict)
+    assigned: dict[str, tuple[Word | list[Word], bool]] = field(default_factory=dict)
+    """The values, and whether `+=` appends them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.assigned)
 
 
-class ShellReader:
+class ShellReader(WordReader):
     """A pass over the text of a script. Variables are set in the order of the text."""
 
-    def __init__(self, text: str, variables: ShellVariables, depth: int = 0, seen: Collection[str] = ()) -> None:
-        if depth > MOST_NESTED:
-            raise UserError("the script's expansions are nested too deeply")
-        self._text = text.replace("\\\r\n", "").replace("\\\n", "")
-        self._at = 0
-        self._variables = variables
-        self._depth = depth
+    def __init__(self, text: str, variables: ShellVariables, seen: Collection[str] = ()) -> None:
+        super().__init__(text, variables)
         self._seen = seen
-        self._blocks = 0
-        """Conditions, loops and functions around the current command."""
+        self._blocks = [Block("script")]
+        self._line = _Line()
+        self._found: list[ShellCommand] = []
+        self._defines_function = False
         self._here_documents: list[str] = []
         self._count = 0
+        self._keywords: dict[str, Callable[[], None]] = {
+            "if": lambda: self._open("if"),
+            "then": self._then,
+            "elif": self._next_branch,
+            "else": self._next_branch,
+            "while": lambda: self._open("while"),
+            "until": lambda: self._open("until"),
+            "do": self._do,
+            "case": self._case,
+            "function": self._function,
+            "{": self._group,
+            "!": self._negate,
+            "time": lambda: None,
+            "[[": self._double_brackets,
+            **dict.fromkeys(("fi", "done", "esac", "}"), self._close),
+        }
 
     def commands(self) -> list[ShellCommand]:
-        found: list[ShellCommand] = []
-        line = _Line()
         while self._at < len(self._text):
             character = self._text[self._at]
-            if character in " \t\r":
+            if self._blocks[-1].awaits_pattern:
+                self._patterns()
+            elif self._continues():
+                continue
+            elif character in " \t\r":
                 self._at += 1
             elif character == "#":
                 self._skip_comment()
-            elif character in _SEPARATORS:
-                self._end(line, found)
-                line = _Line()
-                self._at += 1
-                if character == "\n":
-                    self._skip_here_documents()
+            elif not self._line and (keyword := _KEYWORD.match(self._text, self._at)):
+                self._at = keyword.end()
+                self._keywords[keyword[1]]() if keyword[1] else self._skip_arithmetic()
+            elif operator := _OPERATOR.match(self._text, self._at):
+                self._operator(operator[0])
             elif character in "<>":
-                self._redirect(line)
+                self._redirect()
             else:
-                self._read_into(line)
-        self._end(line, found)
-        return found
+                self._read_words()
+        self._end()
+        return self._found
 
-    def _read_into(self, line: _Line) -> None:
+    def _read_words(self) -> None:
+        line = self._line
         match = _ASSIGNMENT.match(self._text, self._at)
         declaring = bool(line.words) and line.words[0].text in _DECLARING
         if match and (declaring or not line.words):
             self._at = match.end()
-            name, added = match[1], match[2] == "+="
-            value: Word | list[Word] = self._array() if self._peek() == "(" else self._joined(self.word())
-            line.assigned[name] = self._plus(self._variables.get(name), value) if added else value
+            value: Word | list[Word] = self._array() if self._peek() == "(" else self.joined(self.word())
+            line.assigned[match[1]] = value, match[2] == "+="
             return
         words = self.word()
-        if not line.words and words and words[0].text in _BETWEEN:
-            return
         line.words += words
         self._count += len(words)
-        _limit(self._count)
+        limit_words(self._count)
         self._variables.grow(sum(len(word.text) for word in words))
 
-    def _end(self, line: _Line, found: list[ShellCommand]) -> None:
+    def _end(self) -> None:
+        """Ends a command: assigns its variables, or records it with them."""
+        line, self._line = self._line, _Line()
+        if not line:
+            return
+        block = self._blocks[-1]
         first = line.words[0].text if line.words else ""
-        if first in _CLOSING:
-            self._blocks = max(self._blocks - 1, 0)
-        if first == "for" and len(line.words) > 1 and _NAME.fullmatch(name := line.words[1].text):
-            self._variables[name] = Word(f"${name}", "it is set by a loop")
-        if not line.words or first in _DECLARING:
-            for name, value in line.assigned.items():
-                self._variables.assign(name, self._guarded(name, value))
-        elif line.words:
-            seen = {name: self._variables.get(name) for name in self._seen} | line.assigned
-            variables = {name: value for name, value in seen.items() if isinstance(value, Word)}
-            found.append(ShellCommand(tuple(line.words), variables))
-        if first in _OPENING:
-            self._blocks += 1
+        if first in ("for", "select"):
+            if len(line.words) > 1 and _NAME.fullmatch(name := line.words[1].text):
+                self._set(name, Word(f"${name}", "it is set by a loop"))
+            self._open("for")
+        elif not line.words or first in _DECLARING:
+            for name, (value, added) in line.assigned.items():
+                self._assign(name, _appended(self._variables.get(name), value) if added else value)
+            block.finish(True)
+        else:
+            if block.runs is not False:
+                values = {name: self._variables.get(name) for name in self._seen}
+                values |= {name: value for name, (value, _) in line.assigned.items()}
+                known = {name: value for name, value in values.items() if isinstance(value, Word)}
+                self._found.append(ShellCommand(tuple(line.words), known))
+            block.finish(status_of(line.words))
 
-    def _guarded(self, name: str, value: Word | list[Word]) -> Word | list[Word]:
-        """A value that is set in a condition or a loop is not known."""
-        if not self._blocks:
-            return value
-        return Word(f"${name}", "it is set in a condition, a loop or a function")
+    def _assign(self, name: str, value: Word | list[Word]) -> None:
+        """Sets a variable, as far as the conditions around it are known to hold."""
+        runs, old = self._blocks[-1].runs, self._variables.get(name)
+        if runs is not False and value != old:
+            self._set(name, value if runs else _perhaps(name, old, value))
+
+    def _set(self, name: str, value: Word | list[Word]) -> None:
+        for block in reversed(self._blocks):
+            if block.kind in ("function", "subshell"):
+                block.before.setdefault(name, self._variables.get(name))
+                break
+        self._variables.assign(name, value)
 
     def _array(self) -> list[Word]:
         """`( a b "c d" )`, over any number of lines."""
@@ -155,236 +157,163 @@ class ShellReader:
             else:
                 before = self._at
                 items += self.word()
-                _limit(len(items))
+                limit_words(len(items))
                 self._at += self._at == before  # a separator, which means nothing here
         self._at += 1
         return items
 
-    @staticmethod
-    def _plus(old: Word | list[Word] | None, new: Word | list[Word]) -> Word | list[Word]:
-        if isinstance(new, list):
-            items = [*(old if isinstance(old, list) else [old] if old else []), *new]
-            _limit(len(items))
-            return items
-        if isinstance(old, Word):
-            return Word((old.text + new.text)[:LONGEST_WORD], old.unknown or new.unknown)
-        return new
+    def _operator(self, operator: str) -> None:
+        """`&&`, `;`, the end of a line, parentheses and their relatives."""
+        defined = self._line.words and not self._line.assigned and re.compile(r"\(\s*\)").match(self._text, self._at)
+        if operator == "(" and defined and len(self._line.words) == 1:
+            self._at = defined.end()
+            self._line = _Line()
+            self._defines_function = True
+            return
+        self._end()
+        self._at += len(operator)
+        block = self._blocks[-1]
+        if operator == "(":
+            self._open("subshell")
+        elif operator == ")":
+            if block.kind == "subshell":
+                self._close()
+        elif operator.startswith(";") and len(operator) > 1:
+            if block.kind == "case":
+                block.end_branch()
+                block.awaits_pattern = True
+        else:
+            block.separate(operator)
+        if operator == "\n":
+            self._skip_here_documents()
 
-    def word(self) -> list[Word]:
-        """The word at the current position: none, one or, after the expansion of variables, several."""
-        done: list[Word] = []
-        current: Word | None = None
-        while self._at < len(self._text):
-            character = self._text[self._at]
-            if character in " \t\r<>" or character in _SEPARATORS:
-                break
-            if character == "$" and self._text.startswith(("$@", "$*"), self._at):
-                self._at += 2
-            elif character in "$`":
-                pieces = self._expansion()
-                # Without quotes, a value with spaces is several words.
-                current, done = _attach(current, done, [part for piece in pieces for part in _split(piece)])
-            elif character == '"':
-                current, done = _attach(current, done, self._quoted())
-            elif plain := _PLAIN.match(self._text, self._at):
-                current = _join(current, Word(plain[0]))
-                self._at = plain.end()
+    def _open(self, kind: str, branch: bool | None = True) -> None:
+        branch = None if kind == "for" else branch
+        self._blocks.append(Block(kind, self._blocks[-1].runs, branch))
+
+    def _close(self) -> None:
+        """`fi`, `done`, `esac`, `}` or the end of a subshell."""
+        if len(self._blocks) == 1:
+            return
+        block = self._blocks.pop()
+        for name, old in block.before.items():
+            if block.kind == "function":
+                self._set(name, Word(f"${name}", "it is set in a function"))
+            elif old is None:
+                self._variables.pop(name, None)
             else:
-                current = _join(current, Word(self._literal(character)))
-        return [*done, current] if current is not None else done
+                self._set(name, old)
+        self._blocks[-1].finish(block.status if block.kind in ("group", "subshell") else None)
 
-    def single(self) -> Word:
-        """The whole text as one word, as in `${name:-text}`."""
-        result = Word("")
-        while self._at < len(self._text):
-            character = self._text[self._at]
-            if character in "$`":
-                result = _join(result, self._joined(self._expansion()))
-            elif character == '"':
-                result = _join(result, self._joined(self._quoted()))
-            elif plain := _PLAIN.match(self._text, self._at):
-                result = _join(result, Word(plain[0]))
-                self._at = plain.end()
-            else:
-                result = _join(result, Word(self._literal(character)))
-        return result
+    def _then(self) -> None:
+        if self._blocks[-1].kind == "if":
+            self._blocks[-1].begin_branch()
 
-    def _literal(self, character: str) -> str:
-        """One character, an escaped one, or the content of single quotes."""
-        self._at += 1
-        if character == "\\":
-            self._at += 1
-            return self._text[self._at - 1 : self._at]
-        if character != "'":
-            return character
-        end = self._text.find("'", self._at)
-        if end < 0:
-            raise UserError("a quote is not closed")
-        content, self._at = self._text[self._at : end], end + 1
-        return content
+    def _next_branch(self) -> None:
+        if self._blocks[-1].kind == "if":
+            self._blocks[-1].end_branch()
 
-    def _quoted(self) -> list[Word]:
-        """Double quotes: one word, but an array stays several."""
-        self._at += 1
-        done: list[Word] = []
-        current: Word | None = None
-        vanished = False  # "$@" without arguments and "${empty[@]}" are no word; "" is one
-        while self._at < len(self._text):
-            character = self._text[self._at]
-            if character == '"':
-                self._at += 1
-                return [*done, current or Word("")] if current or not vanished else done
-            if self._text.startswith(("$@", "$*"), self._at):
-                self._at += 2
-                vanished = True
-            elif character in "$`":
-                pieces = self._expansion()
-                vanished |= not pieces
-                current, done = _attach(current, done, pieces)
-            elif character == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"):
-                current = _join(current, Word(self._text[self._at + 1]))
-                self._at += 2
-            elif plain := _PLAIN_IN_QUOTES.match(self._text, self._at):
-                current = _join(current, Word(plain[0]))
-                self._at = plain.end()
-            else:
-                current = _join(current, Word(character))
-                self._at += 1
-        raise UserError("a quote is not closed")
+    def _do(self) -> None:
+        """A loop runs any number of times, or never if its condition is known not to hold."""
+        block = self._blocks[-1]
+        if block.kind in ("while", "until"):
+            starts = block.status if block.kind == "while" else opposite(block.status)
+            block.branch, block.following = both(starts, None), True
 
-    def _expansion(self) -> list[Word]:
-        """What `$…` or a backquoted command stands for."""
-        text, at = self._text, self._at
-        if text[at] == "`":
-            end = text.find("`", at + 1)
-            self._at = end + 1 if end >= 0 else len(text)
-            return [Word(text[at : self._at], "a command in the script is not run")]
-        if text.startswith("$((", at):
-            inside = self._bracketed("(", ")", at + 1)[1:-1]
-            return [self._arithmetic(inside)]
-        if text.startswith("$(", at):
-            return [Word(f"$({self._bracketed('(', ')', at + 1)})", "a command in the script is not run")]
-        if text.startswith("${", at):
-            return self._braces(self._bracketed("{", "}", at + 1))
-        if match := _NAME.match(text, at + 1):
+    def _group(self) -> None:
+        self._open("function" if self._defines_function else "group")
+        self._defines_function = False
+
+    def _function(self) -> None:
+        """`function name` or `function name()`."""
+        if match := re.compile(r"[ \t]*[\w.-]*[ \t]*(\([ \t]*\))?").match(self._text, self._at):
             self._at = match.end()
-            return self._variable(match[0])
+        self._defines_function = True
+
+    def _negate(self) -> None:
+        self._blocks[-1].negated = not self._blocks[-1].negated
+
+    def _case(self) -> None:
+        """`case WORD in`"""
+        self._skip_blanks()
+        subject = self.joined(self.word())
+        self._skip_blanks()
+        if match := re.compile(r"in(?=\s)").match(self._text, self._at):
+            self._at = match.end()
+            self._open("case")
+            self._blocks[-1].subject, self._blocks[-1].awaits_pattern = subject, True
+
+    def _patterns(self) -> None:
+        """`a | b)`, the patterns before a branch of `case`, or its end."""
+        block = self._blocks[-1]
+        self._skip_blanks()
+        if re.compile(r"esac(?=[\s;&|()<>]|$)").match(self._text, self._at):
+            block.awaits_pattern = False
+            return
+        patterns: list[Word] = []
+        while self._at < len(self._text) and self._peek() != ")":
+            before = self._at
+            patterns += self.word()
+            limit_words(len(patterns))
+            self._skip_blanks()
+            self._at += self._at == before or self._peek() == "|"  # a separator
         self._at += 1
-        if text[at + 1 : at + 2].isdigit() or text[at + 1 : at + 2] in ("?", "$", "#", "!"):
-            self._at += 1
-            return [Word(text[at : at + 2], f"{text[at : at + 2]} is set when the script runs")]
-        return [Word("$")]
+        block.awaits_pattern = False
+        block.status = matches_any(block.subject or Word(""), patterns)
+        block.begin_branch()
 
-    def _bracketed(self, opening: str, closing: str, at: int) -> str:
-        """The text between brackets that start at `at`; moves behind it."""
-        depth, start = 0, at
-        while at < len(self._text):
-            character = self._text[at]
-            if character == "\\":
-                at += 1
-            elif character == "'" and opening == "(":
-                at = max(self._text.find("'", at + 1), at)
-            depth += (character == opening) - (character == closing)
-            at += 1
-            if depth == 0:
-                self._at = at
-                return self._text[start + 1 : at - 1]
-        raise UserError(f"${opening} is not closed")
+    def _double_brackets(self) -> None:
+        """`[[ a == b && -n c ]]`; with parentheses it is not evaluated."""
+        outcome: bool | None = False
+        every: bool | None = True
+        words: list[Word] = []
+        nested = False
+        while self._at < len(self._text):
+            self._skip_blanks()
+            operator = re.compile(r"&&|\|\||[()<>;&|]").match(self._text, self._at)
+            if operator is None:
+                word = self.word() or [Word("")]  # a variable without a value is still an operand
+                if [part.text for part in word] == ["]]"]:
+                    break
+                words.append(self.joined(word))
+                limit_words(len(words))
+                continue
+            self._at = operator.end()
+            if operator[0] not in ("&&", "||"):
+                nested = True
+                continue
+            every, words = both(every, holds(words, patterns=True)), []
+            if operator[0] == "||":
+                outcome, every = either(outcome, every), True
+        outcome = either(outcome, both(every, holds(words, patterns=True)))
+        self._blocks[-1].finish(None if nested else outcome)
 
-    def _variable(self, name: str) -> list[Word]:
-        value = self._variables.get(name)
-        if value is None:
-            return [Word(f"${name}", f"${name} is not set in the script")]
-        return value[:1] if isinstance(value, list) else [value]
+    def _skip_arithmetic(self) -> None:
+        """`((…))`, which is not evaluated."""
+        self._bracketed("(", ")", self._at - 2)
+        self._blocks[-1].finish(None)
 
-    def _braces(self, inside: str) -> list[Word]:
-        """`${name}`, `${name:-default}`, `${name[@]}` and their relatives."""
-        shown_whole = Word(f"${{{inside}}}", f"${{{inside[:40]}}} is not evaluated")
-        match = re.match(r"(\d|[A-Za-z_]\w*)(\[[@*]\])?(.*)", inside, re.DOTALL)
-        if match is None:
-            return [shown_whole]
-        name, every, operation = match.groups()
-        value = self._variables.get(name)
-        if every and not operation:
-            return list(value) if isinstance(value, list) else [value] if value else []
-        if not operation:
-            return self._variable(name)
-        current = value[0] if isinstance(value, list) and value else value if isinstance(value, Word) else None
-        if default := re.match(r"(:?)([-=+?])(.*)", operation, re.DOTALL):
-            colon, kind, text = default.groups()
-            is_set = current is not None and bool(current.text or not colon)
-            if kind == "+":
-                return [self._inner(text).single()] if is_set else []
-            if is_set and current is not None:
-                return [current]
-            if kind == "?":
-                return [Word(f"${name}", f"${name} is not set in the script")]
-            result = self._inner(text).single()
-            if kind == "=":
-                self._variables.assign(name, result)
-            return [result]
-        if current is not None and current.unknown is None:
-            changed = self._trimmed(current.text, operation)
-            if changed is not None:
-                return [Word(changed)]
-        return [shown_whole]
-
-    def _trimmed(self, text: str, operation: str) -> str | None:
-        """`${name##*/}` and `${name%.*}`, `${name,,}` and `${name^^}`."""
-        if operation in (",,", "^^"):
-            return text.lower() if operation == ",," else text.upper()
-        match = re.fullmatch(r"(##?|%%?)([^*]*\*?[^*]*)", operation)
-        if match is None or len(text) > 1000:
-            return None
-        sign, pattern = match.groups()
-        ends = range(len(text) + 1) if len(sign) == 1 else range(len(text), -1, -1)
-        for length in ends:
-            part = text[:length] if sign[0] == "#" else text[len(text) - length :]
-            if fnmatchcase(part, pattern):
-                return text[length:] if sign[0] == "#" else text[: len(text) - length]
-        return text
-
-    def _arithmetic(self, inside: str) -> Word:
-        expanded = self._inner(inside).single()
-        whole = f"$(({inside}))"
-        if expanded.unknown:
-            return Word(whole, expanded.unknown)
-        try:
-            return Word(str(evaluate_arithmetic(expanded.text, self._number)))
-        except ArithmeticTextError as error:
-            return Word(whole, str(error))
-
-    def _number(self, name: str) -> int:
-        value = self._joined(self._variable(name))
-        if value.unknown:
-            raise ArithmeticTextError(value.unknown)
-        if self._depth >= MOST_NESTED:
-            raise ArithmeticTextError("it is nested too deeply")
-        return evaluate_arithmetic(value.text or "0", self._inner("")._number)
-
-    def _inner(self, text: str) -> ShellReader:
-        return ShellReader(text, self._variables, self._depth + 1)
-
-    @staticmethod
-    def _joined(words: list[Word]) -> Word:
-        unknown = next((word.unknown for word in words if word.unknown), None)
-        return Word(" ".join(word.text for word in words)[:LONGEST_WORD], unknown)
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
+    def _skip_blanks(self) -> None:
+        while self._at < len(self._text):
+            if self._text[self._at] == "#":
+                self._skip_comment()
+            elif self._text[self._at] in " \t\r\n":
+                self._at += 1
+            elif not self._continues():
+                return
 
     def _skip_comment(self) -> None:
         end = self._text.find("\n", self._at)
         self._at = len(self._text) if end < 0 else end
 
-    def _redirect(self, line: _Line) -> None:
+    def _redirect(self) -> None:
         """Skips `2>&1`, `> FILE`, `< FILE` and here-documents."""
-        start = self._at
+        start, words = self._at, self._line.words
         while self._peek() in ("<", ">", "&", "-") and self._peek():
             self._at += 1
         operator = self._text[start : self._at]
-        if line.words and line.words[-1].text in ("1", "2") and self._text[start - 1] in "12":
-            line.words.pop()
+        if words and words[-1].text in ("1", "2") and self._text[start - 1] in "12":
+            words.pop()
         if self._peek() == "(":  # <(command)
             self._bracketed("(", ")", self._at)
             return
@@ -401,36 +330,29 @@ class ShellReader:
         self._here_documents.clear()
 
 
-def _split(piece: Word) -> list[Word]:
-    return [piece] if piece.unknown else [Word(part) for part in piece.text.split()]
+def _appended(old: Word | list[Word] | None, new: Word | list[Word]) -> Word | list[Word]:
+    """`name+=value`"""
+    if isinstance(new, list):
+        items = [*(old if isinstance(old, list) else [old] if old else []), *new]
+        limit_words(len(items))
+        return items
+    if isinstance(old, Word):
+        return Word((old.text + new.text)[:LONGEST_WORD], old.unknown or new.unknown)
+    return new
 
 
-def _join(left: Word | None, right: Word) -> Word:
-    if left is None:
-        return right
-    if len(left.text) + len(right.text) > LONGEST_WORD:
-        raise UserError(f"a word of the script is longer than {LONGEST_WORD >> 10} KiB: {shown(left.text, 40)}")
-    return Word(left.text + right.text, left.unknown or right.unknown)
-
-
-def _attach(current: Word | None, done: list[Word], pieces: list[Word]) -> tuple[Word | None, list[Word]]:
-    """Continues a word with expanded pieces: the first belongs to it, the last may go on."""
-    if not pieces:
-        return current, done
-    first = _join(current, pieces[0])
-    if len(pieces) == 1:
-        return first, done
-    done += [first, *pieces[1:-1]]
-    _limit(len(done))
-    return pieces[-1], done
-
-
-def _limit(count: int) -> None:
-    if count > MOST_WORDS:
-        raise UserError(f"the script expands to more than {MOST_WORDS} words")
+def _perhaps(name: str, old: Word | list[Word] | None, new: Word | list[Word]) -> Word | list[Word]:
+    """A variable that has the old value or the new one. The items of an array are known if both arrays have them."""
+    if not isinstance(new, list) or isinstance(old, Word):
+        return Word(f"${name}", _SOMETIMES)
+    before, after = set(old or ()), set(new)
+    items = [item if item in after else Word(item.text, item.unknown or _SOMETIMES) for item in old or ()]
+    items += [Word(item.text, item.unknown or _SOMETIMES) for item in new if item not in before]
+    limit_words(len(items))
+    return items
 
 
 def read_shell(text: str, environment: Mapping[str, str], seen: Collection[str] = ()) -> list[ShellCommand]:
-    """The commands of a script, each with its own variables and those `seen`. Nothing is run."""
+    """The commands of a script that can run, each with its own variables and those `seen`. Nothing is run."""
     variables = ShellVariables({name: Word(value) for name, value in environment.items()})
-    return ShellReader(text, variables, seen=seen).commands()
+    return ShellReader(text, variables, seen).commands()
