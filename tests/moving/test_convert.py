@@ -29,9 +29,8 @@ FILES = {
 
 
 def verl(*words):
-    return "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 " + " ".join(
-        words
-    )
+    start = "python3 -m verl.trainer.main_ppo data.train_files=dapo-math-17k.parquet "
+    return start + "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 " + " ".join(words)
 
 
 def trl(*words):
@@ -105,6 +104,7 @@ def test_ms_swift_without_dynamic_sampling_counts_epochs_exactly(converted):
 
 
 TRL_REWARDS = """
+dataset_name: d
 num_generations: 8
 per_device_train_batch_size: 8
 max_steps: 10
@@ -148,7 +148,10 @@ def test_areal_scales_rewards_and_the_penalty(converted):
     assert config.train.steps == 291  # 7473 × 10 / 256, rounded down
     assert config.train.warmup_steps == 1
     changed = {row.key for row in result.changes}
-    assert {"actor.adv_norm.std_level", "rollout.max_head_offpolicyness", "actor.rejection_sampling.upper"} <= changed
+    assert {"actor.adv_norm.std_level", "rollout.max_head_offpolicyness"} <= changed
+    # Tokens whose ratio is above `upper` are masked.
+    assert (config.algo.proximal, config.algo.importance_mode, config.algo.importance_cap) == ("recomputed", "mask", 5)
+    assert "actor.rejection_sampling.upper" not in changed
     assert "total_train_epochs" not in changed
 
 
@@ -344,10 +347,8 @@ def test_two_names_of_one_setting_must_agree(converted):
     words = "data.max_response_length=100 actor_rollout_ref.rollout.response_length=200"
     with pytest.raises(UserError, match=r"are both sampling.max_new_tokens here, but give 100 and 200; keep one"):
         converted(verl(words))
-    with pytest.raises(UserError, match="not whole groups in an update; --processes sets the number"):
-        converted("trl grpo --num_generations 8 --per_device_train_batch_size 4")
-    with pytest.raises(UserError, match=r"run.sh: cannot be converted: sampling.group_size: 1 with"):
-        converted("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo")
+    with pytest.raises(UserError, match="not whole groups in an update; raise gradient_accumulation_steps"):
+        converted("trl grpo --num_processes 1 --num_generations 8 --per_device_train_batch_size 4")
 
 
 def test_a_command_line_and_its_config_file(tmp_path, monkeypatch):
@@ -399,7 +400,7 @@ def test_every_setting_of_the_recipe_has_a_row(converted, name):
 
 
 def test_only_grpo_of_ms_swift_has_a_recipe(converted):
-    with pytest.raises(UserError, match="rlhf_type dpo: only grpo has a recipe here"):
+    with pytest.raises(UserError, match=r"learning from preferences \(rlhf_type=dpo\): not supported"):
         converted("swift rlhf --rlhf_type dpo --model m --dataset d")
 
 

@@ -24,6 +24,7 @@ from dapo_rl.foreign.record import (
     none,
     off_at_most,
     soft_or_off,
+    sources,
     to,
 )
 
@@ -47,14 +48,14 @@ AREAL: dict[str, Foreign] = {
     "enable_offload": none(ONE_PROCESS),
     "allocation_mode": none(ONE_PROCESS),
     # Data.
-    "train_dataset.path": to("data.train"),
+    "train_dataset.path": to("data.train", sources),
     "train_dataset.batch_size": to("sampling.prompts_per_step"),
     "train_dataset.max_length": to("data.max_prompt_tokens"),
     "train_dataset.shuffle": changes("prompts are always shuffled", True),
     "train_dataset.drop_last": none(LOADING),
     "train_dataset.type": none("the verifier is reward.verifier"),
     **{f"train_dataset.{name}": none(LOADING) for name in ("pin_memory", "num_workers", "scheduling_spec*")},
-    "valid_dataset.path": to("data.eval"),
+    "valid_dataset.path": to("data.eval", sources),
     "valid_dataset.*": none("held-out prompts are batched like the others"),
     # Sampling.
     "gconfig.n_samples": to("sampling.group_size"),
@@ -153,7 +154,7 @@ AREAL: dict[str, Foreign] = {
     f"{OPTIMIZER}.warmup_steps_proportion": joint("train.warmup_steps", "a share of the steps"),
     **{
         f"{OPTIMIZER}.{name}": none(MEMORY)
-        for name in ("offload", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis_factor")
+        for name in ("offload", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis*")
     },
     "actor.attn_impl": none(SPEED),
     **{
@@ -173,6 +174,7 @@ AREAL: dict[str, Foreign] = {
             "is_critic",
             "use_kernel",
             "enable_tree_training",
+            "grad_reduce_dtype",
             "vlm_*",
         )
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.foreign.record import MEMORY, ONE_PROCESS, Foreign, as_is, changes, joint, none
+from dapo_rl.foreign.record import MEMORY, ONE_PROCESS, REMOTE_CODE, Foreign, as_is, changes, joint, none
 
 OF_POLICY = "the critic has the policy's"
 STARTS = "the critic starts from the policy's weights, with a new output layer"
@@ -40,7 +40,7 @@ VERL_CRITIC: dict[str, Foreign] = {
     "critic.enable": none("the critic exists if adv_estimator is gae"),
     "critic.model.lora_rank": changes(IN_FULL, 0),
     "critic.model.override_config*": changes("the critic has the policy's config", {}),
-    "critic.model.trust_remote_code": changes("code of a model repository is never run", False),
+    "critic.model.trust_remote_code": none(REMOTE_CODE),
     "critic.model.*": none(MEMORY),
     "critic.*micro_batch_size*": none(MEMORY),
     "critic.*token_len*": none(MEMORY),

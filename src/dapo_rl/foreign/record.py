@@ -104,13 +104,15 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def one_source(value: Any) -> Any:
-    """A data set: several are given as a list, and one is accepted here."""
-    if not isinstance(value, list):
-        return value
-    if len(value) != 1:
-        raise NoCounterpartError("data.train and data.eval are one source each; join the files first")
-    return value[0]
+def sources(value: Any) -> Any:
+    """A data set, or a list of several."""
+    names = value if isinstance(value, list) else [value]
+    if not all(isinstance(name, str) for name in names if name is not None):
+        raise TypeError
+    names = [name for name in names if name]
+    if not names:
+        raise NoCounterpartError("no data set is named", learns=False)
+    return names[0] if len(names) == 1 else names
 
 
 def trackers(value: Any) -> Any:
@@ -133,6 +135,7 @@ def dtype_here(value: Any) -> Any:
     raise NoCounterpartError(f"{value} is not supported; model.dtype is bfloat16 or float32")
 
 
+REMOTE_CODE = "code of a repository is never run; a model that needs it does not load"
 OTHER_LOSS = "another policy loss; write it as algo.loss=file.py:name (docs/losses.md)"
 ONE_PROCESS = "a run is one process; for several GPUs or hosts there are the cluster.* settings"
 MEMORY = "memory: see train.token_budget, sampling.kv_memory_gib and train.gradient_checkpointing"

@@ -15,15 +15,47 @@ from dapo_rl.foreign.record import (
     Foreign,
     as_is,
     changes,
+    choice,
     joint,
     none,
     to,
 )
-from dapo_rl.foreign.trl import BATCH, GRPO, TRAINER
+from dapo_rl.foreign.trl import BATCH, GRPO, SCHEDULES, TRAINER, UPDATES
+
+MEGATRON: dict[str, Foreign] = {
+    # The options of `megatron rlhf`.
+    "global_batch_size": joint("sampling.prompts_per_step", "completions per update"),
+    "lr": to("train.lr"),
+    "min_lr": joint("train.min_lr_share", "as a share of lr"),
+    "lr_warmup_fraction": joint("train.warmup_steps", "a share of the updates; here a number of steps"),
+    "lr_warmup_iters": joint("train.warmup_steps", "counts updates; here steps of several updates"),
+    "lr_warmup_init": changes("the warm-up starts at 0", 0, 0.0),
+    "lr_decay_style": to("train.lr_schedule", choice(SCHEDULES, "not one of the schedules here")),
+    "lr_decay_iters": none("train.steps sets the length of the schedule"),
+    "train_iters": joint("train.steps", UPDATES),
+    "clip_grad": to("train.max_grad_norm"),
+    "moe_aux_loss_coeff": changes("experts are trained without a load-balancing loss", 0, 0.0),
+    "moe_expert_capacity_factor": changes("experts have no limit of tokens"),
+    "moe_*": none(SPEED),
+    "mtp_*": changes("the layers for multi-token prediction are not trained", 0),
+    "micro_batch_size": none("micro-batches are packed by tokens (train.token_budget), with equal gradients"),
+    **{
+        name: none(ONE_PROCESS)
+        for name in (
+            *("*_parallel_size", "*_parallel", "finetune", "no_save_*", "no_load_*", "recompute_*"),
+            *("attention_backend", "*_fusion", "*_cpu_offload", "use_precision_aware_optimizer", "optimizer_offload_*"),
+            *("use_distributed_optimizer", "overlap_*", "decoder_*", "use_flash_attn", "load", "save", "save_interval"),
+            *("log_interval", "eval_interval", "eval_iters", "transformer_impl", "mcore_*", "load_safetensors"),
+            *("colocate_groups", "gpus", "rollout.*", "train.*", "log_rollout_offpolicy_metrics", "use_mcore_*"),
+            *("distributed_backend", "manual_gc*", "tensorboard_*", "bridge*", "variable_seq_lengths", "fp8_*"),
+        )
+    },
+}
 
 SWIFT: dict[str, Foreign] = {
     **TRAINER,
     **GRPO,
+    **MEGATRON,
     "rlhf_type": changes("`dapo convert` reads rlhf_type grpo", "grpo"),
     "model": to("model.name"),
     "model_type": none("the architecture is in the model's config.json"),
@@ -33,7 +65,10 @@ SWIFT: dict[str, Foreign] = {
     "split_dataset_ratio": Foreign(note="held-out prompts are a source of their own: data.eval", off=(None, 0, 0.0)),
     "dataset_shuffle": changes("prompts are always shuffled", True),
     "train_dataloader_shuffle": changes("prompts are always shuffled", True),
-    "columns": none("name the columns with data.prompt_key and data.answer_key"),
+    "columns*": none("name the columns with data.prompt_key and data.answer_key"),
+    "chord_*": changes("no supervised data are mixed into the loss (CHORD)"),
+    "fipo_*": changes("an option of the loss fipo"),
+    "teacher_*": none("without teacher_model it does nothing"),
     "system": joint("data.system_prompt"),
     "max_length": to("data.max_prompt_tokens"),
     "truncation_strategy": joint("data.max_prompt_tokens", "longer prompts are dropped and counted"),

@@ -16,6 +16,7 @@ from dapo_rl.foreign.record import (
     NO_VISION,
     ONE_PROCESS,
     OTHER_LOSS,
+    REMOTE_CODE,
     SEVERAL_TURNS,
     SPEED,
     VLLM,
@@ -27,8 +28,8 @@ from dapo_rl.foreign.record import (
     joint,
     none,
     off_at_most,
-    one_source,
     soft_or_off,
+    sources,
     to,
     trackers,
 )
@@ -40,6 +41,16 @@ ROUNDS = "with filter_groups.max_num_gen_batches, the cap: verl samples rounds o
 MINI_BATCH = "updates per step: train_batch_size / ppo_mini_batch_size, both in prompts"
 BUFFER = "the overlong buffer is Soft Overlong Punishment"
 
+ASYNC = "prompts per step: ppo_mini_batch_size × require_batches × trigger_parameter_sync_step"
+ROUTER_REPLAY = "router replay: the update chooses experts anew, and does not replay those of sampling"
+_OWN_FILES = tuple(
+    f"{prefix}{kind}_{engine}trainer{suffix}"
+    for prefix in ("", "fully_async_", "one_step_off_")
+    for kind in ("ppo", "dapo")
+    for engine in ("", "megatron_", "veomni_", "torchtitan_")
+    for suffix in ("", ".yaml")
+)
+"""verl's own files of defaults."""
 OTHER_SCHEDULE = "not one of the schedules here"
 REWARD_MODEL = "an option of reward models and sandboxes"
 _SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", None: "constant"}
@@ -59,8 +70,8 @@ def _engine(value: Any) -> Any:
 
 VERL: dict[str, Foreign] = {
     # Data.
-    "data.train_files": to("data.train", one_source),
-    "data.val_files": to("data.eval", one_source),
+    "data.train_files": to("data.train", sources),
+    "data.val_files": to("data.eval", sources),
     "data.prompt_key": to("data.prompt_key"),
     "data.max_prompt_length": to("data.max_prompt_tokens"),
     "data.max_response_length": to("sampling.max_new_tokens"),
@@ -77,8 +88,9 @@ VERL: dict[str, Foreign] = {
     "data.tokenizer": changes("the tokenizer is that of the model"),
     "data.image_key": none(NO_VISION),
     "data.video_key": none(NO_VISION),
+    "data.audio_key": none(NO_VISION),
     "data.return_*": none(LOADING),
-    "data.trust_remote_code": changes("code of a data repository is never run", False),
+    "data.trust_remote_code": none(REMOTE_CODE),
     "data.train_max_samples": changes("every row is used; write a shorter file", -1),
     "data.val_max_samples": to("eval.prompts", off_at_most(0, None)),
     "data.datagen.*": changes("rows are read from a file"),
@@ -116,6 +128,9 @@ VERL: dict[str, Foreign] = {
     f"{ROLLOUT}.*parallel_size": none(ONE_PROCESS),
     f"{ROLLOUT}.log_prob_*": none(MEMORY),
     f"{ROLLOUT}.gpu_memory_utilization": none("memory of the engine: sampling.kv_memory_gib"),
+    f"{ROLLOUT}.enable_rollout_routing_replay": changes(ROUTER_REPLAY, False),
+    f"{ACTOR}.router_replay.mode": changes(ROUTER_REPLAY, "disabled"),
+    f"{ACTOR}.router_replay.*": none(ROUTER_REPLAY),
     f"{ROLLOUT}.over_sample_rate": changes("every group is completed", 0, 0.0),
     f"{ROLLOUT}.quantization*": changes("the engine samples with the trained weights, unquantised"),
     **{
@@ -148,7 +163,6 @@ VERL: dict[str, Foreign] = {
             "expert_parallel_size",
             "nnodes",
             "n_gpus_per_node",
-            "enable_rollout_routing_replay",
             "enable_sleep_mode",
             "custom.*",
             "mtp.*",
@@ -193,6 +207,8 @@ VERL: dict[str, Foreign] = {
             "rollout_is_mode": joint("algo.importance_mode"),
         }.items()
     },
+    "algorithm.rollout_correction.bypass_mode": joint("algo.proximal", "true: behaviour"),
+    "algorithm.rollout_correction.loss_type": joint("algo.loss", "with bypass_mode"),
     "algorithm.rollout_is_level": joint("algo.importance_cap", "token"),
     "algorithm.rollout_correction.*": changes(CORRECTIONS, False, "null"),
     "algorithm.rollout_is*": changes(CORRECTIONS, False),
@@ -244,9 +260,13 @@ VERL: dict[str, Foreign] = {
     ),
     f"{ACTOR}.optim.lr_decay_style": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
     f"{ACTOR}.optim.lr_warmup_init": changes("the warm-up starts at 0", 0, 0.0),
-    f"{ACTOR}.optim.min_lr": changes("give it as train.min_lr_share", 0, 0.0),
+    f"{ACTOR}.optim.min_lr": joint("train.min_lr_share", "as a share of lr"),
     f"{ACTOR}.optim.clip_grad": to("train.max_grad_norm"),
     f"{ACTOR}.optim.override_optimizer_config*": changes("the optimizer is AdamW, without further options", {}),
+    f"{ACTOR}.optim.override_optimizer_config.*offload*": none(MEMORY),
+    f"{ACTOR}.optim.override_optimizer_config.overlap_*": none(MEMORY),
+    f"{ACTOR}.optim.override_optimizer_config.use_precision_aware_optimizer": none(MEMORY),
+    f"{ACTOR}.optim.min_lr_factor": to("train.min_lr_share", lambda value: value or 0.0),
     **{
         f"{ACTOR}.optim.{name}": none(MEMORY)
         for name in (
@@ -279,7 +299,8 @@ VERL: dict[str, Foreign] = {
             "calculate_entropy",
             "calculate_sum_pi_squared",
             "sum_pi_squared_checkpointing",
-            "router_replay.*",
+            "engine.*",
+            "model_engine",
             "load_weight",
             "use_prefix_grouper",
         )
@@ -300,9 +321,14 @@ VERL: dict[str, Foreign] = {
     ),
     f"{MODEL}.override_config*": changes("set it in the model's config.json, the only place it is read from", {}),
     f"{MODEL}.external_lib": changes("no module of your own is imported"),
-    f"{MODEL}.trust_remote_code": changes("code of a model repository is never run", False),
+    f"{MODEL}.trust_remote_code": none(REMOTE_CODE),
     f"{MODEL}.tokenizer_path": changes("the tokenizer is that of the model"),
     f"{MODEL}.lora_adapter_path": changes("adapters start from zero"),
+    f"{MODEL}.lora.rank": joint("model.lora.rank", alone=as_is),
+    f"{MODEL}.lora.alpha": joint("model.lora.alpha", alone=as_is),
+    f"{MODEL}.lora.target_modules": joint("model.lora.targets"),
+    f"{MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
+    f"{MODEL}.lora.merge": none("how adapters reach the engine"),
     f"{MODEL}.lora.*": changes("adapters are set by model.lora"),
     **{
         f"{MODEL}.{name}": none(SPEED)
@@ -417,6 +443,20 @@ VERL: dict[str, Foreign] = {
     "actor_rollout_ref.ref.*": none("the reference model of the KL penalty is the initial model"),
     "actor_rollout_ref.hybrid_engine": none(ONE_PROCESS),
     "actor_rollout_ref.nccl_timeout": none(ONE_PROCESS),
+    "(trainer)": joint("sampling.prompts_per_step", "another trainer of verl"),
+    "async_training.require_batches": joint("sampling.prompts_per_step", ASYNC),
+    "async_training.trigger_parameter_sync_step": joint("sampling.prompts_per_step", ASYNC),
+    "async_training.staleness_threshold": joint("sampling.surplus", "samples come from the weights of the step"),
+    "async_training.*": none("how its trainer and its engines exchange samples"),
+    "rollout.total_rollout_steps": joint("train.steps", "prompts of the whole run"),
+    "rollout.test_freq": to("eval.every", off_at_most(0, None)),
+    "rollout.n": none("actor_rollout_ref.rollout.n counts"),
+    "rollout.*": none(ONE_PROCESS),
+    "model_engine": none(ONE_PROCESS),
+    "skip.*": none("samples are not replayed from a dump; every step samples"),
+    "distillation.*": none("without distillation.enabled it does nothing"),
+    "algorithm.gdpo_*": changes("rewards are summed, then normalised"),
+    "*@*": none("an option of Hydra"),
     "global_profiler.*": none(SPEED),
     "ray_kwargs.*": none(ONE_PROCESS),
     "ray_init.*": none(ONE_PROCESS),
@@ -424,7 +464,9 @@ VERL: dict[str, Foreign] = {
     "hydra.*": none("an option of Hydra"),
     "hydra": none("an option of Hydra"),
     "defaults": none("an option of Hydra; the files that it names are not read"),
-    "--config-name": none("an option of Hydra; the file that it names is not read: convert it on its own"),
+    "--config-name": changes(
+        "an option of Hydra; the file that it names is not read: convert it on its own", *_OWN_FILES
+    ),
     "--config-path": none("an option of Hydra; the file that it names is not read: convert it on its own"),
     "launcher.*": none(ONE_PROCESS),
     "num_processes": none(ONE_PROCESS),

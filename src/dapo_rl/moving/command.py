@@ -46,12 +46,16 @@ def convert_command(
         int | None, typer.Option(min=1, help="Number of training prompts, to turn epochs into steps.")
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of training processes, for batch sizes.")] = None,
+    command: Annotated[
+        int | None, typer.Option(min=1, help="Which training command of a script, if it has several.")
+    ] = None,
 ) -> None:
     words = arguments or []
     if not words:
         raise UserError("convert: name a file, or give a command line after --")
     is_file = len(words) == 1 and not any(character in words[0] for character in " \t\n")
-    converted = convert_run(read_run(Path(words[0])) if is_file else read_words(words), rows, processes)
+    run = read_run(Path(words[0]), command) if is_file else read_words(words)
+    converted = convert_run(run, rows, processes)
     # In a file or a pipe, keys stay whole.
     wide = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 160
     print_conversion(converted, Console(stderr=True, width=wide))

@@ -12,9 +12,12 @@ import yaml
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
+from dapo_rl.foreign.features import missing_feature
 from dapo_rl.moving.areal import derive_areal
-from dapo_rl.moving.draft import STATUSES, Draft, Explained, is_default
+from dapo_rl.moving.draft import SOURCES, STATUSES, Draft, Explained, is_default
+from dapo_rl.moving.importance import recompute_for_sequences
 from dapo_rl.moving.readers import Foreigner
+from dapo_rl.moving.repair import NO_SOURCE, repair
 from dapo_rl.moving.swift import derive_swift
 from dapo_rl.moving.trl import derive_trl
 from dapo_rl.moving.verl import derive_verl
@@ -45,19 +48,31 @@ class Converted:
 def convert_run(run: Foreigner, rows: int | None = None, processes: int | None = None) -> Converted:
     """The recipe of a run. Raises UserError if its settings do not fit together."""
     library = LIBRARIES[run.library]
+    if (missing := missing_feature(run.library, run.keys, run.is_complete)) is not None:
+        raise UserError(f"{run.source}: {missing}")
     draft = Draft(library, dict(run.keys), rows, processes)
     try:
         draft.carry_over()
         _DERIVED[run.library](draft)
+        recompute_for_sequences(draft)
+        repair(draft)
         draft.finish()
+        _say_which_command(draft, run)
         settings = _worth_writing(draft)
-        Config.build(nested_settings(settings))
+        Config.build(nested_settings(_one_source_each(settings)))
     except UserError as error:
         raise UserError(f"{run.source}: cannot be converted: {error}") from None
     order = {status: number for number, status in enumerate(STATUSES)}
     explained = [row for row in draft.explained.values() if row.given or row.status != "default here"]
     explained.sort(key=lambda row: order[row.status])
     return Converted(library.name, run.source, settings, tuple(explained))
+
+
+def _say_which_command(draft: Draft, run: Foreigner) -> None:
+    number, total = run.command
+    if not run.is_chosen:
+        note = f"the script has {total} training commands, and this is the first; --command N converts another"
+        draft.add_row("(command)", f"{number} of {total}", "differs", note=note, learns=True)
 
 
 def _worth_writing(draft: Draft) -> dict[str, Any]:
@@ -70,6 +85,12 @@ def _worth_writing(draft: Draft) -> dict[str, Any]:
         if (key in follows and value not in (None, [])) or not is_default(key, value)
     }
     return dict(sorted(written.items(), key=lambda item: names.index(item[0])))
+
+
+def _one_source_each(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the first of several sources."""
+    first = {key: value[0] for key, value in settings.items() if key in SOURCES and isinstance(value, list)}
+    return {**settings, **first}
 
 
 def nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +121,8 @@ def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{name}:\n"
             yield from _lines(value, f"{indent}  ")
         else:
-            yield f"{indent}{name}: {_inline(value)}\n"
+            remark = "  # not known: name your data" if value == NO_SOURCE else ""
+            yield f"{indent}{name}: {_inline(value)}{remark}\n"
 
 
 def _inline(value: Any) -> str:

@@ -17,6 +17,7 @@ from dapo_rl.foreign.record import Foreign, Near, NoCounterpartError
 from dapo_rl.moving.hydra import UnknownValue
 
 Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]
+SOURCES = ("data.train", "data.eval")
 STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "differs", "unknown to dapo convert")
 
 
@@ -77,6 +78,15 @@ class Draft:
             return value
         raise UserError(f"{self._name(names)}: expected 1 or more, got {value}")
 
+    def needed(self, *names: str) -> int:
+        """A whole number of at least 1; null is the library's default."""
+        value = self.size(*names) or next(
+            (self.library.defaults[key] for key in names if key in self.library.defaults), 0
+        )
+        if value:
+            return int(value)
+        raise UserError(f"{self._name(names)}: expected 1 or more, got null")
+
     def _name(self, names: tuple[str, ...]) -> str:
         return next((key for key in names if key in self.given), names[0])
 
@@ -106,6 +116,16 @@ class Draft:
         if not isinstance(self.given.get(key), UnknownValue):
             self.explained.pop(key, None)
             self.explain(key, status, here, note, learns)
+
+    def add_row(
+        self, key: str, value: Any, status: Status, here: str = "", note: str = "", learns: bool = False
+    ) -> None:
+        """Adds a row that is not a setting of the file; its key is in parentheses."""
+        self.explained[key] = Explained(key, value, status, here, note, learns, given=False)
+
+    def source_of(self, ours: str) -> str | None:
+        """The setting of the file that `ours` was carried over from."""
+        return self._sources.get(ours)
 
     def always(self, ours: str, value: Any, why: str) -> None:
         """Sets what the other library always does, if the file does not say otherwise."""
@@ -166,14 +186,20 @@ class Draft:
         assert entry.ours is not None
         try:
             converted = entry.convert(value) if entry.convert else value
+            near = converted if isinstance(converted, Near) else None
+            converted = near.value if near else converted
+            if entry.ours not in SOURCES:
+                _check(key, entry.ours, converted)
         except NoCounterpartError as error:
             self.explain(key, "no counterpart", note=str(error), learns=error.learns)
             return
-        except TypeError:
+        except (TypeError, UserError) as error:
+            if value is None:
+                self._carry_null(key, entry)
+                return
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"{key}: unexpected value {shown(value)}") from None
-        near = converted if isinstance(converted, Near) else None
-        converted = near.value if near else converted
-        _check(key, entry.ours, converted)
         if entry.ours in self._sources and self.settings.get(entry.ours) != converted:
             if converted in (None, "auto"):  # bf16 and fp16: the one that is off says nothing
                 self.explain(key, "default here", note=f"{self._sources[entry.ours]} counts")
@@ -182,6 +208,14 @@ class Draft:
         self._sources[entry.ours] = key
         note = near.effect if near else entry.note
         self.put(entry.ours, converted, key, note=note, differs=near is not None, learns=bool(near and near.learns))
+
+    def _carry_null(self, key: str, entry: Foreign) -> None:
+        """A setting that is null where a value is needed has the default: that of the library, or the one here."""
+        default = self.library.defaults.get(key)
+        if default is None:
+            self.explain(key, "default here", note="null sets nothing")
+        else:
+            self._carry(key, default, entry)
 
     def _reject_conflict(self, key: str, ours: str, value: Any) -> None:
         there = self.settings[ours]

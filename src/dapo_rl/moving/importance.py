@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from dapo_rl.family import LOSSES
 from dapo_rl.foreign.record import PER_TOKEN
 from dapo_rl.foreign.verl import ACTOR
 from dapo_rl.moving.draft import Draft
@@ -27,6 +29,13 @@ def verl_importance(draft: Draft) -> None:
         if draft.value(used) in (None, False, "null"):
             for name in keys:
                 draft.explain(name, "default here", note="no importance weights")
+        elif draft.value(f"{prefix}.bypass_mode") is True:
+            for name in keys:
+                draft.explain(name, "default here", note="with bypass_mode the ratio of the loss contains them")
+        elif (bounds := _two_sided(draft.value(bound))) is not None:
+            _put(draft, bounds[1], "mask", used, f"{prefix}.{level}", mode)
+            note = f"IcePop masks ratios outside [{bounds[0]:g}, {bounds[1]:g}]; the two-sided bound is not supported: "
+            draft.explain(bound, "differs", f"algo.importance_cap: {bounds[1]:g}", f"{note}none is masked below", True)
         elif draft.value(f"{prefix}.{level}") in ("token", None):
             threshold = draft.number(bound)
             how = "mask" if draft.value(mode) == "mask" else "truncate"
@@ -34,6 +43,39 @@ def verl_importance(draft: Draft) -> None:
         else:
             for name in keys:
                 draft.explain(name, "no counterpart", note=PER_TOKEN, learns=True)
+    _bypass(draft)
+
+
+def _bypass(draft: Draft) -> None:
+    """`bypass_mode`: the ratio is relative to the policy that sampled, by the engine's log-probabilities."""
+    key, loss = "algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.loss_type"
+    used = draft.value(key)
+    if used is True and draft.value(loss) not in (None, "ppo_clip"):
+        draft.explain(loss, "no counterpart", note="with bypass_mode, the loss is the clipped one", learns=True)
+    draft.explain(loss, "default here", note="the clipped loss, or without bypass_mode nothing")
+    if used is True and draft.settings.get("algo.proximal") != "recomputed":
+        draft.put("algo.proximal", "behaviour", key)
+    elif used is False or draft.settings.get("algo.proximal") == "recomputed":
+        draft.explain(key, "default here", note="without it, log-probabilities are recomputed")
+
+
+def recompute_for_sequences(draft: Draft) -> None:
+    """The bounds of a sequence's ratio are narrower than the difference between the engine and the trainer."""
+    entry = LOSSES.get(draft.settings.get("algo.loss", "dapo"))
+    if entry is not None and entry.ratio is not None and "algo.proximal" not in draft.settings:
+        why = "bounds of a sequence's ratio are below the difference between engine and trainer"
+        draft.put("algo.proximal", "recomputed")
+        draft.add_row("(algo.proximal)", "", "same", "algo.proximal: recomputed", why)
+
+
+def _two_sided(value: Any) -> tuple[float, float] | None:
+    """IcePop's bounds, written `0.5_4.0`."""
+    match = re.fullmatch(r"([\d.]{1,20})_([\d.]{1,20})", value) if isinstance(value, str) else None
+    try:
+        bounds = (float(match[1]), float(match[2])) if match else None
+    except ValueError:
+        return None
+    return bounds if bounds and bounds[1] > 0 else None
 
 
 def trl_importance(draft: Draft) -> None:
@@ -67,10 +109,17 @@ def swift_importance(draft: Draft) -> None:
 
 
 def areal_importance(draft: Draft) -> None:
-    """`use_decoupled_loss`; AReaL masks tokens above the cap."""
+    """`use_decoupled_loss`; AReaL masks tokens above the cap, now `rejection_sampling`."""
     keys = ("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
     cap = next((value for key in keys if (value := draft.number(key)) is not None), None)
     mode = draft.value("actor.behave_imp_weight_mode")
+    if not draft.value("actor.use_decoupled_loss"):
+        for key in [key for key in draft.given if key.startswith("actor.rejection_sampling")]:
+            draft.explain_again(key, "default here", note="without use_decoupled_loss it does nothing")
+    elif _areal_rejection(draft):
+        draft.explain("actor.use_decoupled_loss", "same", "algo.proximal: recomputed")
+        draft.explain("actor.recompute_logprob", "same", "algo.proximal: recomputed")
+        return
     if draft.value("actor.use_decoupled_loss"):
         explained = ("actor.use_decoupled_loss", *keys, "actor.behave_imp_weight_mode")
         if mode is None or _word(mode) in _TOKEN_MODES:
@@ -88,6 +137,27 @@ def areal_importance(draft: Draft) -> None:
     elif draft.value("actor.importance_sampling_level") == "sequence":
         note = "the engine's log-probabilities would use up the clip bounds of a sequence's ratio"
         draft.explain("actor.recompute_logprob", "differs", "algo.proximal: auto, recomputed", note, True)
+
+
+def _areal_rejection(draft: Draft) -> bool:
+    """`rejection_sampling` by the ratio of a token is a cap of its weight. Tells whether it is one."""
+    prefix = "actor.rejection_sampling"
+    metric, level, action, upper, lower, agg = (
+        f"{prefix}.{name}" for name in ("metric", "level", "action", "upper", "lower", "agg")
+    )
+    per_token = draft.value(metric) in (None, "ratio") and draft.value(level) in (None, "token")
+    cap = draft.number(upper)
+    if not per_token or cap is None or cap <= 0:
+        return False
+    how = "truncate" if draft.value(action) == "clamp" else "mask"
+    for key in (metric, level, action, upper, agg, prefix):
+        draft.explained.pop(key, None)
+    _put(draft, cap, how, metric, level, action, upper, agg, prefix)
+    if draft.number(lower):
+        draft.explain_again(lower, "differs", note="importance weights have no lower bound", learns=True)
+    else:
+        draft.explain_again(lower, "default here", note="no lower bound")
+    return True
 
 
 def _put(draft: Draft, cap: float, mode: str, *keys: str) -> None:

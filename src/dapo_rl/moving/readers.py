@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
+from dapo_rl.foreign.features import PREFERENCES, REWARD_MODELS, SFT, TEACHER
 from dapo_rl.moving.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.moving.shell import ShellCommand, read_shell
 from dapo_rl.moving.words import Word
@@ -22,7 +24,18 @@ from dapo_rl.recipe import check_values, parse_yaml
 
 MOST_BYTES_READ = 1 << 20
 """Size limit of a file to convert."""
-_VERL = re.compile(r"verl\.trainer\.main_\w+|recipe\.\S*main_\w+|(\S*/)?main_(ppo|dapo)\.py|\S+\.main_(ppo|dapo)")
+_VERL = re.compile(
+    r"verl\.trainer\.main_\w+|recipe\.\S*main_\w+|(\S*/)?main_(ppo|dapo|split)\.py|\S+\.(main_(ppo|dapo)|fully_async_main)"
+)
+_SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
+_OTHERS = (
+    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", SFT),
+    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", PREFERENCES),
+    (r"\btrl reward\b", REWARD_MODELS),
+    (r"\btrl gkd\b", TEACHER),
+)
+"""Commands that train in another way."""
+_OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")
 _OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _COMMANDS = re.compile(
     r"^\s*([A-Z_]\w*=\S*\s+)*(python3?|swift|trl|accelerate|torchrun|ray|deepspeed|uv)\s", re.MULTILINE
@@ -40,10 +53,16 @@ class Foreigner:
     source: str
     """Where it was read."""
     keys: Mapping[str, Any]
+    is_complete: bool = False
+    """Whether the keys are those of a file, which may contain every default of the library."""
+    command: tuple[int, int] = (1, 1)
+    """Which training command of a script it is, and how many there are."""
+    is_chosen: bool = True
+    """False: the user has not said which of several commands to convert."""
 
 
-def read_run(path: Path) -> Foreigner:
-    """The run that a file describes."""
+def read_run(path: Path, command: int | None = None) -> Foreigner:
+    """The run that a file describes, or the given training command of a script."""
     if path.suffix == ".py":
         raise UserError(
             f"{path}: Python is not read; write the settings to JSON, for example GRPOConfig(...).to_dict()"
@@ -52,25 +71,61 @@ def read_run(path: Path) -> Foreigner:
     stripped = text.lstrip()
     is_yaml = path.suffix in (".yaml", ".yml", ".json") or stripped.startswith("{")
     if not is_yaml and (path.suffix in (".sh", ".bash") or stripped.startswith("#!") or _COMMANDS.search(text)):
-        return read_script(text, str(path), path.parent)
-    return _of_mapping(_mapping(text, str(path)), str(path))
+        return read_script(text, str(path), path.parent, command)
+    mapping = _mapping(text, str(path))
+    if (script := _script_of(mapping)) is not None:
+        return read_script(script, str(path), path.parent, command, mapping.get("envs"))
+    return _of_mapping(mapping, str(path))
 
 
-def read_script(text: str, source: str, directory: Path = Path()) -> Foreigner:
-    """The run that a script starts."""
+def read_script(
+    text: str, source: str, directory: Path = Path(), number: int | None = None, variables: Any = None
+) -> Foreigner:
+    """The run that a script starts: its training command with that number, by default the first."""
+    given = {str(name): str(value) for name, value in variables.items()} if isinstance(variables, dict) else {}
     try:
-        found = [
-            run
-            for command in read_shell(text, _environment(), _SEEN)
-            if (run := _of_command(command, source, directory))
-        ]
+        commands = read_shell(text, _environment() | given, _SEEN)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+    found: list[Foreigner] = []
+    for command in commands:
+        run = _of_command(command, source, directory)
+        if run is not None and run not in found:
+            found.append(run)
+    served = _served(commands)
+    found = [replace(run, keys={**served, **run.keys}) if run.library == "ms-swift" else run for run in found]
     if not found:
-        raise UserError(f"{source}: no training command of verl, TRL, ms-swift or AReaL in it")
-    if len(found) > 1:
-        raise UserError(f"{source}: {len(found)} training commands; give one of them: dapo convert -- COMMAND")
-    return found[0]
+        refusal = next((why for command in commands if (why := _other_training(command))), None)
+        raise UserError(f"{source}: {refusal or 'no training command of verl, TRL, ms-swift or AReaL in it'}")
+    if not 1 <= (number or 1) <= len(found):
+        raise UserError(f"{source}: --command {number}: it has {counted(len(found), 'training command')}")
+    chosen = number is not None or len(found) == 1
+    return replace(found[(number or 1) - 1], command=(number or 1, len(found)), is_chosen=chosen)
+
+
+def _served(commands: Sequence[ShellCommand]) -> dict[str, Any]:
+    """The turns and tools of ms-swift, which a script may give to the server that samples (`swift rollout`)."""
+    options: dict[str, Any] = {}
+    for command in commands:
+        texts = [word.text for word in command.words]
+        if any(texts[at : at + 2] == ["swift", "rollout"] for at in range(min(len(texts), 10))):
+            options |= _options(command.words, "")
+    return {key: value for key, value in options.items() if key in _OF_SERVER}
+
+
+def _script_of(mapping: Mapping[str, Any]) -> str | None:
+    """The script in a file of a scheduler such as SkyPilot, which has it under `run`."""
+    script = mapping.get("run")
+    return script if isinstance(script, str) and _recognised(_flat(mapping)) is None else None
+
+
+def _other_training(command: ShellCommand) -> str | None:
+    """Why a command that trains in another way has no counterpart here."""
+    line = " ".join(word.text for word in command.words[:60])
+    for pattern, feature in _OTHERS:
+        if match := re.search(pattern, line):
+            return feature.refusal(match[0].strip())
+    return None
 
 
 def read_words(words: Sequence[str]) -> Foreigner:
@@ -123,7 +178,9 @@ def _of_mapping(mapping: dict[str, Any], source: str) -> Foreigner:
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")
-    return Foreigner(library, source, interpolated(keys, _environment()))
+    if library == "ms-swift":  # its files for Ray have sections for the processes
+        keys = {key.removeprefix("train."): value for key, value in keys.items()}
+    return Foreigner(library, source, interpolated(keys, _environment()), is_complete=True)
 
 
 def _recognised(keys: Mapping[str, Any]) -> str | None:
@@ -146,19 +203,31 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> Foreigne
         following = texts[at + 1 : at + 2]
         rest = command.words[at + 1 :]
         if _VERL.fullmatch(text):
-            keys = _launcher(command.words[:at]) | _overrides(rest, source)
+            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest, source)
             return Foreigner("verl", source, interpolated(keys, _environment()))
-        if text.split("/")[-1] == "swift" and following == ["rlhf"]:
-            seen = {name: typed(value.text) for name in _SEEN if (value := command.variables.get(name))}
-            return Foreigner("ms-swift", source, seen | _flags(rest[1:], source, directory))
+        is_swift = text.split("/")[-1] in ("swift", "megatron") and following == ["rlhf"]
+        if is_swift or _SWIFT.fullmatch(text):
+            seen = {name: _value(value, value.text) for name in _SEEN if (value := command.variables.get(name))}
+            return Foreigner("ms-swift", source, seen | _flags(rest[is_swift:], source, directory))
         if text.startswith("areal.") or (text.endswith(".py") and any("areal" in other for other in texts)):
             return _areal(rest, source, directory)
+        if text.endswith(".py") and any(_OVERRIDE.fullmatch(word.text) for word in rest):
+            run = _areal(rest, source, directory)
+            if _recognised(run.keys) == "areal":
+                return run
         if text.split("/")[-1] == "trl" and following == ["grpo"]:
             return Foreigner("trl", source, _flags(rest[1:], source, directory))
         if text.endswith(".py") and any(re.match(r"--(num_generations|config|loss_type|beta)\b", w.text) for w in rest):
             keys = _launcher(command.words[:at]) | _flags(rest, source, directory)
             return Foreigner("trl", source, keys)
     return None
+
+
+def _trainer(module: str) -> dict[str, Any]:
+    """The trainer, where it is not verl's synchronous one."""
+    names = ("fully_async", "one_step_off", "vla")
+    found = next((name for name in names if re.search(rf"(^|[._/]){name}([._/]|$)", module)), None)
+    return {"(trainer)": found} if found else {}
 
 
 def _areal(words: Sequence[Word], source: str, directory: Path) -> Foreigner:
@@ -173,8 +242,13 @@ def _areal(words: Sequence[Word], source: str, directory: Path) -> Foreigner:
 def _overrides(words: Sequence[Word], source: str) -> dict[str, Any]:
     """Hydra's `key=value`, `+key=value`, `++key=value` and `~key`."""
     keys: dict[str, Any] = {}
+    option = ""
     for word in words:
-        if word.text.startswith("--config") and "=" in word.text:
+        if option:
+            keys[option], option = _value(word, word.text), ""
+        elif word.text in ("--config-name", "--config-path"):
+            option = word.text
+        elif word.text.startswith("--config") and "=" in word.text:
             name, _, value = word.text.partition("=")
             keys[name] = value
         elif match := _OVERRIDE.fullmatch(word.text):
@@ -223,7 +297,8 @@ def _config_file(options: Mapping[str, Any], source: str, directory: Path) -> di
     name = options.get("config")
     if not isinstance(name, str):
         return {}
-    candidates = [Path(name), directory / name]
+    # Scripts name files relative to the root of their repository.
+    candidates = [Path(name), *(parent / name for parent in (directory, *directory.resolve().parents))]
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
         raise UserError(f"{source}: --config {shown(name)} is not a file here; change to its directory")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dapo_rl.errors import UserError
-from dapo_rl.moving.batches import lora
+from dapo_rl.moving.batches import lora, warmup_from_share
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import swift_importance, trl_importance
 from dapo_rl.moving.trl import derive_evaluation, derive_rewards, derive_updates
@@ -13,7 +13,7 @@ def derive_swift(draft: Draft) -> None:
     if draft.value("rlhf_type") not in (None, "grpo"):
         raise UserError(f"rlhf_type {draft.value('rlhf_type')}: only grpo has a recipe here")
     uses_lora = draft.value("train_type" if draft.has("train_type") else "tuner_type") == "lora"
-    if not draft.has("learning_rate"):
+    if not draft.has("learning_rate", "lr"):
         draft.always("train.lr", 1e-4 if uses_lora else 1e-5, "learns at 1e-4 with LoRA and at 1e-5 without")
     _sources(draft)
     if not draft.value("dynamic_sample"):
@@ -21,6 +21,7 @@ def derive_swift(draft: Draft) -> None:
     trl_importance(draft)
     swift_importance(draft)
     derive_updates(draft)
+    _megatron(draft)
     derive_evaluation(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))
     for key, ours in (("soft_max_length", "overlong.max_length"), ("soft_cache_length", "overlong.cache_length")):
@@ -33,6 +34,15 @@ def derive_swift(draft: Draft) -> None:
     _advantages(draft)
     _tuner(draft, uses_lora)
     _prompts(draft)
+
+
+def _megatron(draft: Draft) -> None:
+    """The names that Megatron has for the schedule."""
+    lowest, rate = draft.number("min_lr"), draft.settings.get("train.lr")
+    if lowest is not None and rate:
+        draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), "min_lr", note=f"{lowest:g} / {rate:g}")
+    if draft.number("lr_warmup_fraction") is not None:
+        warmup_from_share(draft, "lr_warmup_fraction")
 
 
 def _no_dynamic_sampling(draft: Draft) -> None:
@@ -75,15 +85,37 @@ def _sources(draft: Draft) -> None:
         if value is None or names == []:
             draft.explain(key, "default here", note="no source")
         elif len(names) > 1:
-            draft.explain(key, "differs", ours, "one source; join the files first", True)
+            _mixture(draft, key, ours, [str(name) for name in names])
         else:
-            name, _, rows = str(names[0]).partition("#")
-            if rows.isdigit():
+            name, rows = _split(str(names[0]))
+            if rows is not None:
                 note = f"all of its rows; theirs is a sample of {rows}. Write a shorter file"
                 draft.put(ours, name, key, note=note, learns=key == "dataset", differs=True)
-                draft.rows = draft.rows or (int(rows) if key == "dataset" else None)
+                draft.rows = draft.rows or (rows if key == "dataset" else None)
             else:
                 draft.put(ours, name, key)
+
+
+def _split(name: str) -> tuple[str, int | None]:
+    """`NAME#ROWS`"""
+    source, _, rows = name.partition("#")
+    return source, int(rows) if rows.isdigit() and len(rows) < 16 else None
+
+
+def _mixture(draft: Draft, key: str, ours: str, names: list[str]) -> None:
+    """Several data sets. Samples of so many rows of each become weights."""
+    parts = [_split(name) for name in names]
+    counts = [rows for _, rows in parts if rows]
+    if not counts:
+        draft.put(ours, [source for source, _ in parts], key)
+        return
+    weighs = len(counts) == len(parts) and key == "dataset"
+    entries = [{"source": source, "weight": float(rows)} if weighs and rows else source for source, rows in parts]
+    note = "mixed by the numbers of rows, " if weighs else ""
+    note += "from all rows; theirs are samples. Write shorter files"
+    draft.put(ours, entries, key, note=note, differs=True, learns=key == "dataset")
+    if len(counts) == len(parts) and key == "dataset":
+        draft.rows = draft.rows or sum(counts)
 
 
 def _tuner(draft: Draft, uses_lora: bool) -> None:

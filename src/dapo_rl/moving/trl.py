@@ -10,12 +10,15 @@ from dapo_rl.errors import UserError
 from dapo_rl.family.losses import losses_by
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
 from dapo_rl.moving.draft import Draft, written
+from dapo_rl.moving.hydra import UnknownValue
 from dapo_rl.moving.importance import trl_importance
 
 _BATCH_KEYS = (
+    "global_batch_size",
     *("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size", "steps_per_generation"),
     *("num_processes", "NPROC_PER_NODE", "NNODES"),
 )
+_PER_DEVICE = "per_device_train_batch_size"
 _SCORED = {
     "accuracy": "math",
     "accuracy_reward": "math",
@@ -110,16 +113,14 @@ def _final_rate(draft: Draft) -> None:
 
 def _batch(draft: Draft) -> None:
     """Prompts per step and updates per step, from batch sizes that count completions."""
-    device, accumulated = draft.size("per_device_train_batch_size"), draft.size("gradient_accumulation_steps")
     group = draft.settings["sampling.group_size"]
     processes, known = _processes(draft)
-    update = (device or 1) * (accumulated or 1) * processes
-    per_generation = draft.size("steps_per_generation")
-    batch = draft.size("generation_batch_size") or (device or 1) * processes * (per_generation or accumulated or 1)
-    # A generation batch that is smaller than an update is sampled several times with the same weights.
-    step = max(batch, update)
+    step, update = _completions(draft, processes)
+    if not known and not _whole_groups(step, update, group):
+        processes = next((n for n in range(2, 1025) if _whole_groups(*_completions(draft, n), group)), processes)
+        step, update = _completions(draft, processes)
     arithmetic = f"{step} completions per step / {group} per prompt, {update} completions per update"
-    if step % group or step % update or (step // group) % (step // update):
+    if not _whole_groups(step, update, group):
         keys = "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation and num_generations"
         remedy = "raise gradient_accumulation_steps" if known else "--processes sets the number of processes"
         raise UserError(
@@ -128,13 +129,32 @@ def _batch(draft: Draft) -> None:
         )
     note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
     if not known:
-        note += "; --processes N says otherwise"
+        note += "; --processes N says otherwise" if processes == 1 else ", the fewest that fit; --processes sets them"
     draft.put("sampling.prompts_per_step", step // group)
     draft.put("train.mini_batches", step // update)
     here = f"sampling.prompts_per_step: {step // group}, train.mini_batches: {step // update}"
     for key in _BATCH_KEYS:
-        if key in draft.given or key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-            draft.explain(key, "same" if known else "differs", here, note, not known and key == _BATCH_KEYS[0])
+        uses_devices = not draft.has("global_batch_size")
+        if key in draft.given or (uses_devices and key in (_PER_DEVICE, "gradient_accumulation_steps")):
+            draft.explain(key, "same" if known else "differs", here, note, not known and key == _PER_DEVICE)
+
+
+def _completions(draft: Draft, processes: int) -> tuple[int, int]:
+    """Completions in a step and in an update."""
+    per_generation = draft.size("steps_per_generation")
+    if (update := draft.size("global_batch_size")) is not None:  # ms-swift with Megatron
+        batch = draft.size("generation_batch_size") or update * (per_generation or 1)
+    else:
+        device, accumulated = draft.size("per_device_train_batch_size"), draft.size("gradient_accumulation_steps")
+        update = (device or 1) * (accumulated or 1) * processes
+        batch = draft.size("generation_batch_size") or (device or 1) * processes * (per_generation or accumulated or 1)
+    # A generation batch that is smaller than an update is sampled several times with the same weights.
+    return max(batch, update), update
+
+
+def _whole_groups(step: int, update: int, group: int) -> bool:
+    """Whether a step has whole groups, and each of its updates the same number of them."""
+    return not (step % group or step % update or (step // group) % (step // update))
 
 
 def _processes(draft: Draft) -> tuple[int, bool]:
@@ -143,6 +163,10 @@ def _processes(draft: Draft) -> tuple[int, bool]:
         return draft.processes, True
     if draft.has("num_processes"):
         return draft.size("num_processes") or 1, True
+    if draft.has("global_batch_size"):
+        return 1, True
+    if isinstance(draft.given.get("NNODES"), UnknownValue):
+        return 1, False
     if draft.has("NPROC_PER_NODE"):
         return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
     return 1, False
@@ -155,10 +179,10 @@ def _updates_per_step(draft: Draft) -> int:
 def _lengths(draft: Draft) -> None:
     """Steps and warm-up, which they count in updates."""
     per_step = _updates_per_step(draft)
-    updates = draft.count("max_steps")
+    updates = draft.count("max_steps", "train_iters")
     if updates is not None and updates > 0:
         steps = math.ceil(updates / per_step)
-        draft.put("train.steps", steps, "max_steps", note=f"{updates} updates / {per_step} per step")
+        draft.put("train.steps", steps, "max_steps", "train_iters", note=f"{updates} updates / {per_step} per step")
         draft.explain("num_train_epochs", "default here", note="max_steps is given, and is what counts")
     else:
         draft.explain("max_steps", "default here", note="-1: num_train_epochs counts")
@@ -280,6 +304,9 @@ def _weights(draft: Draft, names: list[str]) -> list[float]:
     if weights is None or all(weight == 1 for weight in listed):
         draft.explain(key, "default here", note="every reward has the weight 1")
         return [1.0] * len(names)
+    models = _listed(draft.value("reward_model"))
+    if models and len(listed) == len(names) + len(models):  # theirs come last
+        listed = listed[: len(names)]
     if len(listed) != len(names) or not all(_is_number(weight) for weight in listed):
         raise UserError(f"{key}: expected {counted(len(names), 'number')}, one for each of reward_funcs")
     draft.explain(key, "same", "reward.verifier", "the weights of its entries")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
+from dapo_rl.moving.asynchronous import async_batches, async_steps, async_warmup, explain_one_step_off, is_fully_async
 from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 from dapo_rl.moving.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
+from dapo_rl.moving.scoring import score_by_source, scored_otherwise
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
@@ -18,6 +20,7 @@ _BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", *_OLD_BUFFERS)
 def derive_verl(draft: Draft) -> None:
     draft.always("model.dtype", "bfloat16", "computes in bfloat16")
     _batches(draft)
+    _long_prompts(draft)
     _dynamic_sampling(draft)
     _advantages(draft)
     verl_critic(draft)
@@ -29,17 +32,30 @@ def derive_verl(draft: Draft) -> None:
     _overlong(draft)
     _schedule(draft)
     _evaluation(draft)
-    rank = draft.count(f"{MODEL}.lora_rank") or 0
-    lora(draft, rank > 0, (f"{MODEL}.lora_rank",), f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", 16)
+    _lora(draft)
     sums = draft.settings.get("algo.aggregation") == "seq-mean-token-sum-norm"
     if sums and draft.value(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum":
         draft.put("algo.norm_length", 1)
 
 
+def _lora(draft: Draft) -> None:
+    """`model.lora_rank`, or with Megatron `model.lora.rank`."""
+    nested = (draft.count(f"{MODEL}.lora.rank") or 0) > 0
+    names = (
+        ("lora.rank", "lora.alpha", "lora.target_modules") if nested else ("lora_rank", "lora_alpha", "target_modules")
+    )
+    rank, alpha, targets = (f"{MODEL}.{name}" for name in names)
+    lora(draft, nested or (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
+    for name in ("lora.rank", "lora.alpha", "lora.target_modules", "lora_rank", "lora_alpha", "target_modules"):
+        draft.explain(f"{MODEL}.{name}", "default here", note="without LoRA it does nothing")
+
+
 def _batches(draft: Draft) -> None:
-    prompts, mini = draft.size("data.train_batch_size"), draft.size(f"{ACTOR}.ppo_mini_batch_size")
-    assert prompts is not None
-    assert mini is not None
+    if is_fully_async(draft):
+        async_batches(draft)
+        return
+    explain_one_step_off(draft)
+    prompts, mini = draft.needed("data.train_batch_size"), draft.needed(f"{ACTOR}.ppo_mini_batch_size")
     draft.put("sampling.prompts_per_step", prompts, "data.train_batch_size")
     updates, rest = divmod(prompts, mini)
     key, note = f"{ACTOR}.ppo_mini_batch_size", f"{prompts} prompts / {mini} per update"
@@ -49,6 +65,9 @@ def _batches(draft: Draft) -> None:
         draft.put("train.mini_batches", updates, key, note=f"{note} is not a whole number", learns=True)
     else:
         draft.put("train.mini_batches", updates, key, note=note)
+
+
+def _long_prompts(draft: Draft) -> None:
     key, why = "data.truncation", "prompts over data.max_prompt_tokens are dropped and counted; verl "
     if draft.value("data.filter_overlong_prompts"):
         draft.explain("data.filter_overlong_prompts", "default here", note="longer prompts are dropped and counted")
@@ -159,17 +178,21 @@ def _reward(draft: Draft) -> None:
         else:
             for key in (f"{root}.path", f"{root}.name"):
                 draft.explain(key, "default here", note="without a path it does nothing")
+    own = "reward.verifier" in draft.settings
     for key in ("reward.reward_manager.name", "reward_model.reward_manager"):
         manager = draft.value(key)
-        if "reward.verifier" in draft.settings:
+        if own:
             draft.explain(key, "same", note="scores come from the function of your own")
-        elif manager == "dapo":
+        elif manager == "dapo" and not scored_otherwise(draft, "math_dapo"):
             draft.put("reward.verifier", "math", key, note="±1 by the last Answer: line, as verl scores DAPO-Math-17K")
             draft.put("reward.correct", 1.0)
             draft.put("reward.wrong", -1.0)
-        elif manager is not None:
-            note = "verl scores each row by its data_source, mostly 1 and 0; check reward.verifier"
-            draft.explain(key, "differs", "reward.verifier: math, the default", note, True)
+        elif manager == "dapo" or manager in ("naive", "batch"):
+            draft.explain(key, "same", note="scores each row by its data_source")
+        else:
+            draft.explain(key, "differs", "reward.verifier", "another reward manager; check reward.verifier", True)
+    if "reward.verifier" not in draft.settings:
+        score_by_source(draft)
 
 
 def _overlong(draft: Draft) -> None:
@@ -195,12 +218,21 @@ def _schedule(draft: Draft) -> None:
     if (total := draft.count(steps)) is not None:
         draft.put("train.steps", total, steps)
         draft.explain(epochs, "default here", note="total_training_steps is given, and is what counts")
-    else:
+    elif not (is_fully_async(draft) and async_steps(draft)):
         steps_from_epochs(draft, epochs)
+    lowest, rate = draft.number(key := f"{ACTOR}.optim.min_lr"), draft.settings.get("train.lr")
+    if draft.settings.get("train.lr_schedule", "constant") == "constant" or not lowest or not rate:
+        draft.explain(key, "default here", note="the learning rate does not decay, or decays to 0")
+    else:
+        draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
     fixed, share = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
     warmup = draft.count(fixed)
     if warmup is not None and warmup >= 0:
-        draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
+        if is_fully_async(draft):
+            steps = async_warmup(draft, warmup)
+            draft.put("train.warmup_steps", steps, fixed, note=f"{warmup} rounds of its trainer")
+        else:
+            draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
         draft.explain(share, "default here", note="lr_warmup_steps is given, and is what counts")
     elif draft.has(share):
         warmup_from_share(draft, share)
