@@ -29,7 +29,7 @@ FILES = {
 
 
 def verl(*words):
-    start = "python3 -m verl.trainer.main_ppo data.train_files=dapo-math-17k.parquet "
+    start = "python3 -m verl.trainer.main_ppo data.train_files=dapo-math-17k.parquet actor_rollout_ref.model.path=m "
     return start + "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 " + " ".join(words)
 
 
@@ -104,6 +104,7 @@ def test_ms_swift_without_dynamic_sampling_counts_epochs_exactly(converted):
 
 
 TRL_REWARDS = """
+model_name_or_path: m
 dataset_name: d
 num_generations: 8
 per_device_train_batch_size: 8

@@ -30,6 +30,7 @@ def unknown(script):
         ("A=(\n x=1 # one\n 'y=2 3'\n)\nA+=(z)\necho \"${A[@]}\" end", ["echo", "x=1", "y=2 3", "z", "end"]),
         ('e="--a 1"\necho $e "$e"', ["echo", "--a", "1", "--a 1"]),
         ('echo "$@" $* ""', ["echo", ""]),
+        ('A=(--a 1)\necho "x ${A[*]}"', ["echo", "x --a 1"]),
         ("p=/a/b.sh\necho ${p##*/} ${p%.*} ${p%/*}", ["echo", "b.sh", "/a/b", "/a"]),
         ("export B=2 C=3; echo $B$C", ["echo", "23"]),
         ("echo a > out.txt 2>&1", ["echo", "a"]),
@@ -167,7 +168,13 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
     [
         ("a.py", "x = 1", "Python is not read; write the settings to JSON"),
         ("a.sh", "echo hello", "no training command of verl, TRL, ms-swift or AReaL in it"),
-        ("a.sh", "trl grpo --beta 1\ntrl grpo --beta 2", "2 training commands; give one of them"),
+        ("a.sh", "swift sft --model m", "supervised fine-tuning (swift sft): not supported"),
+        (
+            "a.sh",
+            "python -m verl.trainer.fsdp_sft_trainer a=b",
+            "supervised fine-tuning (verl.trainer.fsdp_sft_trainer)",
+        ),
+        ("a.yaml", "run: echo hello\n", "no training command of verl, TRL, ms-swift or AReaL in it"),
         ("a.sh", "echo 'x", "a quote is not closed"),
         ("a.sh", 'echo "x', "a quote is not closed"),
         ("a.sh", "echo ${x", "is not closed"),

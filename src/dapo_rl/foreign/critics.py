@@ -39,6 +39,7 @@ VERL_CRITIC: dict[str, Foreign] = {
     "critic.optim.optimizer": joint("train.optimizer", OF_POLICY),
     "critic.enable": none("the critic exists if adv_estimator is gae"),
     "critic.model.lora_rank": changes(IN_FULL, 0),
+    "critic.model.override_config.moe_config.freeze_moe_router": changes("every weight is trained", False),
     "critic.model.override_config*": changes("the critic has the policy's config", {}),
     "critic.model.trust_remote_code": none(REMOTE_CODE),
     "critic.model.*": none(MEMORY),

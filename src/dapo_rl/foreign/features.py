@@ -105,9 +105,10 @@ def missing_feature(library: str, keys: Mapping[str, Any], is_complete: bool) ->
     for key, value in keys.items():
         for sign in _signs(library, key):
             if sign.asks(value, is_complete):
-                return sign.feature.refusal(f"{key}={str(value)[:60]}")
+                return sign.feature.refusal(f"{key}={str(getattr(value, 'text', value))[:60]}")
     key = MODEL_KEYS[library]
-    if isinstance(model := keys.get(key), str) and reads_images(model):
+    model = getattr(value := keys.get(key), "text", value)  # of a path whose beginning is not known, the text
+    if isinstance(model, str) and reads_images(model):
         return IMAGES.refusal(f"{key}={model[:60]} is a vision-language model")
     return None
 

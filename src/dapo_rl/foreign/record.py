@@ -97,7 +97,7 @@ def loss_of_level(value: Any) -> Any:
 
 def off_at_most(limit: int, off: Any) -> Conversion:
     """Numbers up to `limit`, and null, turn it off."""
-    return lambda value: off if value is None or (is_number(value) and value <= limit) else value
+    return lambda value: off if value in (None, False) or (is_number(value) and value <= limit) else value
 
 
 def is_number(value: Any) -> bool:

@@ -25,6 +25,7 @@ from dapo_rl.foreign.record import (
     as_is,
     changes,
     choice,
+    dtype_here,
     joint,
     none,
     off_at_most,
@@ -168,6 +169,11 @@ VERL: dict[str, Foreign] = {
             "mtp.*",
             "disable_mm_preprocessor_cache",
             "use_inflight_batching",
+            "standalone_gpu_memory_utilization",
+            "moe_load_balance_metrics_interval",
+            "full_determinism",
+            "seed",
+            "layer_name_map*",
         )
     },
     f"{VAL}.temperature": joint("eval.temperature"),
@@ -256,13 +262,21 @@ VERL: dict[str, Foreign] = {
     f"{ACTOR}.optim.num_cycles": Foreign(note="a cosine decays once", learns=True, off=(None, 0.5)),
     f"{ACTOR}.optim.total_training_steps": none("train.steps sets the length of the schedule"),
     f"{ACTOR}.optim.optimizer": to(
-        "train.optimizer", choice({"AdamW": "adamw", "adamw": "adamw"}, "the optimizer is AdamW")
+        "train.optimizer", choice({"AdamW": "adamw", "adamw": "adamw", "adam": "adamw"}, "the optimizer is AdamW")
     ),
     f"{ACTOR}.optim.lr_decay_style": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
     f"{ACTOR}.optim.lr_warmup_init": changes("the warm-up starts at 0", 0, 0.0),
     f"{ACTOR}.optim.min_lr": joint("train.min_lr_share", "as a share of lr"),
     f"{ACTOR}.optim.clip_grad": to("train.max_grad_norm"),
     f"{ACTOR}.optim.override_optimizer_config*": changes("the optimizer is AdamW, without further options", {}),
+    f"{ACTOR}.optim.muon_*": none("an option of Muon; the optimizer is AdamW"),
+    f"{ACTOR}.optim.name": to("train.optimizer", choice({"AdamW": "adamw", "Adam": "adamw"}, "the optimizer is AdamW")),
+    f"{ACTOR}.optim.eps": changes("AdamW's epsilon is 1e-8", 1e-8),
+    f"{ACTOR}.optim.decay_type": to("train.lr_schedule", choice(_SCHEDULES, OTHER_SCHEDULE)),
+    f"{ACTOR}.optim.lr_min": changes("give it as train.min_lr_share", 0, 0.0),
+    f"{ACTOR}.optim.lr_start": changes("the warm-up starts at 0", 0, 0.0),
+    f"{ACTOR}.optim.*_dtype": none(MEMORY),
+    f"{ACTOR}.optim.use_layer_wise_distributed_optimizer": none(MEMORY),
     f"{ACTOR}.optim.override_optimizer_config.*offload*": none(MEMORY),
     f"{ACTOR}.optim.override_optimizer_config.overlap_*": none(MEMORY),
     f"{ACTOR}.optim.override_optimizer_config.use_precision_aware_optimizer": none(MEMORY),
@@ -273,6 +287,7 @@ VERL: dict[str, Foreign] = {
             "optimizer_impl",
             "zero_indexed_step",
             "lr_decay_steps",
+            "lr_decay_ratio",
             "lr_wsd_*",
             "weight_decay_incr_style",
             "use_checkpoint_opt_param_scheduler",
@@ -300,11 +315,18 @@ VERL: dict[str, Foreign] = {
             "calculate_sum_pi_squared",
             "sum_pi_squared_checkpointing",
             "engine.*",
+            "profile.*",
+            "pad_to_length",
+            "entropy_from_logits_chunk_size",
+            "optim.use_precision_aware_optimizer",
             "model_engine",
             "load_weight",
             "use_prefix_grouper",
         )
     },
+    f"{ACTOR}.tau_*": none("an option of the loss sapo"),
+    f"{ACTOR}.qat.enable": changes("weights are trained without quantisation", False),
+    f"{ACTOR}.qat.*": none("an option of quantisation"),
     f"{ACTOR}.freeze_vision_tower": none(NO_VISION),
     # The model.
     f"{MODEL}.path": to("model.name"),
@@ -316,9 +338,10 @@ VERL: dict[str, Foreign] = {
     f"{MODEL}.exclude_modules": changes("model.lora.targets lists the layers to adapt"),
     f"{MODEL}.custom_chat_template": changes("the chat template is that of tokenizer_config.json"),
     f"{MODEL}.override_config.*drop*": changes("the model runs without dropout", 0, 0.0),
-    f"{MODEL}.override_config.max_position_embeddings": none(
+    f"{MODEL}.override_config.*max_position_embeddings": none(
         "set it in the model's config.json, the only place it is read from"
     ),
+    f"{MODEL}.override_config.moe_config.freeze_moe_router": changes("every weight is trained", False),
     f"{MODEL}.override_config*": changes("set it in the model's config.json, the only place it is read from", {}),
     f"{MODEL}.external_lib": changes("no module of your own is imported"),
     f"{MODEL}.trust_remote_code": none(REMOTE_CODE),
@@ -329,7 +352,15 @@ VERL: dict[str, Foreign] = {
     f"{MODEL}.lora.target_modules": joint("model.lora.targets"),
     f"{MODEL}.lora.dropout": changes("adapters have no dropout", 0, 0.0),
     f"{MODEL}.lora.merge": none("how adapters reach the engine"),
+    f"{MODEL}.lora.type": changes("adapters are plain LoRA", "lora"),
+    f"{MODEL}.lora.*_init_method": changes("A starts from Kaiming's distribution, B from 0", "kaiming", "zero"),
+    f"{MODEL}.lora.exclude_modules": changes("model.lora.targets lists the layers to adapt", []),
+    f"{MODEL}.lora.freeze_*": none(NO_VISION),
+    f"{MODEL}.lora.a2a_experimental": none(SPEED),
+    f"{MODEL}.lora.dropout_position": none("adapters have no dropout"),
+    f"{MODEL}.lora.fully_sharded_loras": none(SPEED),
     f"{MODEL}.lora.*": changes("adapters are set by model.lora"),
+    f"{MODEL}.torch_dtype": to("model.dtype", dtype_here),
     **{
         f"{MODEL}.{name}": none(SPEED)
         for name in (
@@ -347,6 +378,7 @@ VERL: dict[str, Foreign] = {
     # Rewards.
     "reward.reward_manager.name": joint("reward.verifier"),
     "reward_model.reward_manager": joint("reward.verifier"),
+    "reward_manager.*": none("the verifier is reward.verifier"),
     "reward.reward_manager.*": none("the verifier is reward.verifier"),
     **{
         f"{root}.{name}": entry
@@ -401,6 +433,9 @@ VERL: dict[str, Foreign] = {
             "reward_loop_*",
             "rollout.*",
             "input_tokenizer",
+            "megatron.*",
+            "nccl_timeout",
+            "load_weight",
         )
     },
     # The run.
@@ -435,12 +470,15 @@ VERL: dict[str, Foreign] = {
             "use_legacy_worker_impl",
             "npu_profile.*",
             "profile_steps",
+            "worker_env.*",
+            "*_nsight_options.*",
             "use_v1",
             "v1.*",
         )
     },
     # Everything else of its file.
     "actor_rollout_ref.ref.*": none("the reference model of the KL penalty is the initial model"),
+    "actor_rollout_ref.profiler.*": none(SPEED),
     "actor_rollout_ref.hybrid_engine": none(ONE_PROCESS),
     "actor_rollout_ref.nccl_timeout": none(ONE_PROCESS),
     "(trainer)": joint("sampling.prompts_per_step", "another trainer of verl"),

@@ -8,6 +8,12 @@ from dapo_rl.family import LOSSES
 from dapo_rl.moving.draft import Draft, Status
 
 
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of a number, up to 10,000, that is nearest to another number."""
+    divisors = [n for n in range(1, min(number, 10_000) + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))
+
+
 def steps_from_epochs(draft: Draft, key: str) -> None:
     """`train.steps` from passes over the data, which needs the number of rows."""
     epochs, prompts = draft.number(key), draft.settings.get("sampling.prompts_per_step", 16)

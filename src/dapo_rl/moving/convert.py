@@ -17,7 +17,7 @@ from dapo_rl.moving.areal import derive_areal
 from dapo_rl.moving.draft import SOURCES, STATUSES, Draft, Explained, is_default
 from dapo_rl.moving.importance import recompute_for_sequences
 from dapo_rl.moving.readers import Foreigner
-from dapo_rl.moving.repair import NO_SOURCE, repair
+from dapo_rl.moving.repair import NO_MODEL, NO_SOURCE, repair
 from dapo_rl.moving.swift import derive_swift
 from dapo_rl.moving.trl import derive_trl
 from dapo_rl.moving.verl import derive_verl
@@ -121,7 +121,7 @@ def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{name}:\n"
             yield from _lines(value, f"{indent}  ")
         else:
-            remark = "  # not known: name your data" if value == NO_SOURCE else ""
+            remark = "  # not known: write it here" if value in (NO_SOURCE, NO_MODEL) else ""
             yield f"{indent}{name}: {_inline(value)}{remark}\n"
 
 

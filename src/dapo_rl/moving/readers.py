@@ -25,7 +25,7 @@ from dapo_rl.recipe import check_values, parse_yaml
 MOST_BYTES_READ = 1 << 20
 """Size limit of a file to convert."""
 _VERL = re.compile(
-    r"verl\.trainer\.main_\w+|recipe\.\S*main_\w+|(\S*/)?main_(ppo|dapo|split)\.py|\S+\.(main_(ppo|dapo)|fully_async_main)"
+    r"verl\.trainer\.main_\w+|recipe\.\S*main_\w+|(\S*/)?main_(ppo|dapo|ppo_split)\.py|\S+\.(main_(ppo|dapo)|fully_async_main)"
 )
 _SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
 _OTHERS = (
@@ -257,7 +257,7 @@ def _overrides(words: Sequence[Word], source: str) -> dict[str, Any]:
             keys[word.text] = UnknownValue(word.text, word.unknown)
         elif word.text.startswith("~"):
             keys.pop(word.text[1:], None)
-        elif word.text:
+        elif word.text.strip():
             keys[word.text] = UnknownValue(word.text, "it is not written key=value")
     return {key: inner for name, value in keys.items() for key, inner in leaves(name, value)}
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dapo_rl.family import ADVANTAGES
+from dapo_rl.moving.batches import nearest_divisor
 from dapo_rl.moving.draft import Draft, default_of
 
 NO_SOURCE = "TRAIN_DATA.parquet"
 """`data.train` of a run whose data are not known: a file that does not exist, so that nothing else is trained on."""
+NO_MODEL = "path/to/the/model"
 _ALONE = "reinforce++"
 _GROUP_KEYS = ("actor_rollout_ref.rollout.n", "gconfig.n_samples", "num_generations")
 
 
 def repair(draft: Draft) -> None:
+    _name_model(draft)
     _name_data(draft)
+    _divide_step(draft)
     _hold_one_sample(draft)
     _compare_one_sample(draft)
+
+
+def _name_model(draft: Draft) -> None:
+    """A recipe without model.name would train the demo's model."""
+    if not draft.settings.get("model.name"):
+        draft.settings["model.name"] = NO_MODEL
+        note = "no model is known: write its name there; the run does not start without it"
+        draft.add_row("(model.name)", "", "differs", f"model.name: {NO_MODEL}", note, True)
 
 
 def _name_data(draft: Draft) -> None:
@@ -23,6 +35,22 @@ def _name_data(draft: Draft) -> None:
         draft.settings["data.train"] = NO_SOURCE
         note = "no data set is known: write its name there; the run does not start without it"
         draft.add_row("(data.train)", "", "differs", f"data.train: {NO_SOURCE}", note, True)
+
+
+def _divide_step(draft: Draft) -> None:
+    """The updates of a step have equally many prompts here."""
+    prompts, updates = (
+        draft.settings.get(ours, default_of(ours)) for ours in ("sampling.prompts_per_step", "train.mini_batches")
+    )
+    if prompts % updates == 0:
+        return
+    nearest = nearest_divisor(prompts, updates)
+    draft.settings["train.mini_batches"] = nearest
+    here, note = f"train.mini_batches: {nearest}", f"{updates} updates do not divide {prompts} prompts"
+    if (key := draft.source_of("train.mini_batches")) is not None:
+        draft.explain_again(key, "differs", here, note, True)
+    else:
+        draft.add_row("(train.mini_batches)", updates, "differs", here, note, True)
 
 
 def _hold_one_sample(draft: Draft) -> None:

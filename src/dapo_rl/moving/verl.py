@@ -5,11 +5,18 @@ from __future__ import annotations
 from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.moving.asynchronous import async_batches, async_steps, async_warmup, explain_one_step_off, is_fully_async
-from dapo_rl.moving.batches import lora, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+from dapo_rl.moving.batches import (
+    lora,
+    nearest_divisor,
+    soft_overlong,
+    steps_from_epochs,
+    warmup_from_share,
+    without_dual_clip,
+)
 from dapo_rl.moving.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
-from dapo_rl.moving.scoring import score_by_source, scored_otherwise
+from dapo_rl.moving.scoring import data_sources, score_by_source
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
@@ -48,6 +55,9 @@ def _lora(draft: Draft) -> None:
     lora(draft, nested or (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
     for name in ("lora.rank", "lora.alpha", "lora.target_modules", "lora_rank", "lora_alpha", "target_modules"):
         draft.explain(f"{MODEL}.{name}", "default here", note="without LoRA it does nothing")
+    if "model.lora.rank" not in draft.settings:
+        for key in [key for key in draft.given if key.startswith(f"{MODEL}.lora.")]:
+            draft.explain_again(key, "default here", note="without LoRA it does nothing")
 
 
 def _batches(draft: Draft) -> None:
@@ -60,8 +70,7 @@ def _batches(draft: Draft) -> None:
     updates, rest = divmod(prompts, mini)
     key, note = f"{ACTOR}.ppo_mini_batch_size", f"{prompts} prompts / {mini} per update"
     if rest or not updates:
-        divisors = [n for n in range(1, min(prompts, 10_000) + 1) if prompts % n == 0]
-        updates = min(divisors, key=lambda n: abs(n - prompts / mini))
+        updates = nearest_divisor(prompts, prompts / mini)
         draft.put("train.mini_batches", updates, key, note=f"{note} is not a whole number", learns=True)
     else:
         draft.put("train.mini_batches", updates, key, note=note)
@@ -183,7 +192,9 @@ def _reward(draft: Draft) -> None:
         manager = draft.value(key)
         if own:
             draft.explain(key, "same", note="scores come from the function of your own")
-        elif manager == "dapo" and not scored_otherwise(draft, "math_dapo"):
+        elif manager is None:
+            draft.explain(key, "default here", note="null: scores each row by its data_source")
+        elif manager == "dapo" and not {*data_sources(draft)} - {"math_dapo", None}:
             draft.put("reward.verifier", "math", key, note="±1 by the last Answer: line, as verl scores DAPO-Math-17K")
             draft.put("reward.correct", 1.0)
             draft.put("reward.wrong", -1.0)

@@ -207,6 +207,8 @@ class WordReader:
             return [shown_whole]
         name, every, operation = match.groups()
         value = self._variables.get(name)
+        if every == "[*]" and isinstance(value, list) and not operation:
+            return [self.joined(value)]
         if every and not operation:
             return list(value) if isinstance(value, list) else [value] if value else []
         if not operation:
