@@ -15,6 +15,9 @@ def verl(*words, estimator="gae"):
     return " ".join([start, "data.train_files=dapo-math-17k.parquet actor_rollout_ref.model.path=m", *words])
 
 
+AREAL_ALWAYS = {"actor.gae_lambda", "rollout.max_head_offpolicyness", "(reward function)"}
+
+
 def changed(result):
     return {row.key for row in result.changes}
 
@@ -151,7 +154,7 @@ def test_areals_example_of_ppo(converted):
     assert (critic.lambda_policy, critic.lambda_critic) == (1.0, 1.0)
     assert rows["critic.optimizer.weight_decay"].value == 0.017
     assert "truncated responses end with their reward here" in rows["actor.gae_lambda"].note
-    assert changed(result) == {"actor.gae_lambda", "rollout.max_head_offpolicyness"}
+    assert changed(result) == AREAL_ALWAYS
 
 
 def test_the_settings_of_areals_critic(converted):
@@ -162,7 +165,7 @@ def test_the_settings_of_areals_critic(converted):
     assert (config.critic.lambda_policy, config.critic.lambda_critic) == (0.95, 0.95)
     assert (config.critic.value_clip, config.critic.whiten) == (0.3, False)
     assert (config.algo.kl_in, config.algo.kl_coef, config.algo.kl_kind) == ("reward", 0.05, "k1")
-    assert changed(result) == {"actor.gae_lambda", "rollout.max_head_offpolicyness"}
+    assert changed(result) == AREAL_ALWAYS
 
 
 def test_what_of_areals_critic_has_no_counterpart(converted):
@@ -173,8 +176,7 @@ def test_what_of_areals_critic_has_no_counterpart(converted):
     result, config, rows = converted(text, "areal.yaml", rows=7473)
     norms = {"actor.adv_norm.mean_level", "actor.adv_norm.std_level"}
     norms |= {"actor.reward_norm.mean_level", "actor.reward_norm.std_level"}
-    always = {"actor.gae_lambda", "rollout.max_head_offpolicyness"}
-    assert changed(result) == norms | always | {"critic.ppo_n_minibatches"}
+    assert changed(result) == norms | AREAL_ALWAYS | {"critic.ppo_n_minibatches"}
     assert (config.algo.normalize, config.algo.advantage_eps) == ("group", 1e-6)
     assert rows["critic.ppo_n_minibatches"].here == "train.mini_batches: 1"
 

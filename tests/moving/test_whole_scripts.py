@@ -73,6 +73,14 @@ def test_several_files_are_a_list_of_sources(recipe):
     assert text["train"]["steps"] == 3000
 
 
+def test_a_mixture_of_trl_is_a_list_of_sources(recipe):
+    datasets = "datasets: [{path: a, name: main}, {path: b, split: train}]\n"
+    text, _ = recipe(f"model_name_or_path: m\nnum_generations: 8\n{datasets}", "trl.yaml")
+    assert text["data"]["train"] == [{"source": "a", "name": "main"}, {"source": "b", "split": "train"}]
+    with pytest.raises(UserError, match="datasets: columns of 'a' has no counterpart"):
+        recipe("num_generations: 8\ndatasets: [{path: a, columns: [x]}]\n", "trl.yaml")
+
+
 @pytest.mark.parametrize("words", ["", "data.train_files=null", "data.train_files=$TRAIN_FILES", "data.train_files=[]"])
 def test_a_recipe_never_falls_back_to_the_data_of_the_demo(recipe, tmp_path, words):
     script = f"python3 -m verl.trainer.main_ppo {ROLLOUT}.n=8 algorithm.adv_estimator=grpo {words}"

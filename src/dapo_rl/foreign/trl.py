@@ -280,7 +280,7 @@ TRL: dict[str, Foreign] = {
     "dataset_train_split": joint("data.train.split"),
     "dataset_test_split": joint("data.eval.split"),
     "dataset_streaming": none(LOADING),
-    "datasets": changes("a mixture of data sets: join the files first"),
+    "datasets": joint("data.train", "a list of {source: NAME}"),
     "lora_r": joint("model.lora.rank", alone=as_is),
     "lora_target_modules": joint("model.lora.targets", alone=as_is),
     "lora_task_type": none("causal language models only"),

@@ -8,6 +8,8 @@ from dapo_rl.moving.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import areal_importance
 
+OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
+
 
 def derive_areal(draft: Draft) -> None:
     if not draft.has("actor.eps_clip_higher") or draft.value("actor.eps_clip_higher") is None:
@@ -56,6 +58,8 @@ def _rewards(draft: Draft) -> None:
     limit = 20.0 if limit is None else limit
     correct, wrong = (max(-limit, min(limit, (score + bias) * scale)) for score in (1.0, 0.0))
     draft.put("reward.wrong", wrong)
+    draft.put("reward.boxed", True)
+    draft.add_row("(reward function)", "", "differs", "reward.verifier: math, reward.boxed: true", OWN_REWARD, True)
     keys = ("actor.reward_scaling", "actor.reward_bias", "actor.reward_clip")
     draft.put("reward.correct", correct, *keys, note=f"scores 1 and 0 become {correct:g} and {wrong:g}")
     if draft.value("actor.overlong_reward_penalty"):

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from dapo_rl.base.format import counted
+from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
 from dapo_rl.family.losses import losses_by
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
@@ -317,9 +318,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _part(entry: Any) -> dict[str, Any]:
+    """One data set of a mixture."""
+    name = entry.get("path") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise UserError(f"datasets: expected entries with a path, got {shown(entry)}")
+    unread = sorted(set(entry) - {"path", "name", "split"} - {key for key, value in entry.items() if value is None})
+    if unread:
+        raise UserError(f"datasets: {unread[0]} of {shown(name)} has no counterpart; write its rows to a file")
+    return {"source": name} | {key: entry[key] for key in ("name", "split") if entry.get(key) is not None}
+
+
 def _source(draft: Draft) -> None:
-    """A Hub data set with its configuration and splits."""
+    """A Hub data set with its configuration and splits, or a mixture of several."""
     name = draft.settings.pop("data.train", None)
+    if isinstance(mixture := draft.value("datasets"), list) and mixture:
+        draft.put("data.train", [_part(entry) for entry in mixture], "datasets")
+        name = None
     if name is None:
         return
     parameters = {"name": draft.value("dataset_config"), "split": draft.value("dataset_train_split")}
