@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dapo_rl.foreign.verl import ACTOR
+from dapo_rl.foreign.verl_training import ACTOR
 from dapo_rl.moving.draft import Draft
 
 _REQUIRED, _ROUNDS = "async_training.require_batches", "async_training.trigger_parameter_sync_step"

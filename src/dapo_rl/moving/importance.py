@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo_rl.family import LOSSES
 from dapo_rl.foreign.record import PER_TOKEN
-from dapo_rl.foreign.verl import ACTOR
+from dapo_rl.foreign.verl_training import ACTOR
 from dapo_rl.moving.draft import Draft
 
 _TOKEN_MODES = {"token_truncate": "truncate", "token_mask": "mask"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dapo_rl.family import ADVANTAGES, LOSSES
-from dapo_rl.foreign.verl import ACTOR, MODEL, OVERLONG, VAL
+from dapo_rl.foreign.verl import OVERLONG, VAL
+from dapo_rl.foreign.verl_training import ACTOR, MODEL
 from dapo_rl.moving.asynchronous import async_batches, async_steps, async_warmup, explain_one_step_off, is_fully_async
 from dapo_rl.moving.batches import (
     lora,
@@ -240,8 +241,7 @@ def _schedule(draft: Draft) -> None:
     warmup = draft.count(fixed)
     if warmup is not None and warmup >= 0:
         if is_fully_async(draft):
-            steps = async_warmup(draft, warmup)
-            draft.put("train.warmup_steps", steps, fixed, note=f"{warmup} rounds of its trainer")
+            draft.put("train.warmup_steps", async_warmup(draft, warmup), fixed, note=f"{warmup} rounds of its trainer")
         else:
             draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
         draft.explain(share, "default here", note="lr_warmup_steps is given, and is what counts")
