@@ -202,6 +202,17 @@ def test_null_is_the_librarys_default_or_sets_nothing(recipe):
     assert text["train"]["steps"] == 20
 
 
+def test_areal_evaluates_on_another_split_of_the_same_data(recipe):
+    areal = (
+        "gconfig: {{n_samples: 4}}\nactor: {{path: m}}\ntrain_dataset: {{path: {0}}}\nvalid_dataset: {{path: {1}}}\n"
+    )
+    data = recipe(areal.format("openai/gsm8k", "openai/gsm8k"), "a.yaml")[0]["data"]
+    assert data["train"] == {"source": "openai/gsm8k", "name": "main"}
+    assert data["eval"] == {"source": "openai/gsm8k", "name": "main", "split": "test"}
+    data = recipe(areal.format("a/b", "c/d"), "a.yaml")[0]["data"]
+    assert (data["train"], data["eval"]) == ("a/b", "c/d")
+
+
 def test_updates_that_do_not_divide_a_step_are_as_many_as_divide_it(recipe):
     areal = (
         "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 10}\nactor: {path: m, ppo_n_minibatches: 4}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dapo_rl.foreign.areal import ADV_NORM, OPTIMIZER
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 from dapo_rl.moving.critic import areal_critic, areal_kl, has_areal_critic
-from dapo_rl.moving.draft import Draft
+from dapo_rl.moving.draft import Draft, written
 from dapo_rl.moving.importance import areal_importance
 
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
@@ -18,6 +18,7 @@ def derive_areal(draft: Draft) -> None:
         draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
         draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
     without_dual_clip(draft, "actor.c_clip", applies=True)
+    _splits(draft)
     _dynamic_sampling(draft)
     _rewards(draft)
     has_critic = has_areal_critic(draft)
@@ -40,6 +41,23 @@ def derive_areal(draft: Draft) -> None:
         draft.explain("actor.use_lora", "default here", note="the weights are trained")
     mode = draft.value("stats_logger.wandb.mode")
     draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
+
+
+def _splits(draft: Draft) -> None:
+    """AReaL reads a data set of the Hub by its split train for training, and by test for evaluation."""
+    for key, ours, split in (
+        ("train_dataset.path", "data.train", "train"),
+        ("valid_dataset.path", "data.eval", "test"),
+    ):
+        name = draft.settings.get(ours)
+        if not isinstance(name, str) or name.endswith((".parquet", ".json", ".jsonl")):
+            continue
+        entry = {"source": name, **({"name": "main"} if name == "openai/gsm8k" else {})}
+        if split == "test" and name == draft.value("train_dataset.path"):
+            entry["split"] = split
+        if len(entry) > 1:
+            draft.settings[ours] = entry
+            draft.explain_again(key, "same", f"{ours}: {written(entry)}", f"its script reads the split {split}")
 
 
 def _dynamic_sampling(draft: Draft) -> None:
