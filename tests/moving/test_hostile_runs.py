@@ -58,6 +58,20 @@ def test_any_script_is_read_or_refused(text):
     assert not isinstance(result, str) or "\n" not in result
 
 
+PIECES = [
+    *("if ", "then ", "elif ", "else ", "fi", "case $x in ", "esac", ";;", "a) ", "*) ", "[[ ", " ]]", "[ ", " ]"),
+    *("((", "))", "f() ", "function f ", "{ ", "}", "for x in ", "while ", "do ", "done", "&& ", "|| ", "A+=("),
+    *(")", "(", "\n", ";", '"', "'", "$x", "${A[@]}", "! ", "x=1 ", "-n ", "= ", "\\\n", "# ", "<<E", "`", "$(", "${"),
+]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
+def test_any_order_of_keywords_is_read_or_refused(text):
+    result = outcome(lambda: read_script(f"{text}\ntrl grpo --beta 0\n", "s"))
+    assert not isinstance(result, str) or "\n" not in result
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -83,3 +97,9 @@ def test_a_long_script_is_read_in_time():
         read_shell(script, {})
     assert len(read_shell("".join(f"v{i}=1\nx\n" for i in range(15_000)), {})) == 15_000
     assert time.process_time() - begun < 10
+
+
+def test_deeply_nested_blocks_are_read():
+    script = "if x; then\n" * 15_000 + "A+=(a)\n" * 1000 + "fi\n" * 15_000
+    assert len(read_shell(script, {})) == 15_000
+    assert read_shell("case a in b) " * 15_000, {}) == []

@@ -100,6 +100,7 @@ echo "${A[@]}" $n
         ("x=1\nif [ a = b ]; then if nvidia-smi; then x=2; fi; x=3; fi\necho $x", ["echo", "1"]),
         ("x=1\nwhile [[ $# -gt 0 ]]; do case $1 in --x) x=$2; shift ;; esac; done\necho $x", ["echo", "1"]),
         ("x=1\n(x=2; true)\necho $x", ["echo", "1"]),
+        ("x=1\n(\n(x=2)\ny=3\n)\necho $x", ["echo", "1"]),
         ("f() {\n local x=2\n}\ny=1\necho $y", ["echo", "1"]),
         ("if (( 3 % 2 )); then y=1; fi\nx=1\necho $x", ["echo", "1"]),
         ("# echo a \\\necho b", ["echo", "b"]),

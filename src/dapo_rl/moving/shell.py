@@ -197,12 +197,12 @@ class ShellReader(WordReader):
             return
         block = self._blocks.pop()
         for name, old in block.before.items():
-            if block.kind == "function":
-                self._set(name, Word(f"${name}", "it is set in a function"))
-            elif old is None:
+            if old is None:
                 self._variables.pop(name, None)
             else:
-                self._set(name, old)
+                self._variables.assign(name, old)
+            if block.kind == "function":
+                self._set(name, Word(f"${name}", "it is set in a function"))
         self._blocks[-1].finish(block.status if block.kind in ("group", "subshell") else None)
 
     def _then(self) -> None:
