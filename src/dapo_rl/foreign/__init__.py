@@ -54,7 +54,8 @@ _ALIASES = {
 """Names that people write for a setting or a section of settings."""
 
 
-_TOO_SHORT = ("model", "columns", "system", "template", "config", "debug", "strict")
+_OF_MEGATRON = ("lr", "load", "save", "gpus")
+_TOO_SHORT = ("model", "columns", "system", "template", "config", "debug", "strict", *_OF_MEGATRON)
 _TOO_WIDE = ("eval_*", "save_*", "include_*")
 """Names and patterns that are more likely a misspelt setting of this project, such as `save_every`."""
 
@@ -100,7 +101,7 @@ def foreign_hint(key: str, value: Any) -> str | None:
 
 def _entry(key: str) -> Foreign | None:
     for library in LIBRARIES.values():
-        if key in library.settings or key.split(".")[0] in library.roots:
+        if key not in _OF_MEGATRON and (key in library.settings or key.split(".")[0] in library.roots):
             entry = library.find(key)
             if entry is not None:
                 return entry
