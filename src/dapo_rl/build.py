@@ -22,6 +22,7 @@ from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
+from dapo_rl.data.apart import check_apart, shared_prompts
 from dapo_rl.data.sources import IN_MEMORY, check_there
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
@@ -161,11 +162,13 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         for key, source in _sources(config, given).items():
             check_there(source, key)  # a model may take minutes to load
+        check_apart(*_sources(config, given).values())
         model, tokenizer = _model_and_tokenizer(config, given)
         config = _with_lora(config, given, model)
         came = stored_dtype(config.model.name) if given.names_a_model else model.dtype
         notes = [*given.notes, verifier.note, to_float32(model)]
         train_prompts, eval_prompts = _prompt_sets(config, given, tokenizer, verifier)
+        notes.append(shared_prompts(train_prompts, eval_prompts, tuple(_sources(config, given).values())))
         longest = _longest(config, model, train_prompts, eval_prompts)
         device = _device(config, given) if on_ranks(config) else next(model.parameters()).device
         dtype, save_dtype = compute_dtype(config.model, device), saved_dtype(config.model, came)

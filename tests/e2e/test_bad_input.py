@@ -375,6 +375,18 @@ def _(here):
     return ["train", *QUICK, "engine=engines.py:Mine", "--run", "run"]
 
 
+@case("an evaluation on the training file")
+def _(place):
+    data = place.lines({"prompt": "1+1=?", "answer": "2"})
+    return ["train", f"data.train={data}", f"data.eval=./{data}"]
+
+
+@case("an evaluation on a copy of training prompts")
+def _(place):
+    rows = [{"prompt": "1+1=?", "answer": "2"}, {"prompt": "1+2=?", "answer": "3"}]
+    return ["train", f"data.train={place.lines(*rows)}", f"data.eval={place.lines(rows[0], name='other.jsonl')}"]
+
+
 @case("an evaluation with nothing to evaluate on")
 def _(_here):
     return ["train", "data.eval=null"]

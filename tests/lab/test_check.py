@@ -6,8 +6,10 @@ import pytest
 from rich.console import Console
 
 from dapo_rl.config import Config, known_keys
+from dapo_rl.errors import UserError
 from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
 from dapo_rl.lab.papers import PAPERS
+from dapo_rl.lab.papers.unused import IRRELEVANT
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -15,12 +17,14 @@ PAPER = {
     "data.eval": "data/aime-2024.parquet",
     "reward.correct": 1.0,
     "reward.wrong": -1.0,
+    "data.max_prompt_tokens": 2048,
     "sampling.prompts_per_step": 512,
     "sampling.group_size": 16,
     "sampling.max_new_tokens": 20480,
     "sampling.surplus": "drop",
     "overlong.max_length": 20480,
     "overlong.cache_length": 4096,
+    "train.steps": 625,
     "train.mini_batches": 16,
     "train.lr": 1e-6,
     "train.warmup_steps": 20,
@@ -89,6 +93,7 @@ FLIPS = [
     ("sampling.filter", "mine.py:keep", {"Dynamic Sampling"}),
     ("sampling.dynamic_batch", True, {"Batch filling"}),
     ("algo.aggregation", "token-mean-per-group", set()),
+    ("algo.norm_length", 4096, set()),  # of another aggregation
     ("algo.aggregation", "seq-mean-token-mean", {"Token-level loss"}),
     ("algo.aggregation", "seq-mean-token-sum-norm", {"Token-level loss"}),
     ("algo.aggregation", "micro-batch-token-mean", {"Token-level loss"}),
@@ -108,10 +113,13 @@ FLIPS = [
     ("reward.verifier", "exact", set()),
     ("sampling.prompts_per_step", 256, {"Prompts per step", "Updates per step"}),
     ("sampling.group_size", 8, {"Group size", "Updates per step"}),
-    ("train.mini_batches", 1, {"Updates per step"}),
-    ("train.epochs_per_step", 2, {"Updates per step"}),
+    ("train.steps", 10_000, {"Length of the run"}),
+    ("train.steps", 312, {"Length of the run"}),
+    ("train.mini_batches", 1, {"Updates per step", "Length of the run"}),
+    ("train.epochs_per_step", 2, {"Updates per step", "Length of the run"}),
     ("train.lr", 5e-6, {"Learning rate"}),
     ("train.lr_schedule", "cosine", {"Learning rate"}),
+    ("train.min_lr_share", 0.5, set()),  # without a decay it has no effect
     ("train.warmup_steps", 0, {"Warm-up"}),
     ("train.weight_decay", 0.0, {"Optimizer"}),
     ("train.optimizer", "adamw_8bit", {"Optimizer"}),
@@ -120,13 +128,28 @@ FLIPS = [
     ("train.max_grad_norm", 0.5, {"Optimizer"}),
     ("sampling.max_new_tokens", 32768, {"New tokens"}),
     ("sampling.temperature", 0.7, {"Temperature"}),
-    ("sampling.top_p", 0.95, {"Top-p and top-k"}),
-    ("sampling.top_k", 50, {"Top-p and top-k"}),
+    ("sampling.top_p", 0.95, {"Truncated sampling"}),
+    ("sampling.top_k", 50, {"Truncated sampling"}),
+    ("sampling.min_p", 0.2, {"Truncated sampling"}),
+    ("sampling.stop", ["\n\n"], {"Stop strings"}),
+    ("sampling.ignore_eos", True, {"No end of sequence"}),
+    ("sampling.retire", 3, {"Retired prompts"}),
+    ("data.system_prompt", "Think.", {"Text of prompts"}),
+    ("data.chat_template", "never", {"Text of prompts"}),
+    ("data.max_prompt_tokens", 256, {"Prompt tokens"}),
+    ("reward.boxed", True, {"Boxed answers"}),
+    ("reward.threshold", 0.5, set()),  # the built-in verifier has none
+    ("model.lora", {}, {"LoRA"}),
+    ("model.lora.rank", 8, {"LoRA"}),
+    ("model.lora.alpha", 8.0, {"LoRA"}),
+    ("model.lora.targets", ["q_proj"], {"LoRA"}),
+    ("model.lora.save", "adapter", {"LoRA"}),
     ("sampling.cap", 600, set()),
     ("sampling.on_cap", "fill", {"Cap on draws"}),
     ("sampling.on_cap", "partial", {"Cap on draws"}),
     ("sampling.surplus", "carry", {"Surplus groups"}),
     ("sampling.surplus", "requeue", {"Surplus groups"}),
+    ("sampling.max_staleness", 0, set()),  # dropped groups do not age
     ("model.name", "Qwen/Qwen2.5-32B-Instruct", {"Model"}),
     ("data.train", "gsm8k.jsonl", {"Training prompts"}),
     ("data.eval", "gsm8k.jsonl", {"Held-out prompts"}),
@@ -147,8 +170,8 @@ def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, compon
         if not row.same:
             assert row.meaning
             assert row.recipe != row.paper
-            # The responses of an update follow from the prompts and the group size too.
-            assert key in row.keys or row.component == "Updates per step"
+            # The responses of an update follow from the prompts and the group size too, updates from mini-batches.
+            assert key in row.keys or row.component in {"Updates per step", "Length of the run"}
 
 
 @pytest.mark.parametrize(
@@ -166,12 +189,90 @@ def test_the_ratio_to_the_beginning_of_the_step(changes, recipe, meaning):
     assert row.meaning.endswith(meaning)
 
 
-def test_every_key_that_the_rows_name_exists():
-    named = {key for component in PAPERS["dapo"].components for key in component.keys}
-    assert named <= set(known_keys())
-    assert {section for section in named if section.startswith("algo.")} == {
-        key for key in known_keys() if key.startswith("algo.") and key != "algo.norm_length"
-    }
+def keys_of(table):
+    return [key for keys in table for key in keys.split()]
+
+
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+def test_every_setting_has_a_row_or_a_reason_to_have_none(paper):
+    """A new setting fails here until it is a key of a row (papers/dapo.py, vapo.py or unused.py) or in IRRELEVANT."""
+    compared = {key for component in paper.components for key in component.keys}
+    left_out = [*keys_of(IRRELEVANT.values()), *paper.without_effect.split()]
+    assert len(left_out) == len(set(left_out))
+    assert compared & set(left_out) == set()
+    assert compared | set(left_out) == set(known_keys())
+
+
+def test_every_setting_of_a_row_is_tried():
+    compared = {key for component in PAPERS["dapo"].components for key in component.keys}
+    other = {
+        "algo.importance_cap",
+        "sampling.ahead",
+        "cluster.placement",
+        "engine_options",
+    }  # need a second setting; tested below
+    assert compared <= {key for key, _, _ in FLIPS} | other
+
+
+def test_additions_to_the_papers_recipe_are_named():
+    report = check(
+        sampling__min_p=0.2,
+        model__lora__rank=8,
+        sampling__retire=1,
+        sampling__ignore_eos=True,
+        sampling__stop=["END"],
+        data__system_prompt="Be [brief].",
+    )
+    assert report.verdict == "algorithm conformant, 6 settings differ"
+    rows = {row.component: row for row in report.rows if not row.same}
+    assert rows["Truncated sampling"].recipe == "min_p 0.2"
+    assert rows["LoRA"].recipe == "lora rank 8, alpha 32, targets all-linear, save merged"
+    assert rows["Stop strings"].recipe == "stop ('END',)"
+    assert rows["Text of prompts"].recipe == "system_prompt Be [brief]."
+
+
+def test_options_of_an_engine_are_named():
+    (row,) = (row for row in check(engine="vllm", engine_options={"quantization": "fp8"}).rows if not row.same)
+    assert (row.component, row.recipe) == ("Engine's options", "engine_options quantization fp8")
+
+
+def test_sampling_during_updates_makes_groups_older():
+    ray = {"cluster.backend": "ray", "cluster.placement": "separate", "sampling.surplus": "carry"}
+    (row,) = (row for row in conformance(Config.build(PAPER | ray)).rows if not row.same)
+    assert (row.component, row.recipe) == ("Surplus groups", "carry, up to 1 version old")
+    assert row.meaning.endswith("with cluster.placement=separate, engines also sample during updates")
+    (row,) = (
+        row
+        for row in conformance(Config.build(PAPER | ray | {"sampling.dynamic": False})).rows
+        if row.component == "Surplus groups"
+    )
+    assert not row.same
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ("aime-2024.jsonl", "./data/../aime-2024.jsonl"),
+        ("org/data", {"source": "org/data", "split": "train"}),
+        ({"source": "org/data", "name": "main"}, {"source": "org/data", "name": "main"}),
+    ],
+)
+def test_evaluating_on_the_training_prompts_is_an_error(train, held_out):
+    with pytest.raises(UserError, match=r"is data\.train: the run would be evaluated on its training prompts; give"):
+        check(data__train=train, data__eval=held_out)
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ("a.jsonl", "b.jsonl"),
+        ("org/data", {"source": "org/data", "split": "test"}),
+        ({"source": "org/data", "split": "train[:90%]"}, {"source": "org/data", "split": "train[90%:]"}),
+        ("arithmetic", "arithmetic"),  # generated prompts: which of them is a parameter of the source
+    ],
+)
+def test_other_prompts_are_no_error(train, held_out):
+    check(data__train=train, data__eval=held_out)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +310,7 @@ def test_the_defaults_are_dapo_at_another_scale():
         ({"sampling__prompts_per_step": 16}, "Prompts per step", "1/32 of the paper's"),
         ({"train__lr": 1e-5}, "Learning rate", "10 times the paper's: faster"),
         ({"overlong__cache_length": 2048}, "Punishment interval", "from 18,432 to 20,480"),
+        ({"train__steps": 10_000}, "Length of the run", "^16 times the paper's, which train.steps=625 would have$"),
         ({"eval__samples": 8}, "Held-out samples", "2 times that of avg@32"),
         ({"algo__loss": "cispo"}, "Objective", "tokens beyond the bounds keep their gradient"),
         ({"algo__advantage": "opo", "reward__correct": 3.0}, "Rule-based reward", "so they are 2 times as large"),

@@ -14,6 +14,7 @@ from rich.text import Text
 from dapo_rl.base.format import gib
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
+from dapo_rl.data.apart import check_apart
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from dapo_rl.lab.memory_report import MemoryReport, memory_json
 from dapo_rl.lab.papers import PAPERS, find_paper
@@ -37,6 +38,7 @@ class Report:
 def conformance(config: Config, memory: MemoryReport | None = None, paper: str | None = None) -> Report:
     """Compares every component, except those that the recipe's other settings make meaningless. `paper` is a name of
     `PAPERS`; by default it depends on whether the recipe has a critic."""
+    check_apart(config.data.train, config.data.eval)
     chosen = find_paper(config, paper)
     rows = chosen.compare(config)
     why = "" if paper is not None else f"the recipe has {'a' if config.has_critic else 'no'} critic"

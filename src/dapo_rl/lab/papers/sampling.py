@@ -36,8 +36,15 @@ def compare_dynamic(config: Config) -> Finding:
 
 def compare_no_filter(config: Config) -> Finding:
     """For a paper that trains on every group."""
-    if not config.sampling.dynamic:
+    sampling = config.sampling
+    if not sampling.dynamic and sampling.filter is None:
         return "none", True, ""
+    if not sampling.dynamic:
+        return (
+            f"{sampling.filter}",
+            False,
+            "your own filter drops groups, so it selects the prompts that are trained on",
+        )
     meaning = "groups that are all right or all wrong are sampled and dropped, though a critic learns from them too"
     return "0 < correct < G", False, meaning
 
@@ -104,13 +111,33 @@ def compare_temperature(config: Config) -> Finding:
     return f"{value:g}", value == 1, meaning
 
 
-def compare_truncation(config: Config) -> Finding:
-    top_p, top_k = config.sampling.top_p, config.sampling.top_k
-    recipe = f"top_p {top_p:g}, {f'top_k {top_k}' if top_k else 'no top_k'}"
-    if top_p == 1 and top_k == 0:
+def compare_prompt_tokens(config: Config, *, paper: int) -> Finding:
+    limit = config.data.max_prompt_tokens
+    recipe = f"{limit:,} at most"
+    if limit == paper:
         return recipe, True, ""
+    return (
+        recipe,
+        False,
+        f"prompts of more than {limit:,} tokens are dropped; the authors drop those of more than {paper:,}",
+    )
+
+
+def compare_truncation(config: Config) -> Finding:
+    sampling = config.sampling
+    found = [
+        f"{name} {value:g}"
+        for name, value, off in (
+            ("top_p", sampling.top_p, 1),
+            ("top_k", sampling.top_k, 0),
+            ("min_p", sampling.min_p, 0),
+        )
+        if value != off
+    ]
+    if not found:
+        return "none", True, ""
     meaning = "tokens come from a truncated distribution, but the ratio uses the full one: gradients are biased, and "
-    return recipe, False, meaning + "unlikely tokens are never explored"
+    return ", ".join(found), False, meaning + "unlikely tokens are never explored"
 
 
 def compare_cap(config: Config) -> Finding | None:
@@ -125,7 +152,7 @@ def compare_cap(config: Config) -> Finding | None:
 
 
 def compare_surplus(config: Config) -> Finding | None:
-    if not redraws(config) and not config.sampling.ahead:
+    if not redraws(config) and not config.sampling.ahead and not config.during_updates:
         return None
     if config.sampling.surplus == "drop":
         return "drop", True, ""
@@ -139,4 +166,6 @@ def compare_surplus(config: Config) -> Finding | None:
     meaning += "is still relative to the policy that sampled them"
     if ahead := config.sampling.ahead:
         meaning += f"; {ahead:g} of a batch is drawn ahead, so more groups are old"
+    if config.during_updates:
+        meaning += f"; with cluster.placement={config.cluster.placement}, engines also sample during updates"
     return f"carry, up to {age} old", False, meaning

@@ -26,6 +26,16 @@ def compare_updates(config: Config) -> Finding:
     return recipe, True, ""
 
 
+def compare_length(config: Config, *, paper: int) -> Finding:
+    """The paper's figure counts updates of the policy, not rollout steps."""
+    updates = batch_arithmetic(config).total_updates
+    recipe = f"{updates:,} updates"
+    if abs(updates - paper) <= 0.01 * paper:
+        return recipe, True, ""
+    steps = config.pretrain_steps + round(paper / config.updates_per_step)
+    return recipe, False, f"{times_the_paper(updates, paper)}, which train.steps={steps} would have"
+
+
 def compare_rate(config: Config) -> Finding:
     lr, schedule = config.train.lr, config.train.lr_schedule
     effects = []

@@ -2,270 +2,129 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
-from dapo_rl.lab.papers import credit, losses, rewards, sampling, training
+from dapo_rl.lab.papers import credit, losses, sampling, training
 from dapo_rl.lab.papers.dapo import DAPO
 from dapo_rl.lab.papers.record import Component, Paper
+from dapo_rl.lab.papers.unused import UNUSED
 
-_INHERITED = "as in DAPO"
-_UNSAID = "not stated"
-
-
-def _as_in_dapo(name: str) -> Component:
-    component = next(component for component in DAPO.components if component.name == name)
-    return replace(component, reference=_INHERITED)
-
+_technique, _value = (partial(Component, kind) for kind in ("algorithm", "settings"))
+_SETUP, _INHERITED, _UNSAID = "Sec. 5.1", "as in DAPO", "not stated"
 
 VAPO = Paper(
     "VAPO",
     "2504.05118",
     60.4,
     (
-        Component(
+        _technique(
             "Critic",
             "Sec. 4.1",
-            "algorithm",
             "a value for each token",
             credit.compare_critic,
-            ("algo.advantage",),
+            "algo.advantage algo.normalize algo.ddof algo.advantage_eps",
         ),
-        Component(
+        _technique(
             "Value pre-training",
             "Sec. 4.1",
-            "algorithm",
             "before the first policy update",
             credit.compare_pretraining,
-            ("critic.pretrain_steps",),
+            "critic.pretrain_steps",
             without=11,
         ),
-        Component(
+        _technique(
             "Decoupled GAE",
             "Sec. 4.1",
-            "algorithm",
             "lambda 1 for the critic, another for the policy",
             credit.compare_decoupled,
-            ("critic.lambda_critic", "critic.lambda_policy"),
+            "critic.lambda_critic critic.lambda_policy",
             without=33,
         ),
-        Component(
+        _technique(
             "Length-adaptive GAE",
             "Eq. 5",
-            "algorithm",
             "lambda = 1 - 1 / (alpha l)",
             credit.compare_adaptive,
-            ("critic.lambda_policy",),
+            "critic.lambda_policy",
             without=45,
         ),
-        Component(
-            "Objective",
-            "Eq. 8",
-            "algorithm",
-            "min(r A, clip(r) A)",
-            losses.compare_objective,
-            ("algo.loss", "algo.clip_ratio_c"),
-        ),
-        Component(
-            "Ratio",
-            "Eq. 8",
-            "algorithm",
-            "to the policy that sampled the token",
-            losses.compare_ratio,
-            ("algo.proximal", "algo.importance_cap", "algo.importance_mode"),
-        ),
-        Component(
-            "Clip-Higher",
-            "Eq. 8",
-            "algorithm",
-            "upper bound wider",
-            losses.compare_clip_higher,
-            ("algo.clip_low", "algo.clip_high"),
-            without=46,
-        ),
-        Component(
-            "Token-level loss",
-            "Eq. 7",
-            "algorithm",
-            "token-mean",
-            losses.compare_token_mean,
-            ("algo.aggregation",),
-            without=53,
-        ),
-        Component(
+        DAPO.row("Objective", "Eq. 8"),
+        DAPO.row("Ratio", "Eq. 8"),
+        DAPO.row("Clip-Higher", "Eq. 8", without=46),
+        DAPO.row("Token-level loss", "Eq. 7", find=losses.compare_token_mean, without=53),
+        _technique(
             "Positive-example LM loss",
             "Eq. 9, 10",
-            "algorithm",
             "of correct samples",
             losses.compare_imitation,
-            ("algo.positive_lm_coef",),
+            "algo.positive_lm_coef",
             without=54,
         ),
-        Component(
+        _technique(
             "Group-Sampling",
             "Sec. 4.3",
-            "algorithm",
             "several samples per prompt",
             sampling.compare_groups,
-            ("sampling.group_size",),
+            "sampling.group_size",
             without=55,
         ),
-        Component(
+        _technique(
             "Dynamic Sampling",
-            "Sec. 5.1",
-            "algorithm",
+            _SETUP,
             "none",
             sampling.compare_no_filter,
-            ("sampling.dynamic",),
+            "sampling.dynamic sampling.filter sampling.metric sampling.dynamic_batch sampling.cap sampling.on_cap",
         ),
-        Component(
-            "KL term",
-            "Eq. 10",
-            "algorithm",
-            "none",
-            losses.compare_kl,
-            ("algo.kl_coef", "algo.kl_kind", "algo.kl_in"),
-        ),
-        Component(
+        DAPO.row("KL term", "Eq. 10"),
+        _value(
             "Pre-training steps",
-            "Sec. 5.1",
-            "settings",
+            _SETUP,
             "50 steps",
             partial(credit.compare_pretrain_steps, paper=50),
-            ("critic.pretrain_steps",),
+            "critic.pretrain_steps",
         ),
-        Component(
+        _value(
             "Length alpha",
-            "Sec. 5.1",
-            "settings",
+            _SETUP,
             "0.05",
             partial(credit.compare_length_alpha, paper=0.05),
-            ("critic.length_alpha", "critic.lambda_lowest"),
+            "critic.length_alpha critic.lambda_lowest",
         ),
-        Component(
-            "Value clip",
-            _UNSAID,
-            "settings",
-            "none",
-            credit.compare_value_clip,
-            ("critic.value_clip",),
-        ),
-        Component(
-            "Whitening",
-            _UNSAID,
-            "settings",
-            "none",
-            credit.compare_whitening,
-            ("critic.whiten",),
-        ),
-        Component(
-            "Clip bounds",
-            "Sec. 5.1",
-            "settings",
-            "low 0.2, high 0.28",
-            losses.compare_clip_bounds,
-            ("algo.clip_low", "algo.clip_high"),
-        ),
-        Component(
+        _value("Value clip", _UNSAID, "none", credit.compare_value_clip, "critic.value_clip"),
+        _value("Whitening", _UNSAID, "none", credit.compare_whitening, "critic.whiten"),
+        DAPO.row("Clip bounds", _SETUP),
+        _value(
             "LM loss weight",
-            "Sec. 5.1",
-            "settings",
+            _SETUP,
             "0.1",
             partial(losses.compare_imitation_weight, paper=0.1),
-            ("algo.positive_lm_coef",),
+            "algo.positive_lm_coef",
         ),
-        Component(
-            "Soft Overlong Punishment",
-            _INHERITED,
-            "settings",
-            "soft",
-            rewards.compare_soft_punishment,
-            ("overlong.shape",),
+        DAPO.row("Soft Overlong Punishment", _INHERITED, kind="settings"),
+        DAPO.row("Punishment interval", _INHERITED),
+        DAPO.row("Overlong Filtering", _INHERITED, paper="off"),
+        DAPO.row("Rule-based reward", _INHERITED),
+        DAPO.row("Prompts per step", _SETUP),
+        DAPO.row("Group size", _SETUP, find=partial(sampling.compare_contrast, paper=16)),
+        DAPO.row("Updates per step", _SETUP),
+        DAPO.row(
+            "Length of the run", "Fig. 1", paper="5,000 updates", find=partial(training.compare_length, paper=5_000)
         ),
-        _as_in_dapo("Punishment interval"),
-        Component(
-            "Overlong Filtering",
-            _INHERITED,
-            "settings",
-            "off",
-            rewards.compare_filtering,
-            ("overlong.mask_truncated",),
-        ),
-        _as_in_dapo("Rule-based reward"),
-        Component(
-            "Prompts per step",
-            "Sec. 5.1",
-            "settings",
-            "512",
-            partial(sampling.compare_prompts, paper=512),
-            ("sampling.prompts_per_step",),
-        ),
-        Component(
-            "Group size",
-            "Sec. 5.1",
-            "settings",
-            "16",
-            partial(sampling.compare_contrast, paper=16),
-            ("sampling.group_size",),
-        ),
-        Component(
-            "Updates per step",
-            "Sec. 5.1",
-            "settings",
-            "16, of 512 responses",
-            training.compare_updates,
-            ("train.mini_batches", "train.epochs_per_step"),
-        ),
-        Component(
-            "Learning rate",
-            "Sec. 5.1",
-            "settings",
-            "1e-06, constant",
-            training.compare_rate,
-            ("train.lr", "train.lr_schedule", "train.min_lr_share"),
-        ),
-        Component(
-            "Critic's learning rate",
-            "Sec. 5.1",
-            "settings",
-            "2e-06",
-            partial(credit.compare_critic_rate, paper=2e-6),
-            ("critic.lr",),
-        ),
-        Component(
-            "Warm-up",
-            "Sec. 5.1",
-            "settings",
-            "length not stated",
-            partial(training.compare_warmup, paper=None),
-            ("train.warmup_steps",),
-        ),
-        _as_in_dapo("Optimizer"),
-        _as_in_dapo("Precision"),
-        _as_in_dapo("New tokens"),
-        _as_in_dapo("Temperature"),
-        _as_in_dapo("Top-p and top-k"),
-        _as_in_dapo("Surplus groups"),
-        Component("Model", "Sec. 5.1", "settings", "Qwen2.5-32B", training.compare_model, ("model.name",)),
-        _as_in_dapo("Training prompts"),
-        Component(
-            "Held-out prompts",
-            "Sec. 5.1",
-            "evaluation",
-            "AIME 2024",
-            training.compare_heldout_prompts,
-            ("data.eval", "eval.prompts"),
-        ),
-        Component(
-            "Held-out samples", "Sec. 5.1", "evaluation", "avg@32", training.compare_heldout_samples, ("eval.samples",)
-        ),
-        Component(
-            "Held-out sampling",
-            "Sec. 5.1",
-            "evaluation",
-            "temperature 1, top_p 0.7",
-            training.compare_heldout_sampling,
-            ("eval.temperature", "eval.top_p"),
-        ),
+        DAPO.row("Learning rate", _SETUP),
+        _value("Critic's learning rate", _SETUP, "2e-06", partial(credit.compare_critic_rate, paper=2e-6), "critic.lr"),
+        DAPO.row("Warm-up", _SETUP, paper="length not stated", find=partial(training.compare_warmup, paper=None)),
+        DAPO.row("Optimizer", _INHERITED),
+        DAPO.row("Precision", _INHERITED),
+        DAPO.row("Prompt tokens", _INHERITED),
+        DAPO.row("New tokens", _INHERITED),
+        DAPO.row("Temperature", _INHERITED),
+        DAPO.row("Truncated sampling", _INHERITED),
+        DAPO.row("Surplus groups", _INHERITED),
+        DAPO.row("Model", _SETUP),
+        DAPO.row("Training prompts", _INHERITED),
+        DAPO.row("Held-out prompts", _SETUP),
+        DAPO.row("Held-out samples", _SETUP),
+        DAPO.row("Held-out sampling", _SETUP),
+        *UNUSED,
     ),
 )
