@@ -38,3 +38,16 @@ def test_rounds_take_as_long_as_the_page_says():
     share = simulated_share(512, layout.engines)
     run = Simulation(memory, rates, question.world, question.prompt_tokens, steps=2, warmup=0, share=share)
     assert duration(run.run("rounds").step_seconds) == shown
+
+
+def test_the_days_are_the_steps_of_the_recipe():
+    table = PAGE[PAGE.index("| command |") :]
+    times = re.findall(r"with `sampling\.surplus=carry sampling\.ahead=0\.5` \| (.*) \|", table)[0].split(" | ")
+    seconds = [60 * int(minutes) + int(rest) for minutes, rest in (re.findall(r"\d+", time) for time in times)]
+    config = Config.load("dapo-math-qwen2.5-32b")
+    days = [f"{config.train.steps * each / 86400:.1f}" for each in seconds]
+    words = (
+        f"the {config.train.steps} steps of the recipe would take {days[0]}, {days[1]} and {days[2]} days on 128 GPUs"
+    )
+    assert words in " ".join(PAGE.split())
+    assert config.train.steps * config.updates_per_step == 10_000
