@@ -162,13 +162,14 @@ def check(
     """Compare a recipe with its paper, and its memory with a GPU.
 
     The report lists each component of the paper, the batch sizes, and the memory of a run: an estimate from the
-    model's config, against the GPU (or RAM) of this machine or the one that --gpu names.
+    model's config, against the GPU (or RAM) of this machine or the one that --gpu names. Exits with 2 if the run does
+    not fit.
     """
     recipe, overrides = split_arguments(arguments)
     config = start_from(recipe, overrides).load()
     with quick_imports():
         _quiet_transformers()
-        from dapo_rl.lab.check import conformance, conformance_json, print_conformance
+        from dapo_rl.lab.check import check_memory_fits, conformance, conformance_json, print_conformance
         from dapo_rl.lab.check_memory import find_memory, memory_report
 
     report = conformance(config, memory_report(config, find_memory(config, gpu)), paper)
@@ -176,6 +177,7 @@ def check(
         print(conformance_json(report))
     else:
         print_conformance(report)
+    check_memory_fits(report)
 
 
 @app.command()
@@ -221,7 +223,9 @@ def plan(
 @app.command()
 def verify(
     arguments: Arguments = None,
-    rows: Annotated[int, typer.Option(min=1, help="Prompts to sample, the first that the run would draw.")] = 8,
+    prompts: Annotated[
+        int, typer.Option("--prompts", "--rows", min=1, help="Prompts to sample, the first that the run would draw.")
+    ] = 8,
     samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON, with all texts in full.")] = False,
 ) -> None:
@@ -240,7 +244,7 @@ def verify(
         from dapo_rl.lab.verify_show import print_dry_run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # closes the verifier's processes and the progress bar
-    result = dry_run(config, rows, samples)
+    result = dry_run(config, prompts, samples)
     if as_json:
         print(dry_run_json(result))
     else:

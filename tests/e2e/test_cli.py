@@ -13,6 +13,7 @@ import pytest
 from support import DAPO, SMALL, dapo
 from transformers import AutoTokenizer
 
+from dapo_rl import cli
 from dapo_rl.config import Config
 from dapo_rl.recipes import packaged_recipe, recipe_names
 
@@ -147,9 +148,27 @@ def test_help_fits_in_80_columns(tmp_path):
         assert "..." not in text.partition("Commands:\n")[2], "a summary is cut"
 
 
+def test_one_thing_has_one_option():
+    """`--prompts` is the number of prompts everywhere; other names of it are accepted."""
+    commands = cli.root_command().commands
+    options = {name: {option for p in command.params for option in p.opts} for name, command in commands.items()}
+    for name in ("verify", "eval", "convert"):
+        assert {"--prompts", "--rows"} <= options[name]
+    for name in ("verify", "eval"):
+        assert "--samples" in options[name]
+    assert all("--prompts" in found for found in options.values() if "--rows" in found)
+
+
+def test_a_plan_that_does_not_fit_is_an_error(tmp_path):
+    result = dapo("plan", "dapo-math-qwen2.5-32b", "--gpus", "2", "--gpu", "h800", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, "dapo: plan: the run does not fit on 2 × h800\n")
+    assert "does not fit, on the same GPUs: a GPU needs at least " in " ".join(result.stdout.split())
+
+
 def test_check_reports_and_speaks_json(tmp_path):
     result = dapo("check", "dapo-math-qwen2.5-32b", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 2
+    assert result.stderr.startswith("dapo: check: the run does not fit on ")
     conformant, _, memory = result.stdout.partition("conformant: every row matches the paper\n")
     assert conformant
     assert memory.startswith("does not fit on ")

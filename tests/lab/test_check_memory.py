@@ -153,8 +153,9 @@ def test_sizes_come_from_the_config(tmp_path, monkeypatch):
     tiny = ModelSize(886_528, 128, 384, 4, 4, 4, 32, 261)
     assert size_of("tiny") == size_of(str(TINY)) == tiny
     assert size_of("Qwen/Qwen2.5-32B") == size_of("someone/Qwen2.5-32B-Instruct") == KNOWN["qwen2.5-32b"]
+    assert size_of("Qwen/Qwen2.5-Coder-1.5B-Instruct") == size_of("Qwen/Qwen2.5-Math-1.5B") == KNOWN["qwen2.5-1.5b"]
     assert size_of("smollm2-135m") == KNOWN["smollm2-135m"]  # not downloaded yet
-    with pytest.raises(UserError, match="the size of some/model-9b is unknown: it is not in the local cache"):
+    with pytest.raises(UserError, match="is not in the local cache of the hub; hf download some/model-9b config"):
         size_of("some/model-9b")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="is unknown: "):
@@ -179,12 +180,24 @@ def test_a_gpu_that_nobody_knows(gpu):
 @pytest.mark.parametrize(
     ("recipe", "gpu", "fits", "words"),
     [
-        (PAPER, "h200", False, "does not fit on h200 (140.0 GiB): it needs at least 528.0 GiB; use a larger"),
+        (PAPER, "h200", False, "does not fit on h200 (140.0 GiB): it needs 594.6 GiB for everything at once, and at "),
+        (
+            PAPER,
+            "h200",
+            False,
+            "at least 528.0 GiB if the engine frees its memory during updates (train.memory); use a",
+        ),
         (GSM8K, "h100-80g", True, "fits on h100-80g (80.0 GiB): about 49"),
         (GSM8K, "32", True, "with less than the recipe's 47.0 GiB: set train.token_budget=5275"),
         (GSM8K, "24", True, "in turns (train.memory): about 22.8 GiB while updating, 21.8 GiB while sampling"),
         (GSM8K, "14", True, "in turns (train.memory): about 13.3 GiB while updating with recomputed layers"),
-        (GSM8K, "12", False, "it needs at least 11.6 GiB; with train.optimizer=adamw_8bit it fits"),
+        (
+            GSM8K,
+            "12",
+            False,
+            "and at least 11.6 GiB if the engine frees its memory during updates (train.memory); with ",
+        ),
+        (GSM8K, "12", False, "; with train.optimizer=adamw_8bit it fits"),
         (GSM8K, "6", False, "; use a larger GPU, a smaller model, model.lora, or fewer sampling.max_new_tokens"),
     ],
 )
@@ -235,7 +248,7 @@ def test_the_report_has_the_memory_and_its_verdict_last(width):
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     (place,) = (i for i, line in enumerate(lines) if line.startswith("conformant: every row"))
-    assert lines[place + 1].startswith("does not fit on h100-80g (80.0 GiB): it needs at least")
+    assert lines[place + 1].startswith("does not fit on h100-80g (80.0 GiB): it needs ")
     (weights,) = (line.split() for line in lines if "M parameters" in line)
     assert weights[1:4] == ["122.1", "GiB", "153%"]
 
@@ -249,6 +262,20 @@ def test_json_in_gib():
     assert document["share"] == pytest.approx(document["total"] / 24, abs=0.001)
 
 
+def test_the_total_and_the_least_are_both_explained():
+    """The verdict's figures are the table's total, and the total without what the engine frees."""
+    config = Config.load(PAPER)
+    report = memory_report(config, find_memory(config, "h200"))
+    parts = sizes(report.parts)
+    freed = parts["engine's weights"] + parts["KV cache"]
+    assert report.total - freed == pytest.approx(report.least, rel=1e-3)
+    keeps = memory_report(Config.load(PAPER, ["train.memory=keep"]), find_memory(config, "h200"))
+    assert "frees" not in keeps.verdict
+    cpu = memory_report(Config.load(GSM8K), Memory("CPU", "cpu", 4 * GIB))
+    assert f"it needs {cpu.total / GIB:.1f} GiB for everything at once, and at least " in cpu.verdict
+    assert cpu.verdict.endswith("; --gpu h100-80g estimates it for a GPU of another machine")
+
+
 def test_the_command(tmp_path):
     result = dapo("check", "--gpu", "24", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -257,6 +284,9 @@ def test_the_command(tmp_path):
     assert memory["parts"]["runtime"] == 1.0
     here = json.loads(dapo("check", "--json", "model.device=cpu", cwd=tmp_path).stdout)["memory"]
     assert here["machine"] == "CPU"
+    large = dapo("check", "gsm8k-qwen2.5-1.5b", "--gpu", "6", "--json", cwd=tmp_path)
+    assert (large.returncode, json.loads(large.stdout)["memory"]["fits"]) == (2, False)
+    assert large.stderr.rstrip() == "dapo: check: the run does not fit on a GPU (6.0 GiB)"
     wrong = dapo("check", "--gpu", "fast", cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("dapo: --gpu: fast: give its memory in GiB")

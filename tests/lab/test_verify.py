@@ -268,7 +268,7 @@ def test_json_has_everything():
 
 
 def test_the_command(tmp_path):
-    done = dapo("verify", "--rows", "2", "--samples", "2", "reward.workers=1", cwd=tmp_path)
+    done = dapo("verify", "--prompts", "2", "--samples", "2", "reward.workers=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "loading tiny" in done.stderr
     assert "2 of 2 problems" in done.stderr

@@ -39,7 +39,8 @@ def eval_command(
         str | None, typer.Option(help="A .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic.")
     ] = None,
     k: Annotated[
-        int | None, typer.Option(help="Samples per problem; by default the number of copies in the file, or 1.")
+        int | None,
+        typer.Option("--k", "--samples", help="Samples per problem; by default the copies of it in the file, or 1."),
     ] = None,
     protocol: Annotated[
         str | None,
@@ -50,7 +51,9 @@ def eval_command(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum response length; by default 1024, or what fits in the model's context.")
     ] = None,
-    prompts: Annotated[int | None, typer.Option(help="Use only the first so many problems.")] = None,
+    prompts: Annotated[
+        int | None, typer.Option("--prompts", "--rows", help="Use only the first so many problems.")
+    ] = None,
     verifier: Annotated[
         str | None, typer.Option(help="math (gym for reasoning_gym:NAME), exact, module:name or file.py:name.")
     ] = None,

@@ -15,6 +15,7 @@ from dapo_rl.base.format import gib
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.data.apart import check_apart
+from dapo_rl.errors import UserError
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from dapo_rl.lab.memory_report import MemoryReport, memory_json
 from dapo_rl.lab.papers import PAPERS, find_paper
@@ -88,6 +89,13 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
         console.print(
             Text(printable(report.memory.verdict), style="bold red" if report.memory.fits is False else "bold")
         )
+
+
+def check_memory_fits(report: Report) -> None:
+    """Raises a UserError if the run does not fit, so that scripts see it."""
+    memory = report.memory
+    if memory is not None and memory.fits is False:
+        raise UserError(f"check: the run {memory.verdict.partition(': ')[0]}")
 
 
 def _heading(report: Report) -> str:

@@ -55,6 +55,8 @@ GPUS = {
 }
 """GiB of common GPUs."""
 
+_ANOTHER = "--gpu h100-80g estimates it for a GPU of another machine"
+
 
 def find_memory(config: Config, gpu: str | None = None) -> Memory:
     """The GPU that `--gpu` names, or the device that a run would use here."""
@@ -83,7 +85,7 @@ def _gibibytes(gpu: str) -> float:
 def memory_report(config: Config, machine: Memory) -> MemoryReport:
     """What a run of this recipe needs on a machine."""
     if machine.kind == "cpu" and config.model.device == "cuda":
-        line = "cannot run here: model.device is cuda, and there is no CUDA GPU; --gpu names another machine's"
+        line = f"cannot run here: model.device is cuda, and there is no CUDA GPU; {_ANOTHER}"
         return MemoryReport(machine, (), 0, line, False)
     try:
         size = size_of(config.model.name)
@@ -269,15 +271,25 @@ def _verdict(report: MemoryReport, need: Need) -> str:
         return f"fits on {where}: about {gib(report.total)}, {report.share:.0%} of it"
     if need.fits:
         return f"fits on {where} with less than the recipe's {gib(report.total)}: {_less(need, usable)}"
-    line = f"does not fit on {where}: it needs at least {gib(report.least)}"
+    line = f"does not fit on {where}: {_needed(report, need)}"
     if need.on_gpu:
         return f"{line}; {remedy(need.sizes, need.plan_settings)}"
     recompute, small = {"gradient_checkpointing": True}, {"optimizer": "adamw_8bit"}
     for changes in (recompute, small, recompute | small):
         if need.changed(**changes).least() <= usable:
             words = " and ".join(f"train.{key}={str(value).lower()}" for key, value in changes.items())
-            return f"{line}; with {words} it fits"
-    return f"{line}; use a machine with more memory, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+            return f"{line}; with {words} it fits; {_ANOTHER}"
+    return f"{line}; use a machine with more memory, a smaller model or model.lora; {_ANOTHER}"
+
+
+def _needed(report: MemoryReport, need: Need) -> str:
+    """The table's total and the least that a run can do with, if they differ."""
+    total, least = gib(report.total), gib(report.least)
+    if report.total <= report.least or total == least:
+        return f"it needs at least {least}"
+    frees = need.on_gpu and need.plan_settings.memory != "keep" and need.plan_settings.engine_rests
+    how = "if the engine frees its memory during updates (train.memory)" if frees else "for one sample at a time"
+    return f"it needs {total} for everything at once, and at least {least} {how}"
 
 
 def _less(need: Need, usable: int) -> str:

@@ -22,7 +22,8 @@ KNOWN: Mapping[str, ModelSize] = {
     "qwen2.5-72b": ModelSize(72_706_203_648, 8192, 29568, 80, 64, 8, 128, 152_064),
     "smollm2-135m": ModelSize(134_515_008, 576, 1536, 30, 9, 3, 64, 49_152),
 }
-"""Published models whose size is known without a network, by name without `-Instruct`."""
+"""Published models whose size is known without a network, by name without `-Coder`, `-Math` and `-Instruct`, which have
+the same shape."""
 
 
 def size_of(name: str) -> ModelSize:
@@ -33,7 +34,7 @@ def size_of(name: str) -> ModelSize:
     """
     from dapo_rl.models.load import find_model
 
-    known = KNOWN.get(re.sub(r"-(instruct|base)$", "", Path(name).name.lower()))
+    known = KNOWN.get(re.sub(r"-(instruct|base)$|-(coder|math)(?=-)", "", Path(name).name.lower()))
     try:
         path = find_model(name)
     except UserError:
@@ -47,7 +48,9 @@ def size_of(name: str) -> ModelSize:
 
         return count_parameters(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
     except Exception as error:  # a missing file, an unknown architecture, a damaged config: each raises another type
-        why = one_line(error, 120) if isinstance(path, Path) else "it is not in the local cache of the hub"
+        if isinstance(path, Path):
+            raise UserError(f"model.name: the size of {name} is unknown: {one_line(error, 120)}") from None
+        why = f"its config.json is not in the local cache of the hub; hf download {name} config.json puts it there"
         raise UserError(f"model.name: the size of {name} is unknown: {why}") from None
 
 

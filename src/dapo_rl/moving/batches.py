@@ -20,7 +20,7 @@ def steps_from_epochs(draft: Draft, key: str) -> None:
     if epochs is None:
         return
     if draft.rows is None:
-        note = f"{epochs:g} passes over the data; --rows N (the number of training prompts) gives train.steps"
+        note = f"{epochs:g} passes over the data; --prompts N (the number of training prompts) gives train.steps"
         draft.explain(key, "differs", "train.steps: 100, the default", note, True)
         return
     steps = max(1, math.floor(draft.rows * epochs / prompts))

@@ -42,8 +42,9 @@ def convert_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the recipe to this file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if learning would change.")] = False,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Number of training prompts, to turn epochs into steps.")
+    prompts: Annotated[
+        int | None,
+        typer.Option("--prompts", "--rows", min=1, help="Number of training prompts, to turn epochs into steps."),
     ] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Number of training processes, for batch sizes.")] = None,
     command: Annotated[
@@ -55,7 +56,7 @@ def convert_command(
         raise UserError("convert: name a file, or give a command line after --")
     is_file = len(words) == 1 and not any(character in words[0] for character in " \t\n")
     run = read_run(Path(words[0]), command) if is_file else read_words(words)
-    converted = convert_run(run, rows, processes)
+    converted = convert_run(run, prompts, processes)
     # In a file or a pipe, keys stay whole.
     wide = None if sys.stderr.isatty() or "COLUMNS" in os.environ else 160
     print_conversion(converted, Console(stderr=True, width=wide))

@@ -7,25 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from dapo_rl.lab.ablate.interval import CONFIDENCE, t_quantile
+from dapo_rl.lab.ablate.interval import CONFIDENCE, FEWEST, t_quantile
 
 POWER = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class SeedDifference:
-    """A mean difference, paired by seed. Everything but the mean is None for a single pair."""
+    """A mean difference, paired by seed. For fewer than three pairs, or if all are equal, there is no interval."""
 
     mean: float
     half_width: float | None
     """Of the 95 % interval of this difference alone."""
     n: int
+    low: float
+    """The smallest of the differences."""
+    high: float
+    """The largest."""
     comparisons: int = 1
     """How many differences are reported together."""
     corrected_half_width: float | None = None
     """Of the interval with Bonferroni's correction: with 95 % probability all intervals of the report cover theirs."""
     effect_size: float | None = None
-    """Cohen's d of paired values: the mean in standard deviations of the differences. None if they are all equal."""
+    """Cohen's d of paired values: the mean in standard deviations of the differences."""
     detectable: float | None = None
     """The smallest true difference that the corrected test finds with a probability of 80 %."""
 
@@ -45,8 +49,9 @@ def paired_difference(
     pairs = [own[seed] - other[seed] for seed in own if seed in other]
     if not pairs:
         return None
-    if len(pairs) == 1:
-        return SeedDifference(pairs[0], None, 1, comparisons)
+    low, high = min(pairs), max(pairs)
+    if len(pairs) < FEWEST or low == high:
+        return SeedDifference(fmean(pairs), None, len(pairs), low, high, comparisons)
     freedom = len(pairs) - 1
     mean, deviation = fmean(pairs), stdev(pairs)
     error = deviation / math.sqrt(len(pairs))
@@ -55,9 +60,11 @@ def paired_difference(
         mean=mean,
         half_width=t_quantile(freedom) * error,
         n=len(pairs),
+        low=low,
+        high=high,
         comparisons=comparisons,
         corrected_half_width=corrected * error,
-        effect_size=mean / deviation if deviation > 0 else None,
+        effect_size=mean / deviation,
         detectable=detectable_errors(freedom, corrected) * error,
     )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
+FEWEST = 3
+"""With two values, Student's t is 12.7: the interval says nothing, and a chance agreement makes it narrow."""
 INTERVAL = f"{CONFIDENCE:.0%} Student's t interval over seeds"
 
 
@@ -15,17 +17,21 @@ INTERVAL = f"{CONFIDENCE:.0%} Student's t interval over seeds"
 class TInterval:
     mean: float
     half_width: float | None
-    """None for a single value."""
+    """None for fewer than three values, and if all are equal."""
     n: int
+    low: float
+    """The smallest value."""
+    high: float
+    """The largest."""
 
 
 def t_interval(values: Sequence[float]) -> TInterval | None:
     if not values:
         return None
-    if len(values) == 1:
-        return TInterval(values[0], None, 1)
-    error = stdev(values) / math.sqrt(len(values))
-    return TInterval(fmean(values), t_quantile(len(values) - 1) * error, len(values))
+    half_width = None
+    if len(values) >= FEWEST and min(values) < max(values):
+        half_width = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return TInterval(fmean(values), half_width, len(values), min(values), max(values))
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:

@@ -15,7 +15,7 @@ from rich.text import Text
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.differences import POWER, SeedDifference
-from dapo_rl.lab.ablate.interval import CONFIDENCE, INTERVAL, TInterval
+from dapo_rl.lab.ablate.interval import CONFIDENCE, FEWEST, INTERVAL, TInterval
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
@@ -88,12 +88,14 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
     # A narrow terminal shows only the most important columns; the Markdown has all of them.
     for head in [QUANTITIES[name][0] for name in reversed(QUANTITIES) if name != "accuracy"]:
         widths = [max(len(head), *(len(cell) for cell in cells)) for head, cells in columns.items()]
+        widths[0] = min(widths[0], console.width // 3)  # labels wrap, figures do not
         if sum(widths) + 3 * len(widths) <= console.width:
             break
         del columns[head]
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in columns:
-        shown.add_column(head, justify="left" if head == "arm" else "right", no_wrap=True)
+        is_label = head == "arm"
+        shown.add_column(head, justify="left" if is_label else "right", no_wrap=not is_label, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
@@ -103,8 +105,9 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
     if plan.comparisons > 1 or plan.compared != ("accuracy",):
         console.print()
         for arm, quantity, difference, *rest in rows:
-            words = [f"{head} {cell}" for head, cell in zip(heads[3:], rest, strict=True) if cell]
-            console.print(Text(printable(f"{arm}, {quantity}: {difference} ({'; '.join(words)})")))
+            words = [f"{head} {cell}" for head, cell in zip(heads[3:], rest, strict=True) if cell not in ("", "-")]
+            more = f"; {'; '.join(words)}" if words else ""
+            console.print(Text(printable(f"{arm}, {quantity}: {difference}{more}")))
         console.print(Text(printable(_correction(plan)), style="dim"))
 
 
@@ -122,6 +125,8 @@ def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list
 def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
     quantity = COMPARABLE[name]
     cells = [quantity.signed(difference.mean)]
+    if difference.half_width is None and difference.n > 1:
+        cells[0] += f" ({quantity.signed(difference.low)} to {quantity.signed(difference.high)})"
     for half in (difference.half_width, difference.corrected_half_width):
         low, high = (None, None) if half is None else (difference.mean - half, difference.mean + half)
         cells.append("-" if low is None or high is None else f"{quantity.signed(low)} to {quantity.signed(high)}")
@@ -184,10 +189,8 @@ def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]
 
 
 def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
-    several = len(plan.seeds) > 1
     lines = [
-        f"accuracy: held out, the mean of the evaluations in the last {LAST_SHARE:.0%} of the steps; "
-        + (f"± is the {INTERVAL}." if several else "a single seed has no interval."),
+        f"accuracy: held out, the mean of the evaluations in the last {LAST_SHARE:.0%} of the steps; {_spread(plan)}.",
         "difference: in points, paired by seed, from "
         + (
             "the first row."
@@ -228,10 +231,19 @@ def _label_of(plan: AblationPlan, result: ArmResult) -> str:
     return plan.arm(result.arm.directory).label
 
 
+def _spread(plan: AblationPlan) -> str:
+    if len(plan.seeds) >= FEWEST:
+        return f"± is the {INTERVAL}; in brackets, the range over fewer seeds"
+    needs = f"an interval needs {FEWEST} or more seeds (--seeds {FEWEST})"
+    return f"in brackets, the range over seeds; {needs}" if len(plan.seeds) > 1 else needs
+
+
 def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
     if value is None:
         return "-"
-    return write(value.mean) + (f" ± {percent_of(value.half_width)}" if value.half_width is not None else "")
+    if value.half_width is not None:
+        return f"{write(value.mean)} ± {percent_of(value.half_width)}"
+    return write(value.mean) + (f" ({write(value.low)} to {write(value.high)})" if value.n > 1 else "")
 
 
 def _signed_points(share: float) -> str:

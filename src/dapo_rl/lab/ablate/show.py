@@ -118,9 +118,9 @@ class LiveAblationDisplay:
         left = duration(self._pace.seconds_left)
         head = f"{self._pace.ended} of {counted(len(self._runs), 'run')}" + (f", {left} left" if left != "-" else "")
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("", no_wrap=True, overflow="ellipsis")
+        table.add_column("", overflow="fold")
         for seed in self._plan.seeds:
-            table.add_column(f"seed {seed}", justify="right", no_wrap=True)
+            table.add_column(f"seed {seed}", justify="right", overflow="fold")
         for arm in self._plan.with_own_runs():
             cells = [_cell(run) for run in self._runs if run.arm.name == arm.name]
             table.add_row(Text(printable(arm.label)), *cells)

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from dapo_rl.config import Config
+from dapo_rl.errors import UserError
 from dapo_rl.lab.plan.gpus import find_gpu
 from dapo_rl.lab.plan.planning import Question, plan_json, plan_run
 from dapo_rl.lab.plan.show import print_plan
@@ -24,7 +25,9 @@ def run_plan(config: Config, gpu: str, options: Mapping[str, Any], picture: Path
         print(json.dumps(plan_json(plan), indent=2))
     else:
         print_plan(plan)
-    if picture is not None and plan.results:
+    if not plan.results:
+        raise UserError(f"plan: the run does not fit on {question.gpus} × {gpu}")
+    if picture is not None:
         from dapo_rl.lab.plan.picture import draw_plan
 
         draw_plan(plan, picture)
