@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# On a terminal pip shows its progress; a log gets one line per phase.
+QUIET ?= $(if $(MAKE_TERMOUT),,-qq)
 
 .PHONY: setup demo test chaos check site tables notebook format clean
 
@@ -11,10 +13,11 @@ setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 14) else f"dapo-rl needs Python 3.11 to 3.13, and $(PYTHON) is {v.major}.{v.minor}; use make PYTHON=python3.12")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV): a few minutes the first time"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -r requirements.lock
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@test -x $(BIN)/python || { echo "1/3 creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "2/3 installing $$(grep -c == requirements.lock) packages of requirements.lock: some minutes and GB the first time"
+	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check -r requirements.lock
+	@echo "3/3 installing dapo-rl"
+	@$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 
 demo: setup

@@ -1,6 +1,8 @@
 """What the first pages show: recipes are valid, `make` targets exist, and CI keeps the site that it builds."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -39,3 +41,25 @@ def test_the_workflow_keeps_the_site():
     assert upload["with"]["path"] == built
     (version,) = re.findall(r"'([\d.]+)'", upload["if"])
     assert version in job["strategy"]["matrix"]["python"]
+
+
+def test_setting_up_says_what_it_installs(tmp_path):
+    """With a Python that only notes its arguments: a log gets a line per phase, a terminal pip's own progress."""
+    python = tmp_path / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/words\n')
+    python.chmod(0o755)
+    make = ["make", "-C", str(REPOSITORY), "--no-print-directory", "setup", f"VENV={tmp_path / 'venv'}"]
+    make.append(f"PYTHON={sys.executable}")
+    done = subprocess.run(make, capture_output=True, text=True, check=True)
+    packages = (REPOSITORY / "requirements.lock").read_text().count("==")
+    second, third = done.stdout.splitlines()
+    assert second.startswith(f"2/3 installing {packages} packages of requirements.lock")
+    assert third == "3/3 installing dapo-rl"
+    lock, own = (tmp_path / "words").read_text().splitlines()
+    assert lock == "-m pip install -qq --disable-pip-version-check -r requirements.lock"
+    assert own.startswith("-m pip install -qq ")
+    assert own.endswith(" -e .")
+    (tmp_path / "venv" / ".set-up").unlink()
+    subprocess.run([*make, "MAKE_TERMOUT=/dev/tty"], capture_output=True, check=True)
+    assert "-qq" not in (tmp_path / "words").read_text().splitlines()[2]

@@ -15,7 +15,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.interval import t_interval, t_quantile
 from dapo_rl.lab.ablate.picture import ablation_figure, draw_ablation
 from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
-from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown
+from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown, print_ablation
 from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
 from dapo_rl.lab.ablate.show import LiveAblationDisplay, PlainAblationDisplay
@@ -254,6 +254,9 @@ def test_an_interval_by_hand():
     assert (result.mean, result.n) == (2.0, 3)
     assert result.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert t_interval([0.5]).half_width is None
+    two = t_interval([0.5, 0.7])  # Student's t of one degree of freedom is 12.7
+    assert (two.mean, two.half_width, two.low, two.high) == (pytest.approx(0.6), None, 0.5, 0.7)
+    assert t_interval([0.1 + 0.2, 0.3, 0.3]).half_width is None
     assert t_interval([]) is None
 
 
@@ -340,6 +343,24 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "paper" not in text
 
 
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, width, seeds):
+    keys = ["algo.clip_high=0.2,0.28", "sampling.max_new_tokens=48,56"]
+    plan = grid(DEFAULT, ["train.steps=4"], seeds, keys)
+    results = written(tmp_path, plan, {arm.name: {s: 0.11 + 0.31 * s for s in plan.seeds} for arm in plan.arms})
+    screen = io.StringIO()
+    print_ablation(plan, results, Console(file=screen, width=width))
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in screen.getvalue()
+    heads, rows = ablation_table(results)
+    for row in rows:
+        assert any(row[heads.index("accuracy %")] in line for line in lines)
+        assert any(row[heads.index("difference")] in line for line in lines)
+    assert "algo.clip_high=0.28" in "".join("".join(line.split()) for line in lines)
+
+
 def test_labels_cannot_change_the_markdown(varied):
     plan, results = varied
     hostile = replace(results[0], arm=replace(results[0].arm, label="a|b\n# <script> `x` \x1b[2J"))
@@ -368,11 +389,13 @@ def test_rows_of_the_papers_table(tmp_path):
     results = written(tmp_path, plan, accuracies)
     heads, rows = ablation_table(results)
     assert heads[:4] == ["arm", "paper", "accuracy %", "difference"]
-    assert rows[0][:4] == ["Naive GRPO", "30", "2.5 ± 31.8", "-"]
-    assert rows[5][:4] == ["+ Dynamic Sampling (DAPO)", "50", "52.5 ± 31.8", "+10.0 ± 0.0"]
-    assert rows[6][:4] == ["DAPO without Overlong Filtering", "", "62.5 ± 31.8", "+10.0 ± 0.0"]
-    assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 ± 31.8", "-10.0 ± 0.0"]
+    assert rows[0][:4] == ["Naive GRPO", "30", "2.5 (0.0 to 5.0)", "-"]
+    assert rows[5][:4] == ["+ Dynamic Sampling (DAPO)", "50", "52.5 (50.0 to 55.0)", "+10.0 (all equal)"]
+    assert rows[6][:4] == ["DAPO without Overlong Filtering", "", "62.5 (60.0 to 65.0)", "+10.0 (all equal)"]
+    assert rows[10][:4] == ["DAPO without Dynamic Sampling", "", "42.5 (40.0 to 45.0)", "-10.0 (all equal)"]
     text = markdown(plan, results)
+    assert "in brackets, the range over seeds; an interval needs 3 or more seeds (--seeds 3)." in text
+    assert "±" not in text
     assert "DAPO without Dynamic Sampling: same settings, and therefore same runs, as + Token-level Loss." in text
     in_runs = text[text.index("## Every run") : text.index("## Arms")]
     assert "| DAPO without Dynamic Sampling |" not in in_runs

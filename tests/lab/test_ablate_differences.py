@@ -37,15 +37,22 @@ def test_a_difference_by_hand():
     # Bonferroni: 99 % of Student's t with two degrees of freedom is within 9.924843.
     assert found.corrected_half_width == pytest.approx(9.924843 * error, rel=1e-6)
     assert not found.excludes_zero  # 2 ± 5.7
-    assert paired_difference({0: 1.0, 1: 1.01}, {0: 0.0, 1: 0.0}, 2).excludes_zero
+    assert paired_difference({0: 1.0, 1: 1.01, 2: 1.02}, {0: 0.0, 1: 0.0, 2: 0.0}, 2).excludes_zero
 
 
 def test_without_seeds_or_with_one_there_is_no_interval():
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
     one = paired_difference({0: 1.0}, {0: 0.25})
     assert (one.mean, one.half_width, one.corrected_half_width, one.detectable) == (0.75, None, None, None)
-    same = paired_difference({0: 1.0, 1: 1.0}, {0: 0.0, 1: 0.0})
-    assert (same.mean, same.half_width, same.effect_size, same.detectable) == (1.0, 0.0, None, 0.0)
+
+
+def test_neither_two_pairs_nor_equal_ones_have_an_interval():
+    """Student's t of one degree of freedom is 12.7; and that three differences are equal says nothing of the spread."""
+    two = paired_difference({0: 1.0, 1: 1.01}, {0: 0.0, 1: 0.0})
+    assert (two.mean, two.low, two.high, two.half_width, two.excludes_zero) == (1.005, 1.0, 1.01, None, False)
+    same = paired_difference({0: 1.0, 1: 1.0, 2: 1.0}, {0: 0.0, 1: 0.0, 2: 0.0})
+    assert (same.mean, same.low, same.half_width, same.effect_size, same.detectable) == (1.0, 1.0, None, None, None)
+    assert not same.excludes_zero
 
 
 def test_the_power_of_the_test_as_it_is_simulated():
@@ -145,12 +152,12 @@ def test_the_report_has_the_corrected_intervals(tmp_path):
     low, high, wide = 248.4, 358.3, detectable_errors(2, 6.205347) * 100 / math.sqrt(3)
     line = f"| algo.clip_high=0.28 | tokens to accuracy | -200 | {-200 - low:+,.0f} to {-200 + low:+,.0f} |"
     assert f"{line} {-200 - high:+,.0f} to {-200 + high:+,.0f} | -2.00 | {wide:,.0f} |" in text
-    assert "| algo.clip_high=0.28 | accuracy % | +0.0 | +0.0 to +0.0 |" in text
+    assert "| algo.clip_high=0.28 | accuracy % | +0.0 (all equal) | - | - | - |  |" in text
     assert "Bonferroni's correction for 2 comparisons" in text
     assert "To accuracy: to 80% held out" in text
     screen = io.StringIO()
     print_ablation(plan, results, Console(file=screen, width=200))
-    assert "algo.clip_high=0.28, tokens to accuracy: -200 (95 % -448 to +48; corrected -558 to +158; d -2.00; " in (
+    assert "algo.clip_high=0.28, tokens to accuracy: -200; 95 % -448 to +48; corrected -558 to +158; d -2.00; " in (
         screen.getvalue()
     )
     report = json.loads(ablation_json(plan, results))

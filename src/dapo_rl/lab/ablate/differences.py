@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from dapo_rl.lab.ablate.interval import CONFIDENCE, FEWEST, t_quantile
+from dapo_rl.lab.ablate.interval import CONFIDENCE, FEWEST, all_equal, t_quantile
 
 POWER = 0.8
 
@@ -50,7 +50,7 @@ def paired_difference(
     if not pairs:
         return None
     low, high = min(pairs), max(pairs)
-    if len(pairs) < FEWEST or low == high:
+    if len(pairs) < FEWEST or all_equal(pairs):
         return SeedDifference(fmean(pairs), None, len(pairs), low, high, comparisons)
     freedom = len(pairs) - 1
     mean, deviation = fmean(pairs), stdev(pairs)

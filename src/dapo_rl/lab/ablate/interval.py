@@ -29,9 +29,14 @@ def t_interval(values: Sequence[float]) -> TInterval | None:
     if not values:
         return None
     half_width = None
-    if len(values) >= FEWEST and min(values) < max(values):
+    if len(values) >= FEWEST and not all_equal(values):
         half_width = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return TInterval(fmean(values), half_width, len(values), min(values), max(values))
+
+
+def all_equal(values: Sequence[float]) -> bool:
+    """Up to rounding. Such values do not tell how much others would differ."""
+    return math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:

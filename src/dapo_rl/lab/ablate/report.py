@@ -126,7 +126,7 @@ def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
     quantity = COMPARABLE[name]
     cells = [quantity.signed(difference.mean)]
     if difference.half_width is None and difference.n > 1:
-        cells[0] += f" ({quantity.signed(difference.low)} to {quantity.signed(difference.high)})"
+        cells[0] += _range(difference, quantity.signed)
     for half in (difference.half_width, difference.corrected_half_width):
         low, high = (None, None) if half is None else (difference.mean - half, difference.mean + half)
         cells.append("-" if low is None or high is None else f"{quantity.signed(low)} to {quantity.signed(high)}")
@@ -243,7 +243,12 @@ def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
         return "-"
     if value.half_width is not None:
         return f"{write(value.mean)} ± {percent_of(value.half_width)}"
-    return write(value.mean) + (f" ({write(value.low)} to {write(value.high)})" if value.n > 1 else "")
+    return write(value.mean) + (_range(value, write) if value.n > 1 else "")
+
+
+def _range(value: TInterval | SeedDifference, write: Write) -> str:
+    low, high = write(value.low), write(value.high)
+    return " (all equal)" if low == high else f" ({low} to {high})"
 
 
 def _signed_points(share: float) -> str:
