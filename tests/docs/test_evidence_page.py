@@ -106,14 +106,15 @@ def test_the_tool_takes_the_named_experiments_or_all():
 
 
 def test_the_differences_by_hand():
-    """Two arms of two seeds: +1 and +3; 2 ± 12.706, and with four comparisons 2 ± 50.923 (t with one degree)."""
+    """Three seeds: +1, +2, +3. For two degrees of freedom t is c √(2 / (1 − c²)): 4.302653 for c = 0.95,
+    and 8.860206 for 1 − 0.05 / 4, of standard errors of 1/√3."""
     experiment = evidence.EXPERIMENTS[0]
-    first = [{"seed": seed, "steps_to": 1.0, "tokens_to": 5.0} for seed in (0, 1)]
-    second = [{"seed": 1, "steps_to": 4.0, "tokens_to": 5.0}, {"seed": 0, "steps_to": 2.0, "tokens_to": 5.0}]
+    first = [{"seed": seed, "steps_to": 1.0, "tokens_to": 5.0} for seed in (0, 1, 2)]
+    second = [{"seed": seed, "steps_to": 2.0 + seed, "tokens_to": 5.0} for seed in (2, 1, 0)]
     found = evidence.differences(experiment, {"arms": [{"runs": first}, {"runs": second}]}, 4)["steps_to"]
     assert (found.mean, found.comparisons) == (2.0, 4)
-    assert found.half_width == pytest.approx(12.706205, rel=1e-6)
-    assert found.corrected_half_width == pytest.approx(50.92, abs=0.01)
+    assert found.half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert found.corrected_half_width == pytest.approx(0.9875 * (2 / (1 - 0.9875**2)) ** 0.5 / 3**0.5, rel=1e-6)
 
 
 def test_what_is_right_so_far_by_hand():
