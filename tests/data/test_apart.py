@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from dapo_rl.config import DataSettings
+from dapo_rl.config import DataSettings, SourceSettings
 from dapo_rl.data import build_prompts, held_out_prompts, load_rows, training_prompts
 from dapo_rl.data.apart import check_apart, shared_prompts
 from dapo_rl.errors import UserError
@@ -29,6 +29,12 @@ def test_a_link_to_the_training_file_is_the_training_file(tmp_path):
     check_apart(train, write(tmp_path / "other.jsonl", 1))
     check_apart(train, None)
     check_apart("in memory", "in memory")  # what a run's settings record of two objects
+
+
+def test_splits_of_a_hub_data_set_are_apart():
+    check_apart("org/data", SourceSettings(source="org/data", split="test"))
+    with pytest.raises(UserError, match=r"^data\.eval: org/data is data\.train"):
+        check_apart("org/data", SourceSettings(source="org/data", split="train"))
 
 
 def test_one_of_several_training_files(tmp_path):
