@@ -10,7 +10,7 @@ from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
-from dapo_rl.rewards.answers.values import load
+from dapo_rl.rewards.answers.evaluate import load
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.types import Prompt, Sample, Verdict
 

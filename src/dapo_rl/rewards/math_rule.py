@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
-from dapo_rl.rewards.answers.values import load
+from dapo_rl.rewards.answers.evaluate import load
 from dapo_rl.types import Prompt, Sample, Verdict
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Literal
 
 from dapo_rl.rewards.answers.dates import date, time_of_day
 from dapo_rl.rewards.answers.expressions import Node, parse
 from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
+from dapo_rl.rewards.answers.forms import last_side, same_form
 from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
 from dapo_rl.rewards.answers.shapes import same
@@ -15,6 +18,8 @@ _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
 _POINTS = re.compile("[A-Z]{2,4}")
 """Points of a figure; upper and lower case differ."""
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
+_OPTION = re.compile(r"(?:option|choice)\(?([A-Za-z])\)?", re.IGNORECASE)
+_LETTER = re.compile(r"\(?[A-Z]\)?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _COMMA_INSIDE = re.compile(r"[(\[{][^()\[\]{}]*,")
 _PROSE_OR_LETTER = re.compile(rf"{_PROSE.pattern}|[A-Za-z]")
@@ -22,8 +27,8 @@ _ASSIGNED = re.compile("([A-Za-z])=")
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 
 
-def answers_equal(given: str, truth: str) -> bool:
-    """Whether an answer equals the ground truth, whatever the notation.
+def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") -> bool:
+    """Whether an answer equals the ground truth, in any notation or, with `form="same"`, in the form of the truth.
 
     Compares in turn the cleaned texts, exact fractions if both are plain numbers, and expressions and shapes element
     by element. Each must parse completely. A percentage equals its number with and without the sign: 50% is 50 and
@@ -31,7 +36,7 @@ def answers_equal(given: str, truth: str) -> bool:
     """
     if max(len(given), len(truth)) > MAX_ANSWER_CHARS:
         return False
-    ours, theirs = read(given), read(truth)
+    ours, theirs = read(given), _read_truth(truth)
     if not ours.text or not theirs.text:  # only markup
         return given.strip() == truth.strip()
     if _OR.search(given) and not _OR.search(truth) and len(set(_ASSIGNED.findall(ours.whole))) > 1:
@@ -43,17 +48,22 @@ def answers_equal(given: str, truth: str) -> bool:
     if ours.name and not theirs.name and _PROSE_OR_LETTER.fullmatch(theirs.text):
         return False  # a choice or a word has no name
     if plain_number(ours.text) is not None and plain_number(theirs.text) is not None:
-        return _same_number(ours, theirs)
+        return _same_number(ours, theirs) and (form == "any" or _same_form(ours.text, theirs.text))
     if ours.text == theirs.text or _same_words(ours.text, theirs.text):
         return True
     if (time := time_of_day(theirs.whole)) is not None:
         return time_of_day(ours.whole) == time
     if (day := date(theirs.text)) is not None:
         return date(ours.text) == day
-    tree, expected = _tree(ours.text), _tree(theirs.text)
+    tree, expected = _tree(ours.text), _truth_tree(theirs.text)
     if tree is None or expected is None:
         return False
-    return same(expected, tree)
+    return same(expected, tree) and (form == "any" or _same_form(ours.text, theirs.text))
+
+
+def _same_form(given: str, truth: str) -> bool:
+    tree, expected = _tree(given), _truth_tree(truth)
+    return tree is not None and expected is not None and same_form(expected, last_side(tree, expected))
 
 
 def _conflict(ours: str, theirs: str) -> bool:
@@ -77,6 +87,8 @@ def _same_number(given: Written, truth: Written) -> bool:
 
 def _same_words(given: str, truth: str) -> bool:
     """Compares words, ignoring case, except for names of points. A letter can be a choice."""
+    if (option := _OPTION.fullmatch(given)) and _LETTER.fullmatch(truth):
+        return option[1].upper() == truth.strip("()").upper()
     if (choice := _CHOICE.fullmatch(truth)) and (chosen := _CHOICE.fullmatch(given)):
         return choice[1].upper() == chosen[1].upper() and (choice[1] == chosen[1] or choice[1].isupper())
     if not _PROSE.fullmatch(truth) or _POINTS.fullmatch(truth):
@@ -86,6 +98,11 @@ def _same_words(given: str, truth: str) -> bool:
 
 def _tree(text: str) -> Node | None:
     return parse(_both_signs(text))
+
+
+# A truth is compared with many answers.
+_read_truth = lru_cache(maxsize=1024)(read)
+_truth_tree = lru_cache(maxsize=1024)(_tree)
 
 
 def _both_signs(text: str) -> str:

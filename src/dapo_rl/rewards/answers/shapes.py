@@ -37,6 +37,8 @@ def names_in_list(node: Node) -> set[str]:
 
 
 def _same(truth: Node, given: Node) -> bool:
+    if _differ(_variable(truth), _variable(given)):
+        return False
     truth, given = _plain(truth), _plain(given)
     if truth.kind == "list" and all(map(_name_of, truth.parts)):
         return _same_assignments(truth, given)
@@ -50,12 +52,18 @@ def _same(truth: Node, given: Node) -> bool:
         return _same_elements(truth, given)
     if truth.kind == "tuple" and given.kind == "list" and len(names_in_list(given)) == len(given.parts):
         return _same_sequence(truth, given)
+    if truth.kind == "relation" and (interval := _interval(truth)) is not None and given.kind == "tuple":
+        return _same_shape(interval, given)
+    if given.kind == "relation" and (interval := _interval(given)) is not None and _is_interval(truth):
+        return _same_shape(truth, interval)
     if truth.kind == "relation" or given.kind == "relation":
         return _same_relation(truth, given)
     if truth.kind == "ratio" or given.kind == "ratio":
         return _same_ratio(truth, given)
     if truth.is_shape or given.is_shape:
         return _same_shape(truth, given)
+    if names_in(given) - names_in(truth):
+        return False  # a variable that the truth does not have
     return equal(truth, given) and is_worked_out(given, truth)
 
 
@@ -64,6 +72,17 @@ def _plain(node: Node) -> Node:
     if node.kind == "relation" and node.value == ("in",) and node.parts[0].kind == "name":
         node = node.parts[1]
     return _REALS if node == Node("domain", value="R") else node
+
+
+def _variable(node: Node) -> str | None:
+    """The variable of `x in [1, 2]` and of `x > 5`."""
+    if node.kind != "relation" or (node.value != ("in",) and _interval(node) is None):
+        return None
+    return next((str(side.value) for side in node.parts if side.kind == "name"), None)
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    return one is not None and other is not None and one != other
 
 
 def _name_of(node: Node) -> str | None:
@@ -158,6 +177,31 @@ def _ordered(node: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
     if all(sign in _FLIPPED for sign in node.value):
         return node.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(node.value))
     return node.parts, node.value
+
+
+def _interval(node: Node) -> Node | None:
+    """The interval of `x > 5` or `1 < x <= 4`; None for another relation."""
+    sides, signs = _ordered(node)
+    if not set(signs) <= {"<", "<="} or not 2 <= len(sides) <= 3:
+        return None
+    names = [side.kind == "name" for side in sides]
+    if names.count(True) != 1 or any(names_in(side) for side, name in zip(sides, names, strict=True) if not name):
+        return None
+    at = names.index(True)
+    if len(sides) == 3 and at != 1:
+        return None
+    low = sides[at - 1] if at else _REALS.parts[0]
+    high = sides[at + 1] if at + 1 < len(sides) else _REALS.parts[1]
+    opening = "[" if at and signs[at - 1] == "<=" else "("
+    closing = "]" if at + 1 < len(sides) and signs[at] == "<=" else ")"
+    return Node("tuple", (low, high), opening + closing)
+
+
+def _is_interval(node: Node) -> bool:
+    """Whether it can only be an interval: `(2, 4)` can also be a pair."""
+    if node.kind != "tuple" or len(node.parts) != 2:
+        return False
+    return node.value != "()" or node.parts[0] == _REALS.parts[0] or node.parts[1] == _REALS.parts[1]
 
 
 def _is_chain_to(truth: Node, given: Node) -> bool:

@@ -1,24 +1,30 @@
-"""Computes the values of expressions, and compares them.
+"""Compares the values of expressions.
 
-Rational constants are compared exactly, irrational ones to 30 digits, and expressions with names at random points. No
-comparison takes long: nothing is expanded or simplified, and what is too large to compute is rejected by its size.
+Rational constants are compared exactly, irrational ones to 30 digits, and functions at points in the domain of the
+truth. No comparison takes long: nothing is expanded or simplified, and what is too large to compute is rejected by its
+size.
 """
 
 from __future__ import annotations
 
-import random
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from dapo_rl.rewards.answers.exact import MAX_BITS, MAX_FACTORIAL, NotComputedError, exact
+from dapo_rl.rewards.answers.evaluate import Evaluator, context
+from dapo_rl.rewards.answers.exact import NotComputedError, exact
 from dapo_rl.rewards.answers.expressions import Node
+from dapo_rl.rewards.answers.forms import same_form
+from dapo_rl.rewards.answers.points import ENOUGH, Point, general_points, lattice_points, seeded
 
 DIGITS = 60
 SAME_DIGITS = 30
-LEAST_DECIMALS = 6
-"""A decimal with at least this many digits may stand for an irrational number."""
+MORE_DIGITS = 4 * DIGITS
+"""To tell a small number from a zero with a rounding error."""
+LEAST_DIGITS = 6
+"""A decimal with at least this many decimals and significant digits may stand for an irrational number."""
+
+_STEPS = frozenset(("floor", "ceil"))
 
 
 def equal(truth: Node, given: Node) -> bool:
@@ -28,20 +34,45 @@ def equal(truth: Node, given: Node) -> bool:
     if "based" in (truth.kind, given.kind):
         return _same_numeral(truth, given)
     if names := names_in(truth) | names_in(given):
-        return _equal_at_points(truth, given, sorted(names))
+        return _same_function(truth, given, sorted(names))
     ours, theirs = exact(given), exact(truth)
     if ours is not None and theirs is not None:
         return ours == theirs
     try:
-        return _equal_numbers(truth, given, {})
+        return _same_number(truth, given)
     except NotComputedError:
         return False
+
+
+def is_multiple(truth: Node, given: Node) -> bool:
+    """Whether two functions of the same names differ only by a nonzero factor."""
+    names = names_in(truth)
+    if not names or names_in(given) != names:
+        return False
+    first: list[tuple[Any, Any]] = []
+
+    def in_proportion(theirs: Any, ours: Any, _point: Point) -> bool | None:
+        if not theirs and not ours:
+            return None
+        if not theirs or not ours:
+            return False
+        first.append((theirs, ours))
+        cross = theirs * first[0][1], ours * first[0][0]
+        return bool(abs(cross[0] - cross[1]) <= max(map(abs, cross)) * context().mpf(10) ** -SAME_DIGITS)
+
+    return _agree(truth, given, sorted(names), in_proportion) is True
 
 
 def names_in(node: Node) -> frozenset[str]:
     if node.kind == "name":
         return frozenset((str(node.value),))
     return frozenset(name for part in node.parts for name in names_in(part))
+
+
+def _values_in(node: Node, kind: str) -> frozenset[str]:
+    """The constants or the functions in an expression."""
+    own = frozenset((str(node.value),)) if node.kind == kind else frozenset()
+    return own.union(*(_values_in(part, kind) for part in node.parts))
 
 
 def _same_numeral(truth: Node, given: Node) -> bool:
@@ -53,213 +84,104 @@ def _same_numeral(truth: Node, given: Node) -> bool:
     return isinstance(truth.value, tuple) and given.kind == "number" and str(given.value) == truth.value[0]
 
 
-def _equal_numbers(truth: Node, given: Node, point: Mapping[str, Fraction]) -> bool:
-    """Whether both have the same value; raises NotComputedError if the truth has no value at this point."""
-    digits = DIGITS
-    for _ in range(2):
-        theirs, lost = _Evaluator(digits, point).value(truth)
-        try:
-            ours, lost_too = _Evaluator(digits, point).value(given)
-        except NotComputedError:
+def _same_number(truth: Node, given: Node) -> bool:
+    theirs, ours = _values(truth, given, {})
+    if ours is None:
+        return False
+    mp = context()
+    if mp.isfinite(ours) and mp.isfinite(theirs) and (decimals := _digits(given)) >= LEAST_DIGITS:
+        if exact(truth) is None:
+            return bool(abs(ours - theirs) < mp.mpf(10) ** -decimals)
+    return _close(truth, given, {}, theirs, ours)
+
+
+def _digits(node: Node) -> int:
+    """Decimals of a number as written; 0 if fewer than LEAST_DIGITS of its digits are significant."""
+    if node.kind == "negative":
+        return _digits(node.parts[0])
+    if not isinstance(node.value, Fraction):
+        return 0
+    return node.decimals if abs(node.value) * 10**node.decimals >= 10 ** (LEAST_DIGITS - 1) else 0
+
+
+def _same_function(truth: Node, given: Node, names: list[str]) -> bool:
+    def same_value(theirs: Any, ours: Any, point: Point) -> bool:
+        return _close(truth, given, point, theirs, ours)
+
+    agree = _agree(truth, given, names, same_value)
+    return same_form(truth, given) if agree is None else agree
+
+
+def _agree(
+    truth: Node, given: Node, names: list[str], compare: Callable[[Any, Any, Point], bool | None]
+) -> bool | None:
+    """Compares two functions at points in the domain of the truth; None if too few are found.
+
+    The answer must have a value at each point. A function that has values between whole numbers may have isolated
+    singularities, such as `x^2/x` at 0, so that whole numbers count against it only if its value differs there.
+    """
+    draw = seeded(truth, given)
+
+    def agreements(points: Iterator[Point]) -> Iterator[tuple[bool, bool]]:
+        """Whether the answer has a value, and whether it agrees, wherever the comparison is possible."""
+        for point in points:
+            try:
+                theirs, ours = _values(truth, given, point)
+            except NotComputedError:
+                continue
+            agrees = None if ours is None else compare(theirs, ours, point)
+            if ours is None or agrees is not None:
+                yield ours is not None, bool(agrees)
+
+    found = 0
+    for _, agrees in agreements(general_points(truth, names, draw)):
+        if not agrees:
             return False
+        found += 1
+        if found == ENOUGH:
+            break
+    is_enough = found == ENOUGH
+    if is_enough and not _STEPS & (_values_in(truth, "call") | _values_in(given, "call")):
+        return True
+    for has_value, agrees in agreements(lattice_points(names, draw)):
+        if not agrees and (has_value or not is_enough):
+            return False
+        found += 1
+    return True if found >= ENOUGH else None
+
+
+def _values(truth: Node, given: Node, point: Mapping[str, Fraction]) -> tuple[Any, Any]:
+    """Both values, the answer's None if it has none; raises NotComputedError if the truth has none at this point."""
+    mp, digits = context(), DIGITS
+    for _ in range(2):
+        theirs, lost = Evaluator(digits, point).value(truth)
+        if point and mp.im(theirs) and "i" not in _values_in(truth, "constant"):
+            raise NotComputedError("a real function outside of its domain")
+        try:
+            ours, lost_too = Evaluator(digits, point).value(given)
+        except NotComputedError:
+            return theirs, None
         if max(lost, lost_too) < DIGITS - SAME_DIGITS:
             break
         digits = DIGITS + max(lost, lost_too)
-    mp = _context()
-    if point and mp.im(theirs) and "i" not in _constants_in(truth):
-        raise NotComputedError("a real function outside of its domain")
+    return theirs, ours
+
+
+def _close(truth: Node, given: Node, point: Mapping[str, Fraction], theirs: Any, ours: Any) -> bool:
+    """Whether two values differ only by rounding."""
+    mp = context()
     if mp.isinf(ours) or mp.isinf(theirs):
         return bool(ours == theirs)
-    difference = abs(ours - theirs)
-    if not point and (decimals := _decimals(given)) >= LEAST_DECIMALS and exact(truth) is None:
-        return bool(difference < mp.mpf(10) ** -decimals)
     size = max(abs(ours), abs(theirs))
-    return bool(difference <= size * mp.mpf(10) ** -SAME_DIGITS + mp.mpf(10) ** (SAME_DIGITS - DIGITS - 20))
-
-
-def _constants_in(node: Node) -> frozenset[str]:
-    if node.kind == "constant":
-        return frozenset((str(node.value),))
-    return frozenset(name for part in node.parts for name in _constants_in(part))
-
-
-def _decimals(node: Node) -> int:
-    return _decimals(node.parts[0]) if node.kind == "negative" else node.decimals
-
-
-POINTS = 12
-
-
-def _equal_at_points(truth: Node, given: Node, names: list[str]) -> bool:
-    """Compares at points where the truth has a value; there must be at least two."""
-    seen = 0
-    for point in _points(names):
-        try:
-            if not _equal_numbers(truth, given, point):
-                return False
-        except NotComputedError:
-            continue
-        seen += 1
-    return seen >= 2
-
-
-def is_multiple(truth: Node, given: Node) -> bool:
-    """Whether two functions of the same names differ only by a nonzero factor."""
-    names = sorted(names_in(truth) | names_in(given))
-    first: tuple[Any, Any] | None = None
-    for point in _points(names) if names else ():
-        try:
-            theirs, ours = (_Evaluator(DIGITS, point).value(node)[0] for node in (truth, given))
-        except NotComputedError:
-            continue
-        if not theirs and not ours:
-            continue
-        if not theirs or not ours:
-            return False
-        first = first or (theirs, ours)
-        cross = theirs * first[1], ours * first[0]
-        if abs(cross[0] - cross[1]) > max(map(abs, cross)) * _context().mpf(10) ** -SAME_DIGITS:
-            return False
-    return first is not None
-
-
-def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Positive, negative and whole numbers: some expressions have values only at some of these."""
-    draw = random.Random(0)
-    for index in range(POINTS):
-        if index % 3 == 2:
-            yield {name: Fraction(draw.randint(2, 12)) for name in names}
-        else:
-            sign = -1 if index % 3 else 1
-            yield {name: sign * Fraction(draw.randint(1_001, 30_011), 10_007) for name in names}
-
-
-_contexts = threading.local()
-
-
-def _context() -> Any:
-    """An mpmath context with its own precision for this thread."""
-    if not hasattr(_contexts, "mp"):
-        import mpmath
-
-        _contexts.mp = mpmath.MPContext()
-    return _contexts.mp
-
-
-def load() -> None:
-    """Imports in advance what the first comparison needs."""
-    _context()
-
-
-class _Evaluator:
-    """Computes a value to a number of digits, and counts the digits lost to cancellation."""
-
-    def __init__(self, digits: int, point: Mapping[str, Fraction]) -> None:
-        self._mp, self._digits, self._point = _context(), digits, point
-        self._mp.dps = digits
-        self._lost = 0
-
-    def value(self, node: Node) -> tuple[Any, int]:
-        try:
-            result = self._of(node)
-        except (ArithmeticError, ValueError, TypeError, LookupError) as error:
-            raise NotComputedError(str(error)) from None
-        return result, self._lost
-
-    def _of(self, node: Node) -> Any:
-        result = self._checked(self._compute(node))
-        if self._mp.isinf(result) and node.kind not in ("constant", "negative"):
-            raise NotComputedError("computed with infinity")
-        return result
-
-    def _compute(self, node: Node) -> Any:
-        mp, kind = self._mp, node.kind
-        if kind == "number":
-            return self._rational(node.value)
-        if kind == "name":
-            return self._rational(self._point[str(node.value)])
-        if kind == "constant":
-            return {"pi": mp.pi, "e": mp.e, "i": mp.j, "infty": mp.inf}[str(node.value)] * 1
-        values = [self._of(part) for part in node.parts]
-        if kind == "sum":
-            return self._sum(values)
-        if kind == "negative":
-            return -values[0]
-        if kind == "product":
-            return mp.fprod(values)
-        if kind == "quotient":
-            return values[0] / values[1]
-        if kind == "power":
-            return self._power(*values)
-        if kind == "root":
-            return self._root(*values)
-        if kind == "factorial":
-            return self._call("factorial", values)
-        if kind == "call":
-            return self._call(str(node.value), values)
-        raise NotComputedError(kind)
-
-    def _rational(self, value: Any) -> Any:
-        return self._mp.mpf(value.numerator) / value.denominator
-
-    def _checked(self, value: Any) -> Any:
-        """The value itself, if it is a number that is not too large to compute with."""
-        mp = self._mp
-        if mp.isnan(value):
-            raise NotComputedError("no number")
-        if not mp.isinf(value) and value and abs(mp.mag(value)) > MAX_BITS:
-            raise NotComputedError("too large")
-        return value
-
-    def _sum(self, values: list[Any]) -> Any:
-        total = self._mp.fsum(values)
-        largest = max(abs(value) for value in values)
-        if largest and not self._mp.isinf(largest):
-            left = self._mp.mag(total) if total else -self._digits * 4
-            self._lost = max(self._lost, int((self._mp.mag(largest) - left) * 0.302) + 1)
-            if not total or abs(total) < largest * self._mp.mpf(10) ** (5 - self._digits):
-                return self._mp.mpf(0)  # only rounding error is left
-        return total
-
-    def _power(self, base: Any, exponent: Any) -> Any:
-        mp = self._mp
-        if not base:
-            if mp.re(exponent) <= 0:
-                raise NotComputedError("a power of zero")
-            return base
-        if abs(exponent) * (abs(mp.mag(base)) + 1) > MAX_BITS:
-            raise NotComputedError("too large")
-        if mp.im(base) == 0 and mp.im(exponent) == 0 and mp.isint(exponent):
-            return mp.power(mp.re(base), int(mp.re(exponent)))
-        return mp.power(base, exponent)
-
-    def _root(self, radicand: Any, degree: Any) -> Any:
-        mp = self._mp
-        if not mp.isint(degree) or not 1 <= degree <= MAX_BITS:
-            raise NotComputedError("a root")
-        if mp.im(radicand) == 0 and mp.re(radicand) < 0 and int(degree) % 2:
-            return -mp.root(-mp.re(radicand), int(degree))
-        return mp.root(radicand, int(degree))
-
-    def _call(self, name: str, values: list[Any]) -> Any:
-        mp = self._mp
-        if name in ("factorial", "binom") and max(abs(value) for value in values) > MAX_FACTORIAL:
-            raise NotComputedError("too large")
-        if name in ("exp", "sinh", "cosh") and abs(values[0]) > MAX_BITS:
-            raise NotComputedError("too large")
-        if name in ("log", "ln"):
-            base = values[1] if len(values) > 1 else mp.e if name == "ln" else mp.mpf(10)
-            return mp.log(values[0]) / mp.log(base)
-        if name in ("min", "max"):
-            return (min if name == "min" else max)(values)
-        return getattr(mp, _NUMERIC[name])(*values)
-
-
-_NUMERIC = {
-    **{
-        name: name
-        for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "exp", "floor", "ceil")
-    },
-    **{"arcsin": "asin", "arccos": "acos", "arctan": "atan", "abs": "fabs", "factorial": "factorial"},
-    "binom": "binomial",
-}
+    if abs(ours - theirs) <= size * mp.mpf(10) ** -SAME_DIGITS:
+        return True
+    if size > mp.mpf(10) ** -SAME_DIGITS:
+        return False
+    # sin(pi) is a zero with a rounding error, which shrinks if it is computed with more digits.
+    try:
+        return all(
+            abs(Evaluator(MORE_DIGITS, point).value(node)[0]) <= abs(value) * mp.mpf(10) ** -DIGITS
+            for node, value in ((truth, theirs), (given, ours))
+        )
+    except NotComputedError:
+        return False
