@@ -11,7 +11,16 @@ MAX_BLANK_LINES = 3
 _ANSWER = re.compile(r"(?<![A-Za-z])answer[ \t*_]{0,8}[:：]", re.IGNORECASE)
 _LINE = re.compile(rf"[^\r\n]{{0,{MAX_ANSWER_CHARS + 1}}}")
 _NEXT_LINE = re.compile(rf"(?:\r?\n[ \t]{{0,80}}){{1,{MAX_BLANK_LINES + 1}}}(?=[^\s])")
-_WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_WRAPPERS = (
+    ("**", "**"),
+    ("__", "__"),
+    ("_", "_"),
+    ("`", "`"),
+    ("$$", "$$"),
+    ("$", "$"),
+    (r"\(", r"\)"),
+    (r"\[", r"\]"),
+)
 _DISPLAYS = ((r"\[", r"\]"), ("$$", "$$"))
 _BRACES = re.compile(r"(\\(?:boxed|fbox)[ \t]{0,4}\{)|\\.|[{}]", re.DOTALL)
 _LEAD_IN = re.compile(
@@ -38,20 +47,27 @@ def extract_answer(text: str, boxed: bool = False) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{…}` whose braces are balanced."""
-    if r"\boxed" not in text and r"\fbox" not in text:
+    boxes = _boxes(text)
+    if not boxes:
         return None
-    best: tuple[int, int] | None = None
-    open_braces: list[tuple[int, bool]] = []
+    _, start, end = boxes[-1]
+    return text[start:end].strip() or None if end - start <= MAX_ANSWER_CHARS else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    """Where each `\\boxed{…}` starts, and where its content starts and ends, in the order of the text."""
+    if r"\boxed" not in text and r"\fbox" not in text:
+        return []
+    boxes: list[tuple[int, int, int]] = []
+    open_braces: list[tuple[int, int, bool]] = []
     for match in _BRACES.finditer(text):
         if match[0].endswith("{") and (match[1] or match[0] == "{"):
-            open_braces.append((match.end(), match[1] is not None))
+            open_braces.append((match.start(), match.end(), match[1] is not None))
         elif match[0] == "}" and open_braces:
-            start, is_box = open_braces.pop()
-            if is_box and (best is None or start > best[0]):
-                best = (start, match.start())
-    if best is None or best[1] - best[0] > MAX_ANSWER_CHARS:
-        return None
-    return text[slice(*best)].strip() or None
+            start, opened, is_box = open_braces.pop()
+            if is_box:
+                boxes.append((start, opened, match.start()))
+    return sorted(boxes)
 
 
 def _after(text: str, start: int) -> str | None:
@@ -87,8 +103,6 @@ def _display(text: str, start: int) -> str | None:
 def _strip_markup(line: str) -> str | None:
     if len(line) > MAX_ANSWER_CHARS:
         return None
-    if (content := last_boxed(line)) is not None:
-        return content
     # One of the bold marks may precede the content: **Answer:** 42, **Answer: 42**.
     line = line.strip().removeprefix("**").removesuffix("**").strip()
     if cell := _CELL.fullmatch(line):
@@ -100,4 +114,18 @@ def _strip_markup(line: str) -> str | None:
         if inside.startswith(opening) and inside.endswith(closing) and len(inside) > len(opening + closing):
             inside = inside[len(opening) : -len(closing)]
             line = line if closing in inside else inside.strip()
+    line = _without_boxes(line)
     return line if line.strip("$*_.` ") else None
+
+
+def _without_boxes(line: str) -> str:
+    """The line with each `\\boxed{…}` replaced by its content, in braces unless it is all there is."""
+    while boxes := _boxes(line):
+        start, opened, end = boxes[-1]
+        content, before, after = line[opened:end].strip(), line[:start], line[end + 1 :]
+        if not content and not (before + after).strip():
+            return ""
+        is_all = not before.strip() and not after.strip(" .")
+        is_braced = before.endswith("{") and after.startswith("}")
+        line = content if is_all else before + (content if is_braced else f"{{{content}}}") + after
+    return line
