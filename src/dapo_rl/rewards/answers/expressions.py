@@ -54,7 +54,7 @@ _SHAPES = (
 
 _LONE_WORD = re.compile("[A-Za-z]{3,}|no|on|or|if|is|it|so|to|up|us|we|me|my|be|by|do|go|he|in|of|ok|am|an|as|at|pm")
 
-_GREEK = re.compile(
+GREEK = re.compile(
     "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|nu|rho|sigma|tau|phi|varphi|psi|omega|Delta|Gamma|Omega"
 )
 _FUNCTION = re.compile("(?:arc)?(?:sin|cos|tan)|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|min|max|gcd|lcm")
@@ -307,7 +307,7 @@ class _Parser(Tokens):
             return Node("domain", value=domain)
         if name == "matrix":
             return self._matrix()
-        if _GREEK.fullmatch(name):
+        if GREEK.fullmatch(name):
             return self._name("\\" + name)
         return self.fail()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from dapo_rl.rewards.answers.expressions import GREEK
 from dapo_rl.rewards.answers.units import changes_value
 
 _ARGUMENTS = (
@@ -16,7 +17,7 @@ _ARGUMENTS = (
 )
 _NAME = re.compile(
     r"(?:"
-    rf"(?P<letter>[A-Za-z]|\\(?!frac|sqrt|pm|pi)[a-z]+ ?|\\Pr ?)(?:_\{{?[A-Za-z0-9]{{1,4}}\}}?)?'{{0,3}}"
+    rf"(?P<letter>[A-Za-z]|\\(?:{GREEK.pattern}|ell|min|max|Pr)(?![A-Za-z]) ?)(?:_\{{?[A-Za-z0-9]{{1,4}}\}}?)?'{{0,3}}"
     rf"|(?P<function>[A-Za-wyz](?:_\{{?[A-Za-z0-9]{{1,4}}\}}?)?'{{0,3}}(?:\^\{{?-1\}}?)?{_ARGUMENTS})"
     r"|(?P<figure>m?\\(?:angle|triangle) ?\{?[A-Z]{1,4}\}?|\\overline\{[A-Z]{2}\}|[A-Z]{2,4}|\[[A-Z]{3,6}\])"
     r"|(?P<derivative>\\frac\{d[a-z]?\}\{d[a-z]\}|d[a-z]/d[a-z])"

@@ -11,6 +11,15 @@ from dapo_rl.rewards.answers.plain_numbers import plain_number
 from dapo_rl.rewards.answers.units import TEXT, currency, split_unit
 
 _FRACTIONS = ("13", "23", "15", "25", "35", "45", "16", "56", "18", "38", "58", "78")
+_GREEK_SIGNS = "αβγδεθλμνρστφψωΔΓΩ"
+_GREEK_NAMES = (
+    *("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma", "tau", "phi", "psi"),
+    *("omega", "Delta", "Gamma", "Omega"),
+)
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
+_SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
+_RAISED = re.compile(f"[{_SUPERSCRIPTS}]+|[{_SUBSCRIPTS}]+")
+_LEVEL = str.maketrans(_SUPERSCRIPTS + _SUBSCRIPTS, 2 * "0123456789+-n")
 _LOOKALIKES = str.maketrans(
     {
         **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
@@ -35,9 +44,10 @@ _LOOKALIKES = str.maketrans(
         "°": r"^\circ ",
         "∅": r"\emptyset ",
         "∈": r"\in ",
-        "ℝ": r"\mathbb{R}",
-        "²": "^2",
-        "³": "^3",
+        "∗": "*",
+        "∙": r"\cdot ",
+        **{sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
+        **{sign: rf"\{name} " for sign, name in zip(_GREEK_SIGNS, _GREEK_NAMES, strict=True)},
         "½": r"\frac{1}{2}",
         "¼": r"\frac{1}{4}",
         "¾": r"\frac{3}{4}",
@@ -60,8 +70,16 @@ _DEGREES = re.compile(
 )
 _SEPARATES = re.compile(r", |;| (?:and|or) |\\text\{ ?(?:and|or) ?\}")
 _THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+_LAST_COMMA = re.compile(r"(.*[^\s,;\\])\s*,\s*", re.DOTALL)
+_BRACKET = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SPACE = re.compile(r"(\\[A-Za-z]+ (?=[A-Za-z])|[0-9] (?=[0-9]))| ")
 _GROUPED = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)(\.[0-9]*)?")
+
+
+def _raised(match: re.Match[str]) -> str:
+    """Rewrites x¹⁰ as x^{10} and a₁ as a_1."""
+    sign, text = "^" if match[0][0] in _SUPERSCRIPTS else "_", match[0].translate(_LEVEL)
+    return sign + (text if len(text) == 1 else f"{{{text}}}")
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -91,7 +109,8 @@ _REWRITES = [
         (r"\{([^{}\\]{1,20})\\choose ([^{}\\]{1,20})\}", r"\\binom{\1}{\2}"),
         (r"\\!|\\(?:displaystyle|large|left|right|[bB]igg?[lr]?)(?![A-Za-z])", ""),
         (r"\{,\}", ","),
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|~|\s", " "),
+        # A tie is a space behind something; before a number it means "about".
+        (r"(?<!\\)\\[,;: ]|\\q?quad(?![A-Za-z])|(?<=[0-9A-Za-z.,;%})\]~])~|\s", " "),
         (r"\\[()\[\]]|\\?\$|[€£¥]", ""),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"(?<=[0-9}])\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z]))", ""),
@@ -140,7 +159,7 @@ def normalize_answer(answer: str) -> str:
 
 def read(answer: str) -> Written:
     """Splits an answer into name, value and unit."""
-    text = answer.translate(_LOOKALIKES)
+    text = _without_last_comma(_RAISED.sub(_raised, answer.translate(_LOOKALIKES)))
     unit = currency(text)
     if degrees := _DEGREES.search(text):
         unit, text = f"°{degrees[1] or degrees[2] or ''}", text[: degrees.start()]
@@ -158,6 +177,12 @@ def read(answer: str) -> Written:
         unit = behind or unit
     name, text = split_name(_without_text(text))
     return Written(_finished(text), name, unit, _finished(_without_text(whole)))
+
+
+def _without_last_comma(text: str) -> str:
+    """Drops the comma of `14,`; in `1, 4,` it announces another element."""
+    match = _LAST_COMMA.fullmatch(text)
+    return match[1] if match and "," not in _THOUSANDS.sub("", _BRACKET.sub("", match[1])) else text
 
 
 def _without_text(text: str) -> str:

@@ -64,15 +64,29 @@ _SYMBOLS = {symbol: symbol for symbol in ("m", "g", "s", "h", "l", "in", "L")}
 """Units inside text, `5\\text{ m}`, and after a space, `5 m`; `5m` is a product."""
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
-_CHANGES_VALUE = re.compile(
-    "(?:hundred|thousand|million|billion|trillion|dozen|score|pair|half|halve|third|quarter|fourth|fifth|sixth|seventh"
-    "|eighth|ninth|tenth|hundredth|thousandth|ten|one|two|three|four|five|six|seven|eight|nine|eleven|twelve|zero|none"
-    "|time|pi|sqrt|or|and|to|minus|plus|less|more|over|under|below|above|squared|cubed|factorial|negative|positive"
-    "|divided|multiplied|increased|decreased|by|not|no|except|without|than|about|approximately|roughly|almost|nearly"
-    "|percent|base|mod|modulo|choose|remainder|is|was|as|this|thu|yes|ye|if|unles|wrong|but|am|pm|lakh|crore"
-    "|quadrillion|quintillion|zillion|gross|grosse|sixe|sixpack|grand|trio|duo|twice|double|triple|opposite|inverse"
-    "|reciprocal|complement|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)(?:y|ie))s?"
+_CARDINAL = (
+    "zero|one|two|three|four|five|six|sixe|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    "|(?:twent|thirt|fort|fift|sixt|sevent|eight|ninet)(?:y|ie)|hundred|thousand|[a-z]*illion|[a-z]*illiard|myriad"
+    "|googol|googolplex|lakh|crore|score|dozen|gross|grosse|grand"
 )
+_PART = (
+    "half|halve|third|quarter|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|illion"
+    "|illiard|googol|googolplex)th|percent|percentage|percentile|permille?|permyriad|basi"
+)
+_GROUP = "pair|duo|trio|sixpack|twice|thrice|double|triple|quadruple|quintuple"
+_OPERATION = (
+    "time|pi|sqrt|minus|plus|less|fewer|more|over|under|below|above|squared|cubed|factorial|negative|positive|divided"
+    "|multiplied|increased|decreased|by|base|mod|modulo|choose|remainder|opposite|inverse|reciprocal|complement"
+    "|conjugate"
+)
+_HEDGE = (
+    "or|and|to|not|no|none|nor|never|neither|cannot|except|excluding|without|than|about|around|circa|approx|approximate"
+    "|approximately|approximation|estimate|estimated|roughly|almost|nearly|perhap|maybe|possibly|probably|sometime|is"
+    "|isnt|was|as|this|thu|yes|ye|if|unles|wrong|incorrect|false|untrue|unequal|differ|beside|otherwise|else|but"
+    "|instead|unlike|am|pm"
+)
+"""Words that deny or weaken an answer."""
+_CHANGES_VALUE = re.compile(rf"(?:{_CARDINAL}|{_PART}|{_GROUP}|{_OPERATION}|{_HEDGE})s?")
 _DESCRIBES = re.compile("old|long|tall|wide|high|deep|left|total|away|each|people|men|women|children|way")
 """Words that may end a description although they are not plurals: `12 years old`, `7 people`."""
 
