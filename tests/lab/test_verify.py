@@ -207,6 +207,28 @@ def test_rows_without_a_ground_truth_and_other_bad_rows():
     assert {row.ground_truth for row in result.rows} == {None}
 
 
+def test_prompts_that_ask_for_a_form():
+    expand = [
+        {"prompt": "Expand (x+1)^2.\n", "answer": "x^2+2x+1"},
+        {"prompt": "Write 2/4 in lowest terms.\n", "answer": "\\frac{1}{2}"},
+    ]
+    plain = [
+        {"prompt": "Simplify 2+3.\n", "answer": "5"},  # a number has one form
+        {"prompt": "What is x?\n", "answer": "5x"},
+    ]
+    write_rows([*ROWS, *expand, *plain])
+    (line,) = [line for line in findings(verify(), "warning") if "ask for a form" in line]
+    assert line.startswith(
+        "2 of 40 prompts ask for a form (the first, row 37: Expand), and reward.form=any accepts any"
+    )
+    assert line.endswith("set reward.form=same")
+    own = reward_file("return [float(len(text) % 2) for text in completions]")
+    for changes in ({"reward__form": "same"}, {"reward__verifier": own}):
+        assert not any("ask for a form" in line for line in findings(verify(**changes), "warning"))
+    write_rows([*ROWS, *plain])
+    assert not any("ask for a form" in line for line in findings(verify(), "warning"))
+
+
 def model_named(name, template=True):
     shutil.copytree(TINY, name)
     if not template:

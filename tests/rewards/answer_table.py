@@ -6,11 +6,15 @@ math-verify's where that differs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dapo_rl.rewards.answers import answers_equal
+
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "answers.md"
+INDEPENDENT = Path(__file__).parent / "independent_answers.jsonl"
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ KINDS = [
     Kind(
         "integer",
         "14",
-        ("14", "14.", "+14", "14.0", "014", "x = 14", "14 apples", "3+8-4+7=14", "1.4e1"),
+        ("14", "14.", "14,", "+14", "14.0", "014", "x = 14", "14 apples", "3+8-4+7=14", "1.4e1"),
         (
             *(
                 "3+8-4+7",
@@ -38,6 +42,8 @@ KINDS = [
                 "\\lfloor 14.5\\rfloor",
             ),
             *("13", "-14", "14 or 15", "14, 15", "\\{13,14\\}", "14\\text{ minus two}", "14 million", "14x", "15-1=15"),
+            *("14 elevenths", "14 millionths", "14 googols", "\\not=14", "~14", "\\approx 14", "-\\boxed{14}"),
+            *("\\boxed{13} or \\boxed{14}", "15, not \\boxed{14}", "\\boxed{14}+1", "\\frac{\\boxed{14}}{2}"),
         ),
     ),
     Kind(
@@ -294,13 +300,20 @@ KINDS = [
         ("2y+x=4", "4=x+2y", "2x+4y=8", "x + 2y - 4 = 0"),
         ("4", "x+2y", "x+2y=5", "x-2y=4", "0=0", "y=4"),
     ),
+    Kind(
+        "circle",
+        "x^2+y^2=25",
+        ("y^2+x^2=25", "y^2=25-x^2", "2x^2+2y^2=50"),
+        ("\\max(\\sqrt{y-10},0)+x=77", "x^2+y^2=5", "x^2+y^2=x^2+y^2"),
+    ),
+    Kind("product", "abc=6", ("bca=6", "2abc=12"), ("6", "abc=5", "ab=6")),
     Kind("line", "y=2x+3", ("y=3+2x", "2x+3", "y = 2x + 3"), ("y=2x-3", "y=3x+2", "3", "x=2y+3")),
     Kind("equation of numbers", "2+3=5", ("2+3=5", "3+2=5"), ("1=1", "5", "2+3", "5=5", "2+4=6")),
-    Kind("inequality", "x>5", ("5<x", "x > 5"), ("x<5", "x\\ge 5", "5", "y>5", "x>6")),
+    Kind("inequality", "x>5", ("5<x", "x > 5", "(5,\\infty)"), ("x<5", "x\\ge 5", "[5,\\infty)", "5", "y>5", "x>6")),
     Kind(
         "chain of inequalities",
         "1<x\\le 4",
-        ("1 < x ≤ 4", "4\\ge x>1"),
+        ("1 < x ≤ 4", "4\\ge x>1", "(1,4]"),
         ("1\\le x\\le 4", "1<x", "x\\le 4", "1<x\\le 5"),
     ),
     Kind("ratio", "2:3", ("2:3", "2 : 3", "4:6", "2/3"), ("3:2", "2,3", "23", "2:4")),
@@ -333,7 +346,12 @@ KINDS = [
         ("Monday", "Tuesday or Monday", "Tues", "T"),
     ),
     Kind("yes or no", "Yes", ("yes", "\\text{Yes}", "YES"), ("No", "Yes or no", "y", "not yes")),
-    Kind("choice", "C", ("(C)", "C", "\\text{(C)}", "c", "\\textbf{C}"), ("D", "C, D", "C) 42", "ABCDE", "A or C")),
+    Kind(
+        "choice",
+        "C",
+        ("(C)", "C", "\\text{(C)}", "c", "\\textbf{C}", "Option C", "option (C)"),
+        ("D", "C, D", "C) 42", "ABCDE", "A or C", "Option D"),
+    ),
     Kind("order of letters", "BCA", ("BCA", "\\text{BCA}"), ("ABC", "bca", "BC", "CBA")),
     Kind("anagram", "cats", ("cats", "Cats"), ("cast", "acts", "c a t s t")),
     Kind(
@@ -390,7 +408,37 @@ KINDS = [
         ("120^\\circ, 60^\\circ", "60° and 120°", "60, 120"),
         ("60", "60120", "60, 121"),
     ),
+    Kind(
+        "decimal for a root",
+        "\\sqrt{2}",
+        ("1.414213", "1.414214", "1.41421356"),
+        ("1.414212", "1.414215", "1.414219", "1.41421"),
+    ),
+    Kind("small number", "e^{-20}", ("\\frac{1}{e^{20}}", "0.00000000206115362"), ("0", "0.000000", "0.000000002")),
+    Kind("power", "x^4", ("x⁴", "x^{4}", "x^2\\cdot x^2"), ("x4", "4x", "x^3", "|x|^3")),
+    Kind(
+        "function with a domain",
+        "\\sqrt{x-20}",
+        ("\\sqrt{-20+x}", "(x-20)^{1/2}"),
+        ("x-20", "(x-20)^3", "\\sqrt{20-x}", "\\sqrt{x-21}", "0"),
+    ),
+    Kind("sign", "(-1)^{m+n}", ("(-1)^m(-1)^n", "(-1)^{n-m}"), ("(-1)^n", "(-1)^{mn}", "1", "-1")),
 ]
+
+FORM_ROWS = [
+    ("5x", ("x\\cdot 5", "5\\times x"), ("2x+3x",)),
+    ("x^2+2x+1", ("1+2x+x^2", "(x+1)^2=x^2+2x+1"), ("(x+1)^2", "x^2+x+x+1", "x(x+2)+1")),
+    ("(x-1)(x+1)", ("(1+x)(x-1)",), ("x^2-1",)),
+    ("\\frac{x}{2}", ("x/2", "\\frac12x"), ("\\frac{2x}{4}", "0.5x")),
+    ("\\frac{1}{2}", ("1/2",), ("\\frac{2}{4}", "0.5", "50%")),
+    ("2\\sqrt{3}", ("\\sqrt{3}\\cdot 2",), ("\\sqrt{12}", "\\frac{6}{\\sqrt{3}}")),
+    ("x+2y=4", ("4=2y+x",), ("2x+4y=8",)),
+    ("y=2x+3", ("3+2x",), ("y=2(x+1)+1",)),
+    ("2,3", ("3 and 2", "\\{2,3\\}"), ()),
+    ("x>5", ("5<x",), ("(5,\\infty)",)),
+    ("14", ("14.0", "14 cm"), ()),
+]
+"""Truths, with answers of the same form and, where `reward.form` is `any`, right answers of another."""
 
 FORMS = {
     "plain": "We work it out.\nAnswer: {}",
@@ -437,6 +485,10 @@ def render() -> str:
     judged = [(kind, answer, right, *_verdicts(kind.truth, answer)) for kind, answer, right in rows()]
     ours = sum(right == verdict for _, _, right, verdict, _ in judged)
     theirs = sum(right == verdict for _, _, right, _, verdict in judged)
+    cases = independent()
+    known = [answers_equal(answer, truth) == right for truth, answer, right in cases]
+    accepted = sum(judged for judged, (_, _, right) in zip(known, cases, strict=True) if right)
+    rights = sum(right for _, _, right in cases)
     lines = [
         "# Answers",
         "",
@@ -447,9 +499,30 @@ def render() -> str:
         "",
         *(f"- {name}: {_code(form.format('…').replace(chr(10), '⏎'))}" for name, form in FORMS.items()),
         "",
-        f"Of {len(judged)} answers, this verifier judges {_share(ours, len(judged))} correctly, and math-verify 0.9 "
-        f"judges {_share(theirs, len(judged))} correctly; the last column has its verdict where it differs. "
+        f"The {len(judged)} answers of this table were written with the verifier, so it judges all of them correctly "
+        f"({_share(ours, len(judged))}): they specify it, and do not measure it. math-verify 0.9, which follows other "
+        f"rules, agrees on {_share(theirs, len(judged))}; the last column has its verdict where it differs. Of "
+        f"{len(cases):,} answers to {len({truth for truth, _, _ in cases})} truths that were written without a look at "
+        f"the verifier (`tests/rewards/independent_answers.jsonl`), it judges {_share(sum(known), len(cases), 2)} "
+        f"correctly: it accepts {accepted:,} of {rights:,} right ones, and rejects "
+        f"{sum(known) - accepted:,} of {len(cases) - rights:,} wrong ones. "
         "`python tests/rewards/answer_table.py` writes this page.",
+        "",
+        "Functions and equations are compared at 12 or more points that depend on the truth and the answer, in the "
+        "domain of the truth. An answer without a value at one of them is wrong. A decimal for an irrational number "
+        "needs six decimals and six significant digits. A line with `\\boxed{…}` is read as a whole, the box as a "
+        "bracket.",
+        "",
+        "`reward.form: any` accepts every notation that equals the truth. If the task is to expand, factor or "
+        "simplify, a copy of the question is then right; `reward.form: same` accepts only the form of the truth, "
+        "whatever the order of its parts. `dapo verify` warns about prompts that ask for a form.",
+        "",
+        "| truth | right in both | wrong with `reward.form: same` |",
+        "|---|---|---|",
+        *(
+            f"| {_code(truth)} | {', '.join(map(_code, same))} | {', '.join(map(_code, other))} |"
+            for truth, same, other in FORM_ROWS
+        ),
         "",
         "| kind of truth | truth | answer | verdict | math-verify |",
         "|---|---|---|---|---|",
@@ -460,18 +533,27 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
+def independent() -> list[tuple[str, str, bool]]:
+    """Truths, answers and whether they are right, written without a look at the verifier."""
+    lines = INDEPENDENT.read_text(encoding="utf-8").splitlines()
+    return [
+        (case["truth"], answer, right)
+        for case in map(json.loads, lines)
+        for right in (True, False)
+        for answer in case["right" if right else "wrong"]
+    ]
+
+
 def _verdicts(truth: str, answer: str) -> tuple[bool, bool]:
     import math_verify
-
-    from dapo_rl.rewards.answers import answers_equal
 
     gold = math_verify.parse(f"${truth}$", parsing_timeout=None)
     target = math_verify.parse(f"${answer}$", parsing_timeout=None)
     return answers_equal(answer, truth), bool(math_verify.verify(gold, target, timeout_seconds=None))
 
 
-def _share(count: int, total: int) -> str:
-    return f"{100 * count / total:.1f} %"
+def _share(count: int, total: int, digits: int = 1) -> str:
+    return f"{100 * count / total:.{digits}f} %"
 
 
 def _word(right: bool) -> str:

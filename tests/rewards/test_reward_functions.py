@@ -4,7 +4,7 @@ import pytest
 
 from dapo_rl.rewards.answers import answers_equal
 from dapo_rl.rewards.answers.expressions import parse
-from dapo_rl.rewards.answers.points import ENOUGH, general_points, lattice_points, seeded
+from dapo_rl.rewards.answers.points import ENOUGH, general_points, half_points, seeded, whole_points
 from dapo_rl.rewards.answers.values import equal, is_multiple
 
 EQUATIONS = [
@@ -91,6 +91,8 @@ def test_another_function(answer, truth):
         ("\\sqrt{7-x}+\\sqrt{-5+x}", "\\sqrt{x-5}+\\sqrt{7-x}"),
         ("-(-1)^n", "(-1)^{n+1}"),
         ("(-1)^n(-1)^m", "(-1)^{m+n}"),
+        ("(-1)^{n-m}", "(-1)^{m+n}"),
+        ("-(-1)^{n-\\frac{1}{2}}", "(-1)^{n+\\frac{1}{2}}"),
         ("n(n-1)", "\\frac{n!}{(n-2)!}"),
         ("\\frac{n!}{(n-2)!}", "n(n-1)"),
         ("\\frac{x^2-4}{x-2}", "x+2"),
@@ -128,11 +130,11 @@ def test_points_have_both_signs_and_parities_and_lie_near_and_far():
     assert sum(abs(value) > 30 for value in general[:ENOUGH]) >= 1
     assert max(general) > 10_000
     assert sum(76 < abs(value) < 81 for value in general) >= 5
-    lattice = list(lattice_points(["m", "n"], seeded(truth, truth)))
-    whole = [(point["m"], point["n"]) for point in lattice if point["m"].denominator == 1]
+    whole = [(point["m"], point["n"]) for point in whole_points(["m", "n"], seeded(truth, truth))]
     assert {(m % 2, n % 2) for m, n in whole} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert {m > 0 for m, _ in whole} == {True, False}
-    assert any(point["m"].denominator == 2 for point in lattice)
+    assert all(value.denominator == 1 for point in whole for value in point)
+    assert all(point["m"].denominator == 2 for point in half_points(["m"], seeded(truth, truth)))
 
 
 ROOT = ["1.414213", "1.414214", "1.4142135", "1.4142136", "1.41421356237"]

@@ -1,10 +1,7 @@
 """The table of answers, in every form of response; and docs/answers.md, which shows it."""
 
-import json
-from pathlib import Path
-
 import pytest
-from answer_table import DOCUMENT, FORMS, KINDS, render, rows, suits
+from answer_table import DOCUMENT, FORM_ROWS, FORMS, KINDS, independent, render, rows, suits
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.data.arithmetic import problems
@@ -12,8 +9,8 @@ from dapo_rl.rewards import MathVerifier, answers_equal
 from dapo_rl.types import Prompt, Sample
 
 
-def statuses(truth, texts):
-    verdicts = MathVerifier(RewardSettings())(
+def statuses(truth, texts, form="any"):
+    verdicts = MathVerifier(RewardSettings(form=form))(
         Prompt("p", "?", (1,), answer=truth), [Sample((), (), text, "stop") for text in texts]
     )
     return [verdict.status for verdict in verdicts]
@@ -50,6 +47,21 @@ def test_the_table_is_large_and_no_row_is_there_twice():
 def test_the_document_is_the_table():
     pytest.importorskip("math_verify")
     assert DOCUMENT.read_text(encoding="utf-8") == render(), "run python tests/rewards/answer_table.py"
+
+
+@pytest.mark.parametrize(("truth", "same", "other"), FORM_ROWS)
+def test_the_form_of_an_answer(truth, same, other):
+    same = (truth, *same)
+    answers = [f"Answer: {answer}" for answer in (*same, *other)]
+    assert statuses(truth, answers) == ["correct"] * len(answers)
+    assert statuses(truth, answers, form="same") == ["correct"] * len(same) + ["wrong"] * len(other)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_wrong_answer_is_wrong_in_any_form(kind):
+    answers = [f"Answer: {answer}" for answer in kind.wrong]
+    assert set(statuses(kind.truth, answers, form="same")) <= {"wrong"}
+    assert statuses(kind.truth, [f"Answer: {kind.truth}"], form="same") == ["correct"]
 
 
 def test_the_question_is_no_answer_to_it():
@@ -91,13 +103,7 @@ NOT_READ = [
 
 
 def test_answers_that_were_written_without_a_look_at_the_verifier():
-    lines = (Path(__file__).parent / "independent_answers.jsonl").read_text(encoding="utf-8").splitlines()
-    cases = [
-        (case["truth"], answer, right)
-        for case in map(json.loads, lines)
-        for right in (True, False)
-        for answer in case["right" if right else "wrong"]
-    ]
+    cases = independent()
     missed = sorted((truth, answer) for truth, answer, right in cases if answers_equal(answer, truth) != right)
     assert missed == sorted([*PAID_AS_A_LIST, *NOT_READ])
     assert len(cases) > 5000

@@ -103,6 +103,9 @@ class RewardSettings(Section):
     list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
+    form: Literal["any", "same"] = "any"
+    """`math`: `any` accepts each notation that equals the ground truth; `same` wants its form, so that `2x+3x` is wrong
+    for `5x`. Order, spacing, `\\cdot` and `/` for `\\frac` do not count."""
     correct: float = 1.0
     """Reward of a correct response (built-in verifiers)."""
     wrong: float = -1.0

@@ -51,7 +51,7 @@ OPTIONS = {
 RESULT_SETTINGS = (
     *("seed", "engine", "model.dtype", "data.prompt_key", "data.answer_key", "data.system_prompt"),
     *("data.chat_template", "data.max_prompt_tokens", "data.eval", "reward.verifier", "reward.boxed"),
-    *("reward.correct", "reward.wrong", "reward.threshold", "sampling.max_new_tokens", "sampling.stop"),
+    *("reward.form", "reward.correct", "reward.wrong", "reward.threshold", "sampling.max_new_tokens", "sampling.stop"),
     *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
 )
 """Settings that the result depends on."""

@@ -13,6 +13,8 @@ from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.get import PRETRAINED
+from dapo_rl.rewards.answers import has_other_forms
+from dapo_rl.rewards.math_rule import final_answer
 from dapo_rl.types import Group, Sample, Verdict
 
 Level = Literal["error", "warning", "note"]
@@ -22,6 +24,15 @@ MANY = 0.25
 """From this share of the responses on, a finding is a warning."""
 INSTRUCT = re.compile(r"(?<![a-z])(instruct|chat|it|sft|rlhf|dpo)(?![a-z])", re.IGNORECASE)
 """Names of models that are trained on a chat template: Qwen2.5-7B-Instruct, gemma-2-9b-it."""
+
+FORM = re.compile(
+    r"(?<![a-z])(?:expand(?:ed)?|factor(?:ed|i[sz]ed?)?|simplif(?:y|ied)|simplest|lowest terms|reduced|common fraction"
+    r"|mixed number|improper fraction|radical form|standard form|rationali[sz]ed?|partial fractions?"
+    r"|single (?:fraction|power|term|logarithm)|complet(?:e|ing) the square|slope-intercept|combine like terms)"
+    r"(?![a-z])",
+    re.IGNORECASE,
+)
+"""Words of a prompt that ask for the form of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,24 @@ def _chat_template(facts: Facts) -> Iterator[Advice]:
         yield Advice("note", what, "right for a base model; for a chat model, set data.chat_template=auto")
 
 
+def _form(facts: Facts) -> Iterator[Advice]:
+    """Prompts that ask for a form, such as an expanded one, which `reward.form=any` does not require."""
+    reward, prompts = facts.config.reward, facts.prompts.prompts
+    if reward.form != "any" or not any(entry.verifier == "math" for entry in reward.verifiers):
+        return
+    asked = [
+        prompt
+        for prompt in prompts
+        if prompt.answer and FORM.search(prompt.text) and has_other_forms(final_answer(prompt.answer))
+    ]
+    if asked:
+        word = FORM.search(asked[0].text)
+        assert word is not None
+        what = f"{len(asked)} of {len(prompts)} prompts ask for a form (the first, row {asked[0].id}: {word[0]}), and "
+        what += "reward.form=any accepts any other, such as a copy of the question"
+        yield Advice("warning", what, "set reward.form=same")
+
+
 def _data(facts: Facts) -> Iterator[Advice]:
     prompts = facts.prompts
     if prompts.too_long:
@@ -211,5 +240,6 @@ FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _cut_off,
     _no_end,
     _chat_template,
+    _form,
     _data,
 )

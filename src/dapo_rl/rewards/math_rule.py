@@ -36,7 +36,7 @@ class MathVerifier:
         if answer is None:
             return Verdict(wrong, False, "unparseable")
         try:
-            if answers_equal(answer, truth):
+            if answers_equal(answer, truth, self.settings.form):
                 return Verdict(correct, True, "correct", answer)
             return Verdict(wrong, False, "wrong", answer)
         except Exception as error:

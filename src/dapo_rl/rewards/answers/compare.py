@@ -9,7 +9,7 @@ from typing import Literal
 from dapo_rl.rewards.answers.dates import date, time_of_day
 from dapo_rl.rewards.answers.expressions import Node, parse
 from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
-from dapo_rl.rewards.answers.forms import last_side, same_form
+from dapo_rl.rewards.answers.forms import has_operations, last_side, same_form
 from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
 from dapo_rl.rewards.answers.shapes import same
@@ -36,7 +36,7 @@ def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") 
     """
     if max(len(given), len(truth)) > MAX_ANSWER_CHARS:
         return False
-    ours, theirs = read(given), _read_truth(truth)
+    ours, theirs = _read(given), _read(truth)
     if not ours.text or not theirs.text:  # only markup
         return given.strip() == truth.strip()
     if _OR.search(given) and not _OR.search(truth) and len(set(_ASSIGNED.findall(ours.whole))) > 1:
@@ -55,14 +55,20 @@ def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") 
         return time_of_day(ours.whole) == time
     if (day := date(theirs.text)) is not None:
         return date(ours.text) == day
-    tree, expected = _tree(ours.text), _truth_tree(theirs.text)
+    tree, expected = _tree(ours.text), _tree(theirs.text)
     if tree is None or expected is None:
         return False
     return same(expected, tree) and (form == "any" or _same_form(ours.text, theirs.text))
 
 
+def has_other_forms(truth: str) -> bool:
+    """Whether expressions of another form can equal the truth: `5x`, `\\frac{1}{2}`, but not `14`."""
+    tree = _tree(_read(truth).text) if len(truth) <= MAX_ANSWER_CHARS else None
+    return tree is not None and has_operations(tree)
+
+
 def _same_form(given: str, truth: str) -> bool:
-    tree, expected = _tree(given), _truth_tree(truth)
+    tree, expected = _tree(given), _tree(truth)
     return tree is not None and expected is not None and same_form(expected, last_side(tree, expected))
 
 
@@ -96,13 +102,13 @@ def _same_words(given: str, truth: str) -> bool:
     return given.casefold() == truth.casefold()
 
 
+# A truth is compared with the answers of a group, and with those of later epochs.
+_read = lru_cache(maxsize=1024)(read)
+
+
+@lru_cache(maxsize=1024)
 def _tree(text: str) -> Node | None:
     return parse(_both_signs(text))
-
-
-# A truth is compared with many answers.
-_read_truth = lru_cache(maxsize=1024)(read)
-_truth_tree = lru_cache(maxsize=1024)(_tree)
 
 
 def _both_signs(text: str) -> str:

@@ -13,12 +13,18 @@ _FLIPPED = {">": "<", ">=": "<="}
 _ELEMENTS = ("list", "set", "tuple", "union", "intersection")
 """Collections whose order and brackets are a matter of their values, which are compared elsewhere."""
 
+_OPERATIONS = ("sum", "product", "quotient", "power", "root", "factorial", "call")
+
 Form = tuple[object, ...]
 
 
 def same_form(truth: Node, given: Node) -> bool:
     """Whether two expressions or shapes are the same, except for the order and notation of their parts."""
     return _form(truth) == _form(given)
+
+
+def has_operations(node: Node) -> bool:
+    return node.kind in _OPERATIONS or any(map(has_operations, node.parts))
 
 
 def last_side(given: Node, truth: Node) -> Node:

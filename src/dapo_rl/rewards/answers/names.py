@@ -7,6 +7,7 @@ but a side of an equation.
 from __future__ import annotations
 
 import re
+import string
 
 from dapo_rl.rewards.answers.expressions import GREEK
 from dapo_rl.rewards.answers.units import changes_value
@@ -27,6 +28,9 @@ _NAME = re.compile(
     r"|(?P<words>[A-Za-z]{3,20}(?: [A-Za-z]{2,20}){0,4})"
     r") ?=(?!=) ?(?=\S)"
 )
+_SHORT_WORDS = frozenset(
+    ["age", "ans", "avg", "day", "fee", "gcd", "lcm", "max", "min", "net", "pay", "sum", "tax", "tip"]
+)
 _BARE_LETTER = re.compile(r"[A-Za-z]|[A-Za-z ]*[A-Za-z]{2}[A-Za-z ]*")
 
 
@@ -40,7 +44,9 @@ def split_name(text: str) -> tuple[str, str]:
     if "=" in value and ("," in value or ";" in value):
         return "", text  # several names
     if match["words"]:
-        is_name = not any(map(_is_function, match["words"].lower().split())) and not _BARE_LETTER.fullmatch(value)
+        words = match["words"].lower().split()
+        is_name = not any(map(_is_function, words)) and not _BARE_LETTER.fullmatch(value)
+        is_name = is_name and not (len(words) == 1 and _is_product(words[0]))
         return "", value if is_name else text
     if match["letter"] and (_BARE_LETTER.fullmatch(value) or re.search(rf"(?<![A-Za-z\\]){re.escape(name)}", value)):
         return "", text  # A = D states an equality; x = x says nothing
@@ -49,6 +55,13 @@ def split_name(text: str) -> tuple[str, str]:
         if names != sorted(names, key=lambda each: each.strip("\\")) or not value.startswith("("):
             return "", text
     return name, value
+
+
+def _is_product(word: str) -> bool:
+    """Whether letters are factors, as in `xyz = 1`, rather than a word."""
+    if len(word) > 4 or word in _SHORT_WORDS:
+        return False
+    return len(word) == 3 or not re.search("[aeiouy]", word) or word in string.ascii_lowercase
 
 
 def _is_function(word: str) -> bool:

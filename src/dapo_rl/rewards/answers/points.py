@@ -24,8 +24,10 @@ _NEAR = (2, 10, 2, 40, 10, 2, 300, 10, 2, 40, 10, 2)
 """Sizes of the first points; most functions have values at all of them."""
 _FAR = (1, 3, 10, 30, 100, 1_000, 10_000, 1_000_000)
 _FAR_TRIES = 240
-_LATTICE = 64
-_HALVES = 16
+HOPELESS = 100
+"""General points after which a function without any value is taken to have none."""
+_WHOLE = 64
+_HALVES = 32
 
 
 def seeded(truth: Node, given: Node) -> random.Random:
@@ -38,26 +40,31 @@ def general_points(truth: Node, names: list[str], draw: random.Random) -> Iterat
     """Points without special properties: first near 0, then anywhere and around the numbers in the truth."""
     for size in _NEAR * 2:
         yield {name: _general(size, draw) for name in names}
-    centers = sorted({Fraction(), *_numbers_in(truth)})
+    centers = sorted(set(_numbers_in(truth))) or [Fraction()]
     for attempt in range(_FAR_TRIES):
         if attempt % 2:
             size = draw.choice(_FAR)
             yield {name: _general(size, draw) for name in names}
         else:
             yield {
-                name: draw.choice((-1, 1)) * draw.choice(centers) + _general(draw.choice(_FAR[:4]), draw)
+                name: draw.choice((-1, 1)) * draw.choice(centers) + _general(draw.choice(_FAR[:3]), draw)
                 for name in names
             }
 
 
-def lattice_points(names: list[str], draw: random.Random) -> Iterator[Point]:
-    """Whole numbers of both signs, in each combination of even and odd, and some halves."""
-    for index in range(_LATTICE + _HALVES):
-        sign = draw.choice((-1, 1, 1, 1))
-        size = draw.choice((3, 6, 6, 20, 60))
-        point = {name: 2 * draw.randint(1, size) + (index >> bit) % 2 for bit, name in enumerate(names)}
-        shift = Fraction(1, 2) if index >= _LATTICE else 0
-        yield {name: Fraction(sign * (value + shift)) for name, value in point.items()}
+def whole_points(names: list[str], draw: random.Random) -> Iterator[Point]:
+    """Whole numbers of both signs, in each combination of even and odd."""
+    for index in range(_WHOLE):
+        sign, size = draw.choice((-1, 1, 1, 1)), draw.choice((3, 6, 6, 20, 60))
+        yield {
+            name: Fraction(sign * (2 * draw.randint(1, size) + (index >> bit) % 2)) for bit, name in enumerate(names)
+        }
+
+
+def half_points(names: list[str], draw: random.Random) -> Iterator[Point]:
+    """Half of odd numbers."""
+    for _ in range(_HALVES):
+        yield {name: Fraction(2 * draw.randint(-20, 20) + 1, 2) for name in names}
 
 
 def _general(size: int, draw: random.Random) -> Fraction:

@@ -211,7 +211,9 @@ def _is_chain_to(truth: Node, given: Node) -> bool:
     sides = given.parts
     if sides[0].kind == "name" and len(sides) > 2 and not any(names_in(sides[0]) & names_in(s) for s in sides[1:]):
         sides = sides[1:]
-    if any(side.is_shape or not equal(truth, side) or names_in(side) - names_in(truth) for side in sides):
+    if any(side.is_shape or names_in(side) - names_in(truth) for side in sides):
+        return False
+    if not all(equal(truth, side) for side in sides):
         return False
     if len(set(sides)) == 1:
         return False  # x = x says nothing

@@ -7,15 +7,15 @@ size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from dapo_rl.rewards.answers.evaluate import Evaluator, context
 from dapo_rl.rewards.answers.exact import NotComputedError, exact
 from dapo_rl.rewards.answers.expressions import Node
 from dapo_rl.rewards.answers.forms import same_form
-from dapo_rl.rewards.answers.points import ENOUGH, Point, general_points, lattice_points, seeded
+from dapo_rl.rewards.answers.points import ENOUGH, HOPELESS, Point, general_points, half_points, seeded, whole_points
 
 DIGITS = 60
 SAME_DIGITS = 30
@@ -88,10 +88,8 @@ def _same_number(truth: Node, given: Node) -> bool:
     theirs, ours = _values(truth, given, {})
     if ours is None:
         return False
-    mp = context()
-    if mp.isfinite(ours) and mp.isfinite(theirs) and (decimals := _digits(given)) >= LEAST_DIGITS:
-        if exact(truth) is None:
-            return bool(abs(ours - theirs) < mp.mpf(10) ** -decimals)
+    if (decimals := _digits(given)) >= LEAST_DIGITS and exact(truth) is None:
+        return bool(abs(ours - theirs) < context().mpf(10) ** -decimals)
     return _close(truth, given, {}, theirs, ours)
 
 
@@ -121,33 +119,43 @@ def _agree(
     singularities, such as `x^2/x` at 0, so that whole numbers count against it only if its value differs there.
     """
     draw = seeded(truth, given)
-
-    def agreements(points: Iterator[Point]) -> Iterator[tuple[bool, bool]]:
-        """Whether the answer has a value, and whether it agrees, wherever the comparison is possible."""
-        for point in points:
-            try:
-                theirs, ours = _values(truth, given, point)
-            except NotComputedError:
-                continue
-            agrees = None if ours is None else compare(theirs, ours, point)
-            if ours is None or agrees is not None:
-                yield ours is not None, bool(agrees)
-
     found = 0
-    for _, agrees in agreements(general_points(truth, names, draw)):
-        if not agrees:
+    for tried, point in enumerate(general_points(truth, names, draw)):
+        outcome = _outcome(truth, given, point, compare)
+        if outcome in ("no value", "differs"):
             return False
-        found += 1
-        if found == ENOUGH:
+        found += outcome == "agrees"
+        if found == ENOUGH or (tried == HOPELESS and not found):
             break
     is_enough = found == ENOUGH
     if is_enough and not _STEPS & (_values_in(truth, "call") | _values_in(given, "call")):
         return True
-    for has_value, agrees in agreements(lattice_points(names, draw)):
-        if not agrees and (has_value or not is_enough):
+    for point in whole_points(names, draw):
+        outcome = _outcome(truth, given, point, compare)
+        if outcome == "differs" or (outcome == "no value" and not is_enough):
             return False
-        found += 1
+        found += outcome == "agrees"
+    if found < ENOUGH:  # halves only if whole numbers are not what the function is for
+        for point in half_points(names, draw):
+            outcome = _outcome(truth, given, point, compare)
+            if outcome in ("no value", "differs"):
+                return False
+            found += outcome == "agrees"
     return True if found >= ENOUGH else None
+
+
+def _outcome(
+    truth: Node, given: Node, point: Point, compare: Callable[[Any, Any, Point], bool | None]
+) -> Literal["agrees", "differs", "no value", "says nothing"]:
+    """Compares at a point. It says nothing if the truth has no value there; "no value" is the answer's."""
+    try:
+        theirs, ours = _values(truth, given, point)
+    except NotComputedError:
+        return "says nothing"
+    if ours is None:
+        return "no value"
+    agrees = compare(theirs, ours, point)
+    return "says nothing" if agrees is None else "agrees" if agrees else "differs"
 
 
 def _values(truth: Node, given: Node, point: Mapping[str, Fraction]) -> tuple[Any, Any]:
