@@ -73,6 +73,10 @@ def test_multiples_of_an_equation(answer, truth):
         ("x+0y", "x"),
         ("x+y-y", "x"),
         ("\\max(x,\\sqrt{-x})", "x"),
+        ("\\max(x,x+0\\cdot\\sqrt{x})", "x"),
+        ("\\max(x,x+0\\cdot\\sqrt{x})+y=1", "x+y=1"),
+        ("x+0\\cdot 2^{10^9x}", "x"),
+        ("x+0\\cdot 2^{10^9x}+y=1", "x+y=1"),
         ("10^{-60}x", "10^{-61}x"),
     ],
 )

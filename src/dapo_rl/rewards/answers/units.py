@@ -70,12 +70,12 @@ _CARDINAL = (
     "|googol|googolplex|lakh|crore|score|dozen|gross|grosse|grand"
 )
 _PART = (
-    "half|halve|third|quarter|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|illion"
+    "half|halve|third|quarter|th|st|nd|rd|[a-z]*(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|teen|tie|hundred|thousand|illion"
     "|illiard|googol|googolplex)th|percent|percentage|percentile|permille?|permyriad|basi"
 )
 _GROUP = "pair|duo|trio|sixpack|twice|thrice|double|triple|quadruple|quintuple"
 _OPERATION = (
-    "time|pi|sqrt|minus|plus|less|fewer|more|over|under|below|above|squared|cubed|factorial|negative|positive|divided"
+    "time|pi|sqrt|minus|minuse|plus|less|fewer|more|over|under|below|above|squared|cubed|factorial|negative|positive|divided"
     "|multiplied|increased|decreased|by|base|mod|modulo|choose|remainder|opposite|inverse|reciprocal|complement"
     "|conjugate"
 )
@@ -83,10 +83,11 @@ _HEDGE = (
     "or|and|to|not|no|none|nor|never|neither|cannot|except|excluding|without|than|about|around|circa|approx|approximate"
     "|approximately|approximation|estimate|estimated|roughly|almost|nearly|perhap|maybe|possibly|probably|sometime|is"
     "|isnt|was|as|this|thu|yes|ye|if|unles|wrong|incorrect|false|untrue|unequal|differ|beside|otherwise|else|but"
-    "|instead|unlike|am|pm"
+    "|instead|unlike|versu|am|pm"
 )
 """Words that deny or weaken an answer."""
 _CHANGES_VALUE = re.compile(rf"(?:{_CARDINAL}|{_PART}|{_GROUP}|{_OPERATION}|{_HEDGE})s?")
+_ROOT = re.compile("(?:square|cube)s? root")
 _DESCRIBES = re.compile("old|long|tall|wide|high|deep|left|total|away|each|people|men|women|children|way")
 """Words that may end a description although they are not plurals: `12 years old`, `7 people`."""
 
@@ -150,7 +151,7 @@ def _is_thing(words: str) -> bool:
     if re.search("[^A-Za-z ]", words):
         return False
     each = words.lower().split()
-    if not 1 <= len(each) <= 3 or any(map(changes_value, each)):
+    if not 1 <= len(each) <= 3 or any(map(changes_value, each)) or _ROOT.search(words.lower()):
         return False
     if any(len(word) < 3 for word in each):
         return False
