@@ -66,7 +66,7 @@ class Evaluator:
         if kind == "quotient":
             return values[0] / values[1]
         if kind == "power":
-            return self._power(*values, self._odd_root(node.parts[1]))
+            return self._power(values[0], values[1], self._odd_root(node.parts[1]))
         if kind == "root":
             return self._root(*values)
         if kind == "factorial":
