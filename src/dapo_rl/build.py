@@ -21,9 +21,18 @@ from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, SourceSettings
-from dapo_rl.data import LazyStream, PromptSet, PromptStream, held_out_prompts, training_prompts
+from dapo_rl.data import (
+    LazyStream,
+    MixedStream,
+    PromptSet,
+    PromptStream,
+    Stream,
+    held_out_prompts,
+    stream_of,
+    training_prompts,
+)
 from dapo_rl.data.apart import check_apart, shared_prompts
-from dapo_rl.data.sources import IN_MEMORY, check_there
+from dapo_rl.data.sources import IN_MEMORY, as_sources, check_there
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
@@ -148,6 +157,7 @@ class Run:
 def build_run(config: Config, given: Given, display: Display) -> Run:
     """Builds a run. If this raises, everything built so far is closed."""
     check_installed(config.log.to)
+    _check_data(config, given)
     if on_ranks(config):
         check_ranks(config, loaded=not given.names_a_model)
     with ExitStack() as built:
@@ -270,8 +280,8 @@ def resolve(config: Config, given: Given) -> Config:
         changes["reward"]["verifier"] = recorded_verifier(given.reward_funcs, given.reward_weights)
     for key, source in (("train", given.train_dataset), ("eval", given.eval_dataset)):
         if source is not None:
-            named = os.fspath(source) if isinstance(source, os.PathLike) else source
-            changes["data"][key] = named if isinstance(named, str | SourceSettings) else IN_MEMORY
+            named = os.fspath(source) if isinstance(source, os.PathLike) else as_sources(source, f"{key}_dataset")
+            changes["data"][key] = named if isinstance(named, str | SourceSettings | tuple) else IN_MEMORY
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     engine = config.engine if given.engine is None else spec_of(given.engine)
     return config.model_copy(update={**sections, "engine": engine})
@@ -401,6 +411,12 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
     return model, tokenizer
 
 
+def _check_data(config: Config, given: Given) -> None:
+    """Raises UserError if a run of the caller's own model would fall back to the demo's data."""
+    if given.train_dataset is None and (given.model is not None or "name" in config.model.model_fields_set):
+        config.check_data("train_dataset" if given.model is not None else f"model.name={config.model.name}")
+
+
 def _sources(config: Config, given: Given) -> dict[str, Any]:
     return {
         "data.train": config.data.train if given.train_dataset is None else given.train_dataset,
@@ -444,7 +460,7 @@ def _longest(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
     prompts = [prompt for prompt_set in prompt_sets if prompt_set for prompt in prompt_set.prompts]
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
-    if any(prompt_set.stream for prompt_set in prompt_sets if prompt_set):  # most of its prompts are not read yet
+    if any(prompt_set.is_stream for prompt_set in prompt_sets if prompt_set):  # most of its prompts are not read yet
         longest_prompt = config.data.max_prompt_tokens
     check_context(model, longest_prompt, config.sampling.max_new_tokens)
     return longest_prompt + config.sampling.max_new_tokens
@@ -480,17 +496,15 @@ def _engine(
     return build_engine(named, sampled, tokenizer, config.sampling, dtype, longest, copies, *memory, options)
 
 
-def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> PromptStream | LazyStream:
-    if prompts.stream is None:
-        return PromptStream(prompts.prompts, config.seed)
-    if config.sampling.retire:
+def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> Stream:
+    stream = stream_of(prompts, config.seed)
+    if prompts.is_stream and config.sampling.retire:
         raise UserError(
             "sampling.retire: a stream without a length has no epochs to leave a prompt out of; set it to 0, or give "
             "data.train as a list"
         )
-    stream = prompts.stream
-    stream.check = lambda prompt: check_vocabulary(model, int(prompt.token_ids.max()))
-    stream.note = display.note
+    if not isinstance(stream, PromptStream):
+        stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
     return stream
 
 
@@ -498,7 +512,7 @@ def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) ->
 class _LazyPart:
     """Saves a stream with the prompts that the sampler needs again: those of unfinished groups."""
 
-    stream: LazyStream
+    stream: LazyStream | MixedStream
     sampler: Sampler
 
     def save(self, directory: Path) -> None:
@@ -508,13 +522,13 @@ class _LazyPart:
         self.stream.load(directory)
 
 
-def _stream_part(stream: PromptStream | LazyStream, sampler: Sampler) -> Part:
-    return _LazyPart(stream, sampler) if isinstance(stream, LazyStream) else stream
+def _stream_part(stream: Stream, sampler: Sampler) -> Part:
+    return stream if isinstance(stream, PromptStream) else _LazyPart(stream, sampler)
 
 
 def _sampler(
     config: Config,
-    stream: PromptStream | LazyStream,
+    stream: Stream,
     engine: Engine,
     verifier: VerifierPool,
     display: Display,
@@ -538,9 +552,7 @@ def _sampler(
     )
 
 
-def tell_progress(
-    verifier: VerifierPool, config: Config, step: int, stream: PromptStream | LazyStream | None = None
-) -> None:
+def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: Stream | None = None) -> None:
     """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
     epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
     verifier.state = RewardState(step, config.train.steps, epoch)

@@ -30,9 +30,9 @@ from dapo_rl.completion import (
     install_completion,
     print_candidates,
 )
-from dapo_rl.config import Config, known_keys
+from dapo_rl.config import Config, known_keys, source_name
 from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
-from dapo_rl.demo import chosen_settings, source_name, start_from
+from dapo_rl.demo import chosen_settings, start_from
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
@@ -166,7 +166,7 @@ def check(
     not fit.
     """
     recipe, overrides = split_arguments(arguments)
-    config = start_from(recipe, overrides).load()
+    config = start_from(recipe, overrides).load(needs_data=recipe is not None)
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.lab.check import check_memory_fits, conformance, conformance_json, print_conformance
@@ -210,7 +210,7 @@ def plan(
     data sheet and from measurements, in rounds, streaming and asynchronous.
     """
     recipe, overrides = split_arguments(arguments)
-    config = start_from(recipe, overrides).load()
+    config = start_from(recipe, overrides).load(needs_data=False)
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.lab.plan.command import run_plan

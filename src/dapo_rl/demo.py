@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.config import Config, SourceSettings
+from dapo_rl.config import Config, source_name
 from dapo_rl.recipe import override, read_recipe
 from dapo_rl.recipes import packaged_recipe
 
@@ -30,8 +30,12 @@ class StartingPoint:
     own: bool = False
     """Whether the command line names another model than the demo's or other data, and no recipe."""
 
-    def load(self) -> Config:
-        return Config.load(self.recipe, self.overrides)
+    def load(self, *, needs_data: bool = True) -> Config:
+        """The settings. With `needs_data`, a recipe, or a run of your own model, must name its data."""
+        config = Config.load(self.recipe, self.overrides)
+        if needs_data:
+            config.check_data(str(self.recipe or f"model.name={config.model.name}"))
+        return config
 
 
 def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
@@ -45,7 +49,8 @@ def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
         return StartingPoint(DEFAULT_RECIPE, tuple(overrides))
     if _model(demo) == model:
         return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), own=True)
-    same_data = (f"data.train={data}",) if _source(demo) == data else ()  # an override may set its parameters
+    names_data = any(word.partition("=")[0].strip().startswith("data.train") for word in overrides)
+    same_data = (f"data.train={data}",) if names_data and _source(demo) == data else ()  # by its parameters alone
     return StartingPoint(None, (*same_data, *overrides), own=True)
 
 
@@ -65,11 +70,6 @@ def chosen_settings(config: Config) -> str:
         f"not the demo's: {listed}; "
         "change any with key=value (`dapo train --help` lists them all)"
     )
-
-
-def source_name(source: str | SourceSettings | None) -> str:
-    """The source of `data.train` or `data.eval`, without its parameters."""
-    return source.source if isinstance(source, SourceSettings) else source or "none"
 
 
 def _model(settings: dict[str, Any]) -> Any:

@@ -190,6 +190,9 @@ def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> 
         inner = level.get(name)
         if not isinstance(inner, dict):
             # A parameter turns a plain source (`data.train: FILE`) into {source: FILE, parameter: …}.
+            if isinstance(inner, list | tuple):
+                where = key.rpartition(".")[0]
+                raise UserError(f"{key}: {where} is a list; give the whole list, {where}=[…]")
             if once:
                 once.check(inner is not None and not isinstance(inner, str), key)
             inner = {"source": inner} if isinstance(inner, str) else {}

@@ -20,10 +20,10 @@ from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.restarts import Restarts
-from dapo_rl.config import Config
+from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import once_each
 from dapo_rl.data.rows import Rows
-from dapo_rl.data.sources import open_rows
+from dapo_rl.data.sources import as_sources, open_rows
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
@@ -112,7 +112,8 @@ class DAPOTrainer:
             }
         )
         refuse_models(reward_funcs, processing_class)
-        script = script_settings(args, config, reward_funcs, partial(_count_prompts, train_dataset))
+        count = partial(_count_prompts, train_dataset)
+        script = script_settings(args, config, reward_funcs, count, has_data=train_dataset is not None)
         train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
         self.args = args
         self._pushes = script.pushes
@@ -406,7 +407,7 @@ def _callbacks(run: Run, args: Any) -> Callbacks:
     return Callbacks(
         args,
         {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
-        prompts=None if run.train_prompts.stream else len(run.train_prompts.prompts),
+        prompts=None if run.train_prompts.is_stream else len(run.train_prompts.prompts),
         steps=config.train.steps,
         eval_steps=config.eval.every,
         save_steps=config.checkpoint_every,
@@ -425,8 +426,8 @@ def _recorded(directory: RunDirectory, progress: Progress) -> Iterator[None]:
 
 def _count_prompts(train_dataset: Any, config: Config) -> int | None:
     """The rows of the training data; None if they have no length."""
-    source = choose_splits(train_dataset, None, False)[0]
-    if source is None or isinstance(source, str | os.PathLike):
+    source = as_sources(choose_splits(train_dataset, None, False)[0], "train_dataset")
+    if source is None or isinstance(source, str | os.PathLike | SourceSettings | tuple):
         rows = open_rows(config.data.train if source is None else source)
         return len(rows.good) if isinstance(rows, Rows) else None
     return len(source) if hasattr(source, "__len__") else None
@@ -481,7 +482,7 @@ def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_noth
     return evaluate(
         run.engine,
         run.verifier,
-        once_each(run.eval_prompts.prompts)[: settings.prompts],
+        once_each(run.eval_prompts.prompts, settings.prompts),
         SamplingParams(
             max_new_tokens=run.config.sampling.max_new_tokens,
             temperature=settings.temperature,

@@ -73,6 +73,8 @@ class Prompt(Record):
     """The prompt as chat messages, if the data has them."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All other columns of the row, passed to verifiers unchanged."""
+    origin: str = ""
+    """The entry of a list of sources that it comes from; empty if there is no list."""
 
     def __post_init__(self) -> None:
         self._set_arrays(token_ids=np.int32)

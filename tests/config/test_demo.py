@@ -8,8 +8,6 @@ from dapo_rl.errors import UserError
 
 NO_DEMO = [
     ["model.name=DIR", "data.train=gsm8k-train.jsonl"],
-    ["model.name=DIR"],
-    ["model={name: DIR}"],
     ["data.train=rows.jsonl", "model.name=DIR"],
     ["data.train=first.jsonl", "train.steps=3", "model.name=DIR"],
 ]
@@ -39,6 +37,25 @@ def test_another_model_gets_the_presets_defaults(overrides):
     start = start_from(None, overrides)
     assert start.own
     assert start.load() == Config.load(None, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides", [["model.name=DIR"], ["model={name: DIR}"], ["model.name=DIR", "data.eval=a.jsonl"]]
+)
+def test_another_model_needs_data(overrides):
+    start = start_from(None, overrides)
+    with pytest.raises(UserError, match=r"^model.name=DIR: data.train is not set; name what to train on"):
+        start.load()
+    assert start.load(needs_data=False).data.train == "arithmetic"
+
+
+@pytest.mark.parametrize("text", ["model: {name: org/model}\n", "train: {lr: 1.0e-5}\n", "", "data: {eval: a.jsonl}\n"])
+def test_a_recipe_never_falls_back_to_the_demos_data(tmp_path, text):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(text)
+    with pytest.raises(UserError, match=r"mine.yaml: data.train is not set; name what to train on"):
+        start_from(recipe, []).load()
+    assert start_from(recipe, ["data.train=arithmetic"]).load().data.train == "arithmetic"
 
 
 def test_no_value_of_the_demo_is_left_in_a_run_of_your_own():

@@ -55,7 +55,9 @@ class RecipeMenu:
             raise UserError(f"there is no recipe {name[:200]!r} here")
         if recipe.problem:
             raise UserError(f"{recipe.name}: {recipe.problem}")
-        return recipe.path, Config.load(recipe.path)
+        config = Config.load(recipe.path)
+        config.check_data(recipe.name)
+        return recipe.path, config
 
     def _problem(self, path: Path, folder: Path) -> str | None:
         now = identity(str(path))

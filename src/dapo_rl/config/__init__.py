@@ -6,6 +6,7 @@ the run directory and in error messages. Settings are frozen; values derived fro
 
 from dapo_rl.config.presets import PRESETS
 from dapo_rl.config.root import Config, known_keys
+from dapo_rl.config.section import Section
 from dapo_rl.config.sections import (
     AlgoSettings,
     ClusterSettings,
@@ -15,11 +16,10 @@ from dapo_rl.config.sections import (
     ModelSettings,
     RewardSettings,
     SamplingSettings,
-    Section,
-    SourceSettings,
     TrainSettings,
     WeightedVerifier,
 )
+from dapo_rl.config.sources import Sources, SourceSettings, entries_of, labels_of, source_name, weights_of
 
 __all__ = [
     "PRESETS",
@@ -34,7 +34,12 @@ __all__ = [
     "SamplingSettings",
     "Section",
     "SourceSettings",
+    "Sources",
     "TrainSettings",
     "WeightedVerifier",
+    "entries_of",
     "known_keys",
+    "labels_of",
+    "source_name",
+    "weights_of",
 ]

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from dapo_rl.choices import Masking
 from dapo_rl.config.conflicts import conflicts
 from dapo_rl.config.presets import PRESETS, Preset
+from dapo_rl.config.section import Section
 from dapo_rl.config.sections import (
     AlgoSettings,
     CheckpointSettings,
@@ -24,7 +25,6 @@ from dapo_rl.config.sections import (
     OverlongSettings,
     RewardSettings,
     SamplingSettings,
-    Section,
     TrainSettings,
 )
 from dapo_rl.errors import UserError
@@ -155,6 +155,15 @@ class Config(Section):
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
         """Settings of a recipe, a file or a name (None: the defaults), with `key=value` overrides."""
         return cls.override(read_recipe(find_recipe(recipe)) if recipe is not None else {}, overrides)
+
+    def check_data(self, where: str) -> None:
+        """Raises UserError if `data.train` is not set, so that no run of something else falls back to the demo's sums;
+        `where` is what leaves it out."""
+        if "train" not in self.data.model_fields_set:
+            raise UserError(
+                f"{where}: data.train is not set; name what to train on, for example data.train=train.parquet "
+                "(data.train=arithmetic: the demo's sums)"
+            )
 
     @classmethod
     def override(cls, settings: dict[str, Any], overrides: Iterable[str]) -> Config:

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import Aggregation, ImportanceMode, KLKind, Normalize, Proximal
+from dapo_rl.config.section import Section
+from dapo_rl.config.sources import Sources, read_sources
 from dapo_rl.family import LOSSES
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        coerce_numbers_to_str=True,
-        validate_default=True,
-        allow_inf_nan=False,
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name:
-            kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
-            if bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds):
-                raise PydanticCustomError("switch_for_number", "expected a number")
-        return value
 
 
 class LoraSettings(Section):
@@ -65,17 +47,12 @@ class ModelSettings(Section):
         return value
 
 
-class SourceSettings(Section):
-    model_config = ConfigDict(frozen=True, extra="allow")
-    source: str
-    """The source, as in a plain `data.train` string; all other keys are parameters of the source."""
-
-
 class DataSettings(Section):
-    train: str | SourceSettings = "arithmetic"
-    """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters."""
-    eval: str | SourceSettings | None = None
-    """Held-out prompts, given in the same way; none: no evaluation."""
+    train: Sources = "arithmetic"
+    """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters. Or
+    a list of these, mixed in proportion to their weights if {source: …, weight: 2} gives any."""
+    eval: Sources | None = None
+    """Held-out prompts, given in the same way, without weights; none: no evaluation."""
     prompt_key: str = "prompt"
     """Column with the prompt, a string or chat messages; if there is no `prompt`, `question` or `problem` is used."""
     answer_key: str | None = None
@@ -86,6 +63,11 @@ class DataSettings(Section):
     """`auto`: apply the tokenizer's template to prompts that are chat messages or if there is a system prompt."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
+
+    @field_validator("train", "eval", mode="before")
+    @classmethod
+    def _read_sources(cls, value: Any, info: ValidationInfo) -> Any:
+        return read_sources(value, f"data.{info.field_name}")
 
 
 class WeightedVerifier(Section):
@@ -381,7 +363,7 @@ class EvalSettings(Section):
     every: int | None = Field(None, ge=1)
     """Steps between evaluations, in addition to one before the first step and one after the last."""
     prompts: int | None = Field(None, ge=1)
-    """Maximum number of held-out prompts to use."""
+    """Maximum number of held-out prompts to use; of a list of sources, of each."""
     samples: int = Field(1, ge=1)
     """Samples per held-out prompt (avg@k); repeated copies of a prompt in the file are ignored."""
     temperature: float = Field(1.0, ge=0)

@@ -27,6 +27,8 @@ def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
 def _what_is_missing(path: Path, key: str) -> str:
     if path.exists():
         return "not a file"
+    if "," in str(path):
+        return f"no such file; a list of files is written '{key}=[{path}]'"
     if known := KNOWN_FILES.get(path.name):
         where = "the working directory" if path.parent == Path() else str(path.parent)
         return f"no such file in {where}; {known.how_to_get(key)}"

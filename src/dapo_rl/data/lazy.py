@@ -12,16 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
-from dapo_rl.config import DataSettings
+from dapo_rl.config import DataSettings, weights_of
 from dapo_rl.data.chat import PromptReader, Tokenizer
 from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts, nothing_left
-from dapo_rl.data.rows import BadRow, BadRowError, Row, RowStream
-from dapo_rl.data.sources import Source, open_rows
-from dapo_rl.data.stream import FILE, type_name
+from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
+from dapo_rl.data.sources import Source, as_sources, open_each, open_rows
+from dapo_rl.data.stream import FILE, REMEDY, type_name
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -29,7 +30,6 @@ AHEAD = 64
 """Prompts that are read before a run starts, so that mistakes in the rows are found early."""
 MOST_UNUSABLE = 10_000
 """Rows in succession that may be dropped before the run stops."""
-REMEDY = "resume with the same data and data settings"
 
 
 class SavedLazyStream(Saved):
@@ -72,6 +72,9 @@ class LazyStream(Iterator[Prompt]):
     def counts(self) -> dict[str, int]:
         """How many rows were used and dropped so far."""
         return {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
+
+    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
+        self.check, self.note = check, note
 
     def look_ahead(self, most: int = AHEAD) -> PromptSet:
         """The first prompts, which are drawn later. Raises a UserError if there are none."""
@@ -123,7 +126,15 @@ class LazyStream(Iterator[Prompt]):
 
     def save(self, directory: Path, unfinished: Iterable[str] = ()) -> None:
         """Where the next draw stands; `unfinished` are the ids that `find` must know after `load`."""
-        state = {
+        write_state(directory / FILE, self.state(unfinished))
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            self.restore(read_state(path))
+
+    def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
+        return {
             "epoch": self._epoch,
             "used": self._used,
             "digest": self._digest,
@@ -133,21 +144,18 @@ class LazyStream(Iterator[Prompt]):
             "front": [prompt.id for prompt in self._front],
             "unfinished": list(unfinished),
         }
-        write_state(directory / FILE, state)
 
-    def load(self, directory: Path) -> None:
-        path = directory / FILE
-        with restoring(path):
-            written = read_state(path)
-            if isinstance(written, dict) and "fingerprint" in written:
-                raise UserError(
-                    f"{self._rows.key} is a stream, but the checkpoint was written with data of known length; {REMEDY}"
-                )
-            state = parse_state(SavedLazyStream, written)
-            self._rewind()
-            found = self._skip(state)
-            self._found = {name: found[name] for name in state.unfinished}
-            self._front = deque(found[name] for name in state.front)
+    def restore(self, written: Any) -> None:
+        """Raises ValueError for a state of the wrong shape."""
+        if isinstance(written, dict) and "fingerprint" in written:
+            raise UserError(
+                f"{self._rows.key} is a stream, but the checkpoint was written with data of known length; {REMEDY}"
+            )
+        state = parse_state(SavedLazyStream, written)
+        self._rewind()
+        found = self._skip(state)
+        self._found = {name: found[name] for name in state.unfinished}
+        self._front = deque(found[name] for name in state.front)
         self._epoch, self._unusable = state.epoch, 0
         self._prompts, self._too_long, self._bad = state.prompts, state.too_long, state.bad
 
@@ -187,7 +195,7 @@ class LazyStream(Iterator[Prompt]):
         return found
 
     def _collect(self, row: Row | BadRow, wanted: set[str], found: dict[str, Prompt]) -> None:
-        if str(row.number) in wanted and isinstance(made := self._made(row), Prompt):
+        if isinstance(row, Row) and row.id in wanted and isinstance(made := self._made(row), Prompt):
             found[made.id] = made
 
     def _next_row(self) -> Row | BadRow | None:
@@ -206,7 +214,7 @@ class LazyStream(Iterator[Prompt]):
         try:
             return self._builder.build(row)
         except BadRowError as error:
-            return BadRow(row.number, row.where, str(error))
+            return BadRow(row.number, row.where, str(error), row.origin)
 
     def _use(self, row: Row | BadRow) -> None:
         self._used += 1
@@ -243,10 +251,34 @@ def training_prompts(
     source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False
 ) -> PromptSet:
     """All prompts of `data.train`; of a stream, its first ones."""
-    rows = open_rows(source, key="data.train")
+    source = as_sources(source, "data.train")
+    if isinstance(source, tuple) and (weights := weights_of(source)) is not None:
+        return _weighted(open_each(source, "data.train"), weights, tokenizer, settings, needs_answer)
+    return _training_prompts(open_rows(source, key="data.train"), tokenizer, settings, needs_answer)
+
+
+def _training_prompts(
+    rows: Rows | RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool
+) -> PromptSet:
     if isinstance(rows, RowStream):
         return LazyStream(rows, _builder(rows, tokenizer, settings, needs_answer)).look_ahead()
     return build_prompts(rows, tokenizer, settings, needs_answer)
+
+
+def _weighted(
+    entries: Sequence[Rows | RowStream],
+    weights: Sequence[float],
+    tokenizer: Tokenizer,
+    settings: DataSettings,
+    needs_answer: bool,
+) -> PromptSet:
+    parts = tuple(
+        replace(_training_prompts(rows, tokenizer, settings, needs_answer), weight=weight)
+        for rows, weight in zip(entries, weights, strict=True)
+    )
+    prompts, bad = [p for part in parts for p in part.prompts], [row for part in parts for row in part.bad]
+    rows, too_long = sum(part.rows for part in parts), sum(part.too_long for part in parts)
+    return PromptSet("data.train", rows, prompts, too_long, settings.max_prompt_tokens, bad, parts=parts)
 
 
 def held_out_prompts(

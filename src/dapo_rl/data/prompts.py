@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,15 +43,29 @@ class PromptSet:
     bad: list[BadRow]
     stream: LazyStream | None = None
     """Where prompts are drawn from if there is no end to them. All of the above is then about its first rows."""
+    parts: tuple[PromptSet, ...] = ()
+    """The entries of a list with weights, in its order. The prompts above are those of all of them."""
+    weight: float = 1.0
+    """The share of the draws that an entry gets, relative to the other weights."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether prompts are read as they are needed, so that their number is not known."""
+        return self.stream is not None or any(part.is_stream for part in self.parts)
 
     def counts(self) -> dict[str, int]:
         """How many rows were used and dropped."""
+        if self.parts:
+            each = [part.counts() for part in self.parts]
+            return {name: sum(counts[name] for counts in each) for name in each[0]}
         if self.stream is not None:
             return self.stream.counts()
         return {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
 
     def report(self) -> str | None:
         """What was left out and why, for the user; None if every row was used."""
+        if self.parts:
+            return "\n".join(filter(None, (part.report() for part in self.parts))) or None
         if self.stream is not None:
             return f"{self.key}: a stream without a length: its rows are read as needed, in their order, unshuffled"
         if not self.bad and not self.too_long:
@@ -84,16 +98,19 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
         try:
             prompt = builder.build(row)
         except BadRowError as error:
-            bad.append(BadRow(row.number, row.where, str(error)))
+            bad.append(BadRow(row.number, row.where, str(error), row.origin))
             continue
         if prompt is None:
             too_long += 1
         else:
             prompts.append(prompt)
-    bad.sort(key=lambda row: row.number)
+    order = {origin: at for at, origin in enumerate(rows.origins)}
+    bad.sort(key=lambda row: (order.get(row.origin, 0), row.number))
     total = len(rows.good) + len(rows.bad)
     if not prompts:
         raise UserError(nothing_left(rows, total, bad, too_long, settings.max_prompt_tokens))
+    if empty := next((origin for origin in rows.origins if not any(p.origin == origin for p in prompts)), None):
+        raise UserError(_nothing_of(empty, rows, bad, settings.max_prompt_tokens))
     return PromptSet(rows.key, total, prompts, too_long, settings.max_prompt_tokens, bad)
 
 
@@ -120,10 +137,18 @@ def copies(prompts: Iterable[Prompt]) -> int:
     return math.gcd(*counts.values()) or 1
 
 
-def once_each(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Removes the repetitions from a file in which every problem is repeated; other files stay as they are."""
+def once_each(prompts: Sequence[Prompt], most: int | None = None) -> list[Prompt]:
+    """Removes the repetitions from a file in which every problem is repeated; other files stay as they are. Keeps the
+    first `most` prompts of each entry of a list of sources."""
+    by_origin: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        by_origin.setdefault(prompt.origin, []).append(prompt)
+    return [prompt for own in by_origin.values() for prompt in _without_copies(own)[:most]]
+
+
+def _without_copies(prompts: list[Prompt]) -> list[Prompt]:
     if copies(prompts) == 1:
-        return list(prompts)
+        return prompts
     first: dict[tuple[str, str | None], Prompt] = {}
     for prompt in prompts:
         first.setdefault((prompt.text, prompt.answer), prompt)
@@ -143,14 +168,15 @@ def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings)
     reading = reader.read(given)
     data_source = decoded(row.columns.get("data_source"), "'data_source'")
     return Prompt(
-        id=str(row.number),
+        id=row.id,
         text=reading.text,
         token_ids=np.asarray(reading.token_ids, np.int32),
         answer=_answer(row.columns, settings.answer_key),
-        data_source=data_source if isinstance(data_source, str) else source,
+        data_source=data_source if isinstance(data_source, str) else row.origin or source,
         messages=reading.messages,
         # A prompt with another name (`question`) stays a column: reward functions ask for it by that name.
         columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
+        origin=row.origin,
     )
 
 
@@ -213,6 +239,13 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
         if value is not MISSING and value is not None:
             return answer_text(value)
     return None
+
+
+def _nothing_of(origin: str, rows: Rows, bad: list[BadRow], limit: int) -> str:
+    """Why an entry of a list gives no prompt."""
+    own = [row for row in bad if row.origin == origin]
+    total = sum(row.origin == origin for row in (*rows.good, *rows.bad))
+    return nothing_left(replace(rows, source=origin), total, own, total - len(own), limit)
 
 
 def nothing_left(rows: Rows | RowStream, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:

@@ -17,6 +17,13 @@ class Row:
     where: str
     """`train.jsonl:17`, `train.parquet:row 17`."""
     columns: dict[str, Any]
+    origin: str = ""
+    """The entry of a list of sources that it comes from; empty if there is no list."""
+
+    @property
+    def id(self) -> str:
+        """The id of its prompt: unique in the data set."""
+        return f"{self.origin}:{self.number}" if self.origin else str(self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class BadRow:
     number: int
     where: str
     why: str
+    origin: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.why}"
@@ -37,6 +45,8 @@ class Rows:
     """The source as the user wrote it; empty for rows passed in memory."""
     good: list[Row]
     bad: list[BadRow]
+    origins: tuple[str, ...] = ()
+    """The entries of a list of sources, in its order."""
 
 
 @dataclass(frozen=True, slots=True)

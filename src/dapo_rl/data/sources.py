@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import nearest
-from dapo_rl.config import SourceSettings
+from dapo_rl.config import SourceSettings, labels_of, source_name
+from dapo_rl.config.sources import read_sources
 from dapo_rl.data import arithmetic
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
@@ -29,7 +31,8 @@ IN_MEMORY = "in memory"
 SHORT = 1000
 """An iterator that ends within so many rows is read as a list: it can then be shuffled and repeated."""
 
-Source = str | os.PathLike[str] | SourceSettings | Iterable[Mapping[str, Any]]
+_NAMES = str | os.PathLike | SourceSettings
+Source = str | os.PathLike[str] | SourceSettings | Sequence[str | SourceSettings] | Iterable[Mapping[str, Any]]
 
 
 def load_rows(source: Source, *, key: str = "data.train") -> Rows:
@@ -39,7 +42,55 @@ def load_rows(source: Source, *, key: str = "data.train") -> Rows:
 
 
 def open_rows(source: Source, *, key: str = "data.train") -> Rows | RowStream:
-    """The rows of a source, or, if it does not tell how many there are, a stream of them."""
+    """The rows of a source or of a list of sources, or, if it does not tell how many there are, a stream of them."""
+    if isinstance(source := as_sources(source, key), tuple):
+        return _together([_known_length(rows) for rows in open_each(source, key)], key, source_name(source))
+    return _open_one(source, key)
+
+
+def as_sources(source: Any, key: str) -> Any:
+    """A list that names sources, as a tuple like that of `data.train`; anything else, such as a list of rows, as it is,
+    but never as a tuple."""
+    if not isinstance(source, list | tuple):
+        return source
+    named = [isinstance(each, _NAMES) or (isinstance(each, Mapping) and "source" in each) for each in source]
+    if not all(named) or not any(isinstance(each, _NAMES) for each in source):
+        return list(source)
+    try:
+        return read_sources(source, key)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def open_each(sources: tuple[str | SourceSettings, ...], key: str) -> list[Rows | RowStream]:
+    """The rows of each entry of a list; they know where they come from."""
+    opened = [_open_one(entry, key) for entry in sources]
+    return [_from(label, rows) for label, rows in zip(labels_of(sources), opened, strict=True)]
+
+
+def _from(origin: str, rows: Rows | RowStream) -> Rows | RowStream:
+    if isinstance(rows, RowStream):
+        read = rows.open
+        return replace(rows, open=lambda: (replace(row, origin=origin) for row in read()))
+    good, bad = ([replace(row, origin=origin) for row in each] for each in (rows.good, rows.bad))
+    return Rows(rows.key, rows.source, good, bad, (origin,))
+
+
+def _known_length(rows: Rows | RowStream) -> Rows:
+    if isinstance(rows, Rows):
+        return rows
+    raise UserError(
+        f"{rows.key}: {rows.source} is a stream without a length, which cannot be shuffled with the other sources of "
+        f"the list; give {'the entries weights' if rows.key == 'data.train' else 'it a length, without streaming'}"
+    )
+
+
+def _together(parts: Sequence[Rows], key: str, name: str) -> Rows:
+    good, bad = [row for part in parts for row in part.good], [row for part in parts for row in part.bad]
+    return Rows(key, name, good, bad, tuple(origin for part in parts for origin in part.origins))
+
+
+def _open_one(source: Source, key: str) -> Rows | RowStream:
     if isinstance(source, SourceSettings):
         name, parameters = source.source, dict(source.model_extra or {})
     elif isinstance(source, str | os.PathLike):
@@ -52,9 +103,12 @@ def open_rows(source: Source, *, key: str = "data.train") -> Rows | RowStream:
 
 def check_there(source: Source | None, key: str) -> None:
     """Raises a UserError for a file that is missing, before anything that takes long."""
-    name = source.source if isinstance(source, SourceSettings) else source
-    if isinstance(name, str | os.PathLike) and os.fspath(name).lower().endswith(SUFFIXES):
-        read_file(Path(name), key)
+    source = as_sources(source, key)
+    named = source if isinstance(source, tuple) else [source] if isinstance(source, _NAMES) else []
+    for each in named:
+        name = each.source if isinstance(each, SourceSettings) else os.fspath(each)
+        if name.lower().endswith(SUFFIXES):
+            read_file(Path(name), key)
 
 
 def _open_values(values: Any, name: str, key: str) -> Rows | RowStream:

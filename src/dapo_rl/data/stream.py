@@ -6,9 +6,10 @@ import hashlib
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
@@ -17,6 +18,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
 FILE = "stream.json"
+REMEDY = "resume with the same data and data settings"
 
 
 class SavedStream(Saved):
@@ -29,13 +31,15 @@ class SavedStream(Saved):
 
 
 class PromptStream(Iterator[Prompt]):
-    """Every epoch is a permutation of the prompts that depends only on the seed and the epoch."""
+    """Every epoch is a permutation of the prompts that depends only on the seed and the epoch, and on the name of an
+    entry of a list of sources."""
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int = 0) -> None:
+    def __init__(self, prompts: Sequence[Prompt], seed: int = 0, origin: str = "") -> None:
         if not prompts:
             raise UserError("there are no prompts to draw from")
         self._prompts = prompts
         self._seed = seed
+        self._origin = origin
         self._by_id = {prompt.id: prompt for prompt in prompts}
         if len(self._by_id) < len(prompts):
             raise ValueError("the ids of prompts are not unique")
@@ -90,7 +94,15 @@ class PromptStream(Iterator[Prompt]):
 
     def save(self, directory: Path) -> None:
         """Where the next draw stands, for a stream of the same prompts."""
-        state = {
+        write_state(directory / FILE, self.state())
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            self.restore(read_state(path))
+
+    def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
+        return {
             "prompts": len(self._prompts),
             "fingerprint": self._fingerprint,
             "seed": self._seed,
@@ -98,21 +110,15 @@ class PromptStream(Iterator[Prompt]):
             "front": [prompt.id for prompt in self._front],
             "resting": dict(self._resting),
         }
-        write_state(directory / FILE, state)
 
-    def load(self, directory: Path) -> None:
-        path = directory / FILE
-        with restoring(path):
-            written = read_state(path)
-            if isinstance(written, dict) and "digest" in written:
-                raise UserError(
-                    "data.train has a known length, but the checkpoint was written with a stream; "
-                    "resume with the same data and data settings"
-                )
-            state = parse_state(SavedStream, written)
-            self._check_same(state)
-            if unknown := [name for name in state.front if name not in self._by_id]:
-                raise ValueError(f"front: there is no prompt {shown(unknown[0])}")
+    def restore(self, written: Any) -> None:
+        """Raises ValueError for a state of the wrong shape."""
+        if isinstance(written, dict) and "digest" in written:
+            raise UserError(f"{self._what} has a known length, but the checkpoint was written with a stream; {REMEDY}")
+        state = parse_state(SavedStream, written)
+        self._check_same(state)
+        if unknown := [name for name in state.front if name not in self._by_id]:
+            raise ValueError(f"front: there is no prompt {shown(unknown[0])}")
         self._drawn = state.drawn
         self._front = deque(self._by_id[name] for name in state.front)
         self._resting = dict(state.resting)
@@ -120,13 +126,12 @@ class PromptStream(Iterator[Prompt]):
     def _check_same(self, state: SavedStream) -> None:
         if state.prompts != len(self._prompts):
             raise UserError(
-                f"data.train has {counted(len(self._prompts), 'prompt')}, the checkpoint was written with "
-                f"{state.prompts}; resume with the same data and data settings"
+                f"{self._what} has {counted(len(self._prompts), 'prompt')}, the checkpoint was written with "
+                f"{state.prompts}; {REMEDY}"
             )
         if state.fingerprint != self._fingerprint:
             raise UserError(
-                "data.train has different prompts or answers than the checkpoint was written with; "
-                "resume with the same data and data settings"
+                f"{self._what} has different prompts or answers than the checkpoint was written with; {REMEDY}"
             )
         if state.seed != self._seed:
             raise UserError(
@@ -134,9 +139,13 @@ class PromptStream(Iterator[Prompt]):
                 f"resume with seed={state.seed}"
             )
 
+    @property
+    def _what(self) -> str:
+        return f"data.train: {self._origin}" if self._origin else "data.train"
+
     def _permutation(self, epoch: int) -> list[int]:
         # Python guarantees the same numbers across versions for random(), but not for shuffle().
-        rng = random.Random(f"{self._seed}:{epoch}")
+        rng = random.Random(f"{self._seed}:{epoch}:{self._origin}" if self._origin else f"{self._seed}:{epoch}")
         keys = [rng.random() for _ in self._prompts]
         return sorted(range(len(keys)), key=keys.__getitem__)
 

@@ -155,7 +155,7 @@ def _prepare(
     found = build_prompts(rows, tokenizer, config.data, verifier.needs_answer)
     if report := found.report():
         progress.note(report)
-    prompts, repeated = once_each(found.prompts)[: config.eval.prompts], copies(found.prompts)
+    prompts, repeated = once_each(found.prompts, config.eval.prompts), copies(found.prompts)
     # Greedy samples are all the same.
     k = plan.k or (repeated if config.eval.temperature > 0 else 1)
     if repeated > 1:

@@ -21,10 +21,9 @@ from transformers.utils import logging
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
 from dapo_rl.build import Given, Run, build_run
-from dapo_rl.config import Config
-from dapo_rl.data import PromptStream
+from dapo_rl.config import Config, source_name
+from dapo_rl.data import stream_of
 from dapo_rl.data.chat import PromptReader
-from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
@@ -134,7 +133,7 @@ def check_trainable(result: DryRun) -> None:
 
 def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun:
     config, available = run.config, run.train_prompts.prompts
-    in_order = available if run.train_prompts.stream else PromptStream(available, config.seed)
+    in_order = available if run.train_prompts.stream else stream_of(run.train_prompts, config.seed)
     prompts = list(islice(in_order, min(rows, len(available))))
     progress.note(f"sampling {samples} responses to each of {len(prompts)} prompts")
     started = time.monotonic()
@@ -150,7 +149,7 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
     source = config.data.train
     return DryRun(
         model=f"{config.model.name} ({run.description})",
-        data=source_name(source) + (" (the beginning of a stream)" if run.train_prompts.stream else ""),
+        data=source_name(source) + (" (the beginning of a stream)" if run.train_prompts.is_stream else ""),
         prompts=len(available),
         samples=samples,
         seconds=seconds,

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from dapo_rl.base.format import gib
 from dapo_rl.choices import is_function
-from dapo_rl.config import Config
+from dapo_rl.config import Config, entries_of
 from dapo_rl.data.files import SUFFIXES
-from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import packaged_name
 
@@ -64,8 +63,9 @@ def copy_to(directory: Path, files: Sequence[Shipped]) -> None:
 def _named(config: Config) -> Iterator[tuple[str, str]]:
     """Settings that may name a file, and the path."""
     for key, source in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if (name := source_name(source)).lower().endswith(SUFFIXES):
-            yield key, name
+        for entry in entries_of(source):
+            if entry.source.lower().endswith(SUFFIXES):
+                yield key, entry.source
     functions = {
         "algo.loss": config.algo.loss,
         "algo.advantage": config.algo.advantage,

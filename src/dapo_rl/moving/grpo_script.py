@@ -87,11 +87,12 @@ def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
 
 
 def script_settings(
-    args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None]
+    args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None], has_data: bool = True
 ) -> Script:
-    """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None."""
+    """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None. `has_data` says that the data
+    set is given as an argument."""
     if args is None:
-        return Script(_as_config(config))
+        return Script(_as_config(config, needs_data=not has_data))
     if not is_grpo_config(args):
         raise UserError(
             f"args: expected TRL's {NAME}, got a {type(args).__name__}; settings go to config=, and data to "
@@ -129,10 +130,15 @@ def _listed(reward_funcs: Any) -> list[Any]:
     return list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
 
 
-def _as_config(config: Settings) -> Config:
+def _as_config(config: Settings, needs_data: bool) -> Config:
     if isinstance(config, Mapping):
         return Config.build(config)
-    return config if isinstance(config, Config) else Config.load(Path(config) if config is not None else None)
+    if isinstance(config, Config):
+        return config
+    loaded = Config.load(Path(config) if config is not None else None)
+    if config is not None and needs_data:
+        loaded.check_data(os.fspath(config))
+    return loaded
 
 
 def _as_settings(config: Settings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TextIO
 
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
-from dapo_rl.config import Config
+from dapo_rl.config import Config, source_name
 from dapo_rl.runs.words import closing_rows, engines, has_critic, is_pretraining, kept_and_filled, number, ranks
 
 Metrics = Mapping[str, float | None]
@@ -111,7 +111,7 @@ class PlainDisplay:
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
     """One line that describes the run."""
     model = f"{config.model.name} ({model_description})" if model_description else config.model.name
-    source = config.data.train if isinstance(config.data.train, str) else config.data.train.source
+    source = source_name(config.data.train)
     steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else counted(total_steps, "step")
     sampling = config.sampling
     shape = f"{counted(sampling.prompts_per_step, 'group')} of {sampling.group_size}"

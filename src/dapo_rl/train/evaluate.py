@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import Answered, answer
@@ -29,6 +29,8 @@ class Evaluation:
     first_error: str = ""
     reward: float = math.nan
     """The score, before the length penalty, averaged over prompts."""
+    by_source: Mapping[str, float] = field(default_factory=dict)
+    """The accuracy on each entry of a list of sources."""
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -38,6 +40,7 @@ class Evaluation:
             "eval/response_length": self.response_length,
             "eval/truncated": self.truncated,
             "eval/verifier_errors": self.verifier_errors,
+            **{f"eval/accuracy/{source}": accuracy for source, accuracy in self.by_source.items()},
         }
 
 
@@ -64,6 +67,10 @@ def evaluate(
     verdicts = [await_verdicts(problem.verdicts, check) for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
     scores = [[v.score for v in group if not v.failed] for group in verdicts]
+    by_source: dict[str, list[list[bool]]] = {}
+    for problem, group in zip(answered, judged, strict=True):
+        if origin := prompts[problem.index].origin:
+            by_source.setdefault(origin, []).append(group)
     everything = [sample for problem in answered for sample in problem.samples]
     return Evaluation(
         accuracy=mean([avg(group) for group in judged]),
@@ -75,4 +82,5 @@ def evaluate(
         verifier_errors=len(everything) - sum(map(len, judged)),
         first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),
         reward=mean([mean(group) for group in scores]),
+        by_source={origin: mean([avg(group) for group in groups]) for origin, groups in by_source.items()},
     )

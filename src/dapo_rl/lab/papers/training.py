@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dapo_rl.base.format import counted
-from dapo_rl.config import Config, SourceSettings
+from dapo_rl.config import Config, Sources, entries_of, source_name
 from dapo_rl.lab.batch_arithmetic import batch_arithmetic
 from dapo_rl.lab.papers.record import Finding, times_the_paper
 
@@ -88,8 +88,8 @@ def compare_model(config: Config) -> Finding:
 
 
 def compare_training_prompts(config: Config) -> Finding:
-    name = _source(config.data.train)
-    if re.search(r"dapo-math-17k", name, re.IGNORECASE):
+    name = source_name(config.data.train)
+    if _every_source(config.data.train, r"dapo-math-17k"):
         return name, True, ""
     return name, False, "other problems: what is learned, and how many groups are informative, depends on them"
 
@@ -97,8 +97,8 @@ def compare_training_prompts(config: Config) -> Finding:
 def compare_heldout_prompts(config: Config) -> Finding:
     if config.data.eval is None:
         return "none", False, "accuracy before and after training is not measured"
-    name, limit = _source(config.data.eval), config.eval.prompts
-    if not re.search(r"aime[^a-z0-9]*(20)?24", name, re.IGNORECASE):
+    name, limit = source_name(config.data.eval), config.eval.prompts
+    if not _every_source(config.data.eval, r"aime[^a-z0-9]*(20)?24"):
         return name, False, "accuracies are not comparable with the paper's tables"
     if limit is None or limit >= 30:
         return name, True, ""
@@ -127,5 +127,5 @@ def compare_heldout_sampling(config: Config) -> Finding | None:
     return recipe, False, meaning
 
 
-def _source(source: str | SourceSettings) -> str:
-    return source if isinstance(source, str) else source.source
+def _every_source(sources: Sources, pattern: str) -> bool:
+    return all(re.search(pattern, entry.source, re.IGNORECASE) for entry in entries_of(sources))
