@@ -47,6 +47,7 @@ from dapo_rl.models.load import (
     make_savable,
     pad_id,
     pick_device,
+    refuse_media_model,
     saved_dtype,
     slow_dtype,
     stored_dtype,
@@ -398,6 +399,7 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
         model, loaded = (load_empty if on_ranks(config) else load_model)(config.model)
         return model, given.processing_class or loaded
     model, tokenizer = base_of(given.model), given.processing_class
+    refuse_media_model(model)
     device = _device(config, given)
     if next(model.parameters()).device.type != device.type:
         model.to(device)

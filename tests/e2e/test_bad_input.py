@@ -479,6 +479,23 @@ def _(here):
     return ["train", "gsm8k-qwen2.5-1.5b"]
 
 
+@case("a recipe without data")
+def _(here):
+    return ["train", here.write("mine.yaml", "model: {name: org/model}\n")]
+
+
+@case("a list of data files without brackets")
+def _(here):
+    here.lines({"prompt": "1+1=?"}, name="a.jsonl")
+    return ["train", "data.train=a.jsonl,b.jsonl"]
+
+
+@case("a row with an image")
+def _(here):
+    rows = [{"prompt": "How many?", "answer": "2", "images": images} for images in (None, ["cat.png"])]
+    return ["train", f"data.train={here.lines(*rows)}"]
+
+
 @case("an empty data file")
 def _(here):
     return ["train", f"data.train={here.write('data.jsonl', '')}"]
@@ -570,86 +587,103 @@ def _(here):
 @case("a model directory that does not exist")
 def _(here):
     here.model()
-    return ["train", "model.name=./modle"]
+    return ["train", "model.name=./modle", "data.train=arithmetic"]
 
 
 @case("a model that is a file")
 def _(here):
-    return ["train", f"model.name={here.write('model.safetensors', b'')}"]
+    return ["train", f"model.name={here.write('model.safetensors', b'')}", "data.train=arithmetic"]
 
 
 @case("a model directory without config.json")
 def _(here):
-    return ["train", here.model(without=["config.json"])]
+    return ["train", here.model(without=["config.json"]), "data.train=arithmetic"]
 
 
 @case("a model directory without weights")
 def _(here):
-    return ["train", here.model(without=["model.safetensors"])]
+    return ["train", here.model(without=["model.safetensors"]), "data.train=arithmetic"]
 
 
 @case("truncated weights")
 def _(here):
-    return ["train", here.model(change={"model.safetensors": lambda weights: weights[: len(weights) // 2]})]
+    return [
+        "train",
+        here.model(change={"model.safetensors": lambda weights: weights[: len(weights) // 2]}),
+        "data.train=arithmetic",
+    ]
 
 
 @case("weights that are not finite")
 def _(here):
-    return ["train", here.model(change={"model.safetensors": lambda weights: weights[:-400] + b"\xff" * 400})]
+    return [
+        "train",
+        here.model(change={"model.safetensors": lambda weights: weights[:-400] + b"\xff" * 400}),
+        "data.train=arithmetic",
+    ]
 
 
 @case("weights whose shapes differ from config.json")
 def _(here):
-    return ["train", here.model(hidden_size=64)]
+    return ["train", here.model(hidden_size=64), "data.train=arithmetic"]
 
 
 @case("weights missing for some layers")
 def _(here):
-    return ["train", here.model(num_hidden_layers=9)]
+    return ["train", here.model(num_hidden_layers=9), "data.train=arithmetic"]
 
 
 @case("an architecture unknown to transformers")
 def _(here):
-    return ["train", here.model(model_type="nonsense")]
+    return ["train", here.model(model_type="nonsense"), "data.train=arithmetic"]
+
+
+@case("a vision-language model")
+def _(here):
+    return ["train", *QUICK, here.model(model_type="qwen2_5_vl", architectures=None), "data.train=arithmetic"]
 
 
 @case("an architecture that is not a causal language model")
 def _(here):
-    return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"])]
+    return ["train", here.model(model_type="t5", architectures=["T5ForConditionalGeneration"]), "data.train=arithmetic"]
 
 
 @case("a model that needs custom code")
 def _(here):
-    return ["train", here.model(model_type="own", auto_map={"AutoConfig": "own.Config"})]
+    return ["train", here.model(model_type="own", auto_map={"AutoConfig": "own.Config"}), "data.train=arithmetic"]
 
 
 @case("a tokenizer that needs custom code")
 def _(here):
     change = {"tokenizer_config.json": lambda _: b'{"tokenizer_class": "Own", "auto_map": ["own.Tokenizer", null]}'}
-    return ["train", here.model(change=change)]
+    return ["train", here.model(change=change), "data.train=arithmetic"]
 
 
 @case("pickled weights that contain more than tensors")
 def _(here):
     name = here.model(without=["model.safetensors"])
     torch.save({"path": here.path}, here.path / "model" / "pytorch_model.bin")
-    return ["train", name]
+    return ["train", name, "data.train=arithmetic"]
 
 
 @case("an invalid end-of-sequence token")
 def _(here):
-    return ["train", here.model(change={"generation_config.json": lambda _: b'{"eos_token_id": "</s>"}'})]
+    return [
+        "train",
+        here.model(change={"generation_config.json": lambda _: b'{"eos_token_id": "</s>"}'}),
+        "data.train=arithmetic",
+    ]
 
 
 @case("a model context that is too short")
 def _(here):
-    return ["train", here.model(max_position_embeddings=32), "sampling.max_new_tokens=56"]
+    return ["train", here.model(max_position_embeddings=32), "sampling.max_new_tokens=56", "data.train=arithmetic"]
 
 
 @case("a hub model without a network")
 def _(here):
     here.monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    return ["train", "model.name=someone/model"]
+    return ["train", "model.name=someone/model", "data.train=arithmetic"]
 
 
 @case("a machine without a GPU")
@@ -660,12 +694,12 @@ def _(here):
 
 @case("a model without a tokenizer")
 def _(here):
-    return ["train", here.model(without=["tokenizer.json"])]
+    return ["train", here.model(without=["tokenizer.json"]), "data.train=arithmetic"]
 
 
 @case("a truncated tokenizer file")
 def _(here):
-    return ["train", here.model(change={"tokenizer.json": lambda text: text[:100]})]
+    return ["train", here.model(change={"tokenizer.json": lambda text: text[:100]}), "data.train=arithmetic"]
 
 
 @case("a tokenizer without a chat template, for chat messages")
@@ -681,7 +715,7 @@ def _(here):
         del settings["eos_token"]
         return json.dumps(settings).encode()
 
-    return ["train", here.model(change={"tokenizer_config.json": without_eos})]
+    return ["train", here.model(change={"tokenizer_config.json": without_eos}), "data.train=arithmetic"]
 
 
 # Rewards

@@ -74,7 +74,7 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "did you mean algo.clip_high?" in mistake("train", "algo.clip_hihg=0.3", cwd=tmp_path)
     assert "no such recipe" in mistake("train", "nowhere.yaml", cwd=tmp_path)
     assert "two recipes" in mistake("train", "a.yaml", "b.yaml", cwd=tmp_path)
-    assert "no directory ./nowhere" in mistake("train", "model.name=./nowhere", cwd=tmp_path)
+    assert "no directory ./nowhere" in mistake("train", "model.name=./nowhere", "data.train=arithmetic", cwd=tmp_path)
     assert "data.train" in mistake("train", "data.train=missing.jsonl", cwd=tmp_path)
     assert "there is no run in runs/" in mistake("train", "--resume", cwd=tmp_path)
     assert "no run here" in mistake("train", "--resume", "--run", "nothing", cwd=tmp_path)

@@ -115,7 +115,7 @@ def test_the_end_of_the_block_closes_a_trainer_that_failed(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("model.name=./nowhere",), "model.name"),
+        (("model.name=./nowhere", "data.train=arithmetic"), "model.name"),
         (("data.train=nothing.jsonl",), "data.train"),
         (("sampling.kv_memory_gib=0.00001",), "sampling.kv_memory_gib"),
         (("sampling.filter=nowhere:f",), "nowhere:f"),

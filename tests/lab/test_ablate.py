@@ -179,16 +179,16 @@ def test_mistakes_in_vary_are_told_before_anything_starts(vary, words):
     assert "\n" not in str(error.value)
 
 
-HELD_OUT = "data.eval=held-out.jsonl"
+DATA = ["data.train=arithmetic", "data.eval=held-out.jsonl"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "vary"),
     [
-        ([HELD_OUT], "model.name=one,other"),
-        ([HELD_OUT], "model.name=tiny,other"),
-        ([HELD_OUT, "model.name=mine"], "train.lr=1e-6,2e-6"),
-        ([HELD_OUT, "model.name=mine"], "data.train=arithmetic,rows.jsonl"),
+        (DATA, "model.name=one,other"),
+        (DATA, "model.name=tiny,other"),
+        ([*DATA, "model.name=mine"], "train.lr=1e-6,2e-6"),
+        ([DATA[1], "model.name=mine"], "data.train=arithmetic,rows.jsonl"),
     ],
 )
 def test_without_a_recipe_no_arm_has_the_demos_settings_if_one_has_another_model_or_data(overrides, vary):
@@ -206,10 +206,12 @@ def test_without_a_recipe_no_arm_has_the_demos_settings_if_one_has_another_model
 def test_without_a_recipe_the_demo_is_ablated():
     assert grid(None, [], 1, ["train.lr=1e-4,2e-4"]) == grid(DEFAULT, [], 1, ["train.lr=1e-4,2e-4"])
     assert paper_table(None, ["train.steps=5"], 2) == paper_table(DEFAULT, ["train.steps=5"], 2)
-    own = paper_table(None, ["model.name=mine", HELD_OUT], 1)
+    own = paper_table(None, ["model.name=mine", *DATA], 1)
     assert {arm.config(0).train.steps for arm in own.arms} == {Config.load().train.steps}
     with pytest.raises(UserError, match=r'^--vary model\.name="mine": data\.eval: an ablation compares'):
         grid(None, [], 1, ["model.name=mine"])
+    with pytest.raises(UserError, match=r'^--vary model\.name="mine": model\.name=mine: data\.train is not set'):
+        grid(None, [DATA[1]], 1, ["model.name=mine"])
 
 
 def test_mistakes_in_the_rest():

@@ -19,6 +19,7 @@ from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.config import DataSettings, weights_of
 from dapo_rl.data.chat import PromptReader, Tokenizer
+from dapo_rl.data.media import MediaError
 from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts, nothing_left
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
 from dapo_rl.data.sources import Source, as_sources, open_each, open_rows
@@ -202,6 +203,8 @@ class LazyStream(Iterator[Prompt]):
         """None at the end of the stream."""
         try:
             return next(self._reading, None)
+        except MediaError as error:
+            raise UserError(f"{self._rows.key}: {error}") from None
         except UserError:
             raise
         except Exception as error:  # of the user's iterator, or of the network

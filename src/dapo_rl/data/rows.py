@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo_rl.base.unicode import is_unicode
+from dapo_rl.data.media import refuse_media
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,14 @@ class BadRowError(ValueError):
 
 
 def make_row(number: int, where: str, value: object) -> Row | BadRow:
+    """Raises MediaError for a row with an image, video or audio."""
     try:
         if not isinstance(value, Mapping):
             raise BadRowError(f"not a mapping of columns but a {type(value).__name__}")
         odd = [name for name in value if not isinstance(name, str)]
         if odd:
             raise BadRowError(f"the column name {odd[0]!r} is not a string")
+        refuse_media(where, value)
         return Row(number, where, {name: plain(column) for name, column in value.items()})
     except BadRowError as error:
         return BadRow(number, where, str(error))

@@ -21,6 +21,7 @@ from dapo_rl.data import arithmetic
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
+from dapo_rl.data.media import MediaError
 from dapo_rl.data.parameters import check_names
 from dapo_rl.data.rows import BadRow, Row, Rows, RowStream, make_row
 from dapo_rl.errors import UserError
@@ -139,11 +140,14 @@ def _has_length(values: Any) -> bool:
 def _partition(key: str, name: str, rows: Iterator[Row | BadRow]) -> Rows:
     good: list[Row] = []
     bad: list[BadRow] = []
-    for row in rows:
-        if isinstance(row, Row):
-            good.append(row)
-        else:
-            bad.append(row)
+    try:
+        for row in rows:
+            if isinstance(row, Row):
+                good.append(row)
+            else:
+                bad.append(row)
+    except MediaError as error:
+        raise UserError(f"{key}: {error}") from None
     return Rows(key, name, good, bad)
 
 

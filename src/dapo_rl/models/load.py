@@ -84,7 +84,7 @@ def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
             weights_only=True,
         )
     except Exception as error:
-        raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
+        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
     _check_weights(model, loading, name)
     check_tokenizer(tokenizer, name)
     _check_ends(model, name)
@@ -106,7 +106,7 @@ def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     except Exception as error:
-        raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
+        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
     with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
         model.generation_config = GenerationConfig.from_pretrained(path)
     check_tokenizer(tokenizer, name)
@@ -182,6 +182,30 @@ def _check_ends(model: Any, name: str) -> None:
             raise UserError(
                 f"model.name: generation_config.json of {name}: eos_token_id is {token!r}, not the id of a token"
             )
+
+
+def _why_no_model(error: Exception, path: str | Path) -> str:
+    try:
+        settings: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except Exception:  # it is the reason that the model cannot be loaded
+        settings = None
+    return _takes_media(settings) or _why_not(error, "config.json")
+
+
+def refuse_media_model(model: Any) -> None:
+    """Raises UserError for a loaded model of images or audio, unless its architecture is one of text too."""
+    settings = getattr(model, "config", None)
+    if type(settings) not in AutoModelForCausalLM._model_mapping and (why := _takes_media(settings)):
+        raise UserError(f"model: {type(model).__name__} {why}")
+
+
+def _takes_media(settings: Any) -> str | None:
+    """The end of a message about a model for images or audio, by its config; None for one of text."""
+    kinds = {"vision_config": "images", "audio_config": "audio"}
+    kind = next((kind for name, kind in kinds.items() if getattr(settings, name, None) is not None), None)
+    if kind is None:
+        return None
+    return f"is a model of {kind} and text ({settings.model_type}), and {kind} are not supported; use a model of text"
 
 
 def _why_not(error: Exception, file: str) -> str:

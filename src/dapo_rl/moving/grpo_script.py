@@ -12,19 +12,28 @@ from dapo_rl.base.format import counted
 from dapo_rl.config import PRESETS, Config
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
-from dapo_rl.foreign.record import SEVERAL_TURNS
 from dapo_rl.moving.draft import written
 from dapo_rl.moving.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.recipe import nested, put, read_recipe
 from dapo_rl.recipes import find_recipe
 
+_ONE_TURN = "a run trains on single responses with verifiable rewards; to train an agent, use TRL's GRPOTrainer or verl"
 REFUSED = {
-    "reward_processing_classes": "rewards come from functions, not from models; leave it out",
-    "optimizers": "the optimizer is AdamW, by train.lr, train.optimizer and train.lr_schedule; leave it out",
-    "quantization_config": "weights are stored in float32; leave it out, and use model.lora to save memory",
-    "tools": f"{SEVERAL_TURNS}; leave it out",
-    "rollout_func": "sampling is an engine's work: pass engine=, or leave it out (docs/engines.md)",
-    "environment_factory": f"{SEVERAL_TURNS}; leave it out",
+    "reward_processing_classes": (
+        "reward models are not supported; write a reward function that loads the model and its tokenizer"
+    ),
+    "optimizers": (
+        "an optimizer of your own is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
+    ),
+    "quantization_config": (
+        "quantised weights are not supported; they are stored in float32, and model.lora saves memory"
+    ),
+    "tools": f"tools are not supported yet: {_ONE_TURN}",
+    "rollout_func": (
+        "a rollout function is not supported; if it samples one response per prompt, write it as an engine "
+        "(engine=, docs/engines.md), and use TRL's GRPOTrainer or verl if it does not"
+    ),
+    "environment_factory": f"environments are not supported yet: {_ONE_TURN}",
 }
 """Arguments of `GRPOTrainer` that have no counterpart, and why."""
 
@@ -81,8 +90,8 @@ def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
             )
     if hasattr(processing_class, "image_processor") or hasattr(processing_class, "feature_extractor"):
         raise UserError(
-            f"processing_class: {type(processing_class).__name__} is a processor, and models are text only; "
-            "give its tokenizer"
+            f"processing_class: {type(processing_class).__name__} is a processor of images or audio, which are not "
+            "supported; to train on text, give its tokenizer"
         )
 
 

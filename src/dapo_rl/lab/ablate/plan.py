@@ -130,7 +130,7 @@ def paper_table(
     parts = table.parts if parts is None else parts
     recipe, overrides = _start(recipe, [*([f"preset={table.preset}"] if table.preset else []), *overrides])
     base = Config.load(recipe, overrides)
-    _check_held_out(base)
+    _check_data(base, recipe)
     for technique in table.techniques:
         named = {override.partition("=")[0].strip() for override in overrides} & set(technique.on)
         if named and not technique.is_on(base):
@@ -184,7 +184,7 @@ def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequen
     for words in changes:
         try:
             config = Config.load(recipe, [*overrides, *words])
-            _check_held_out(config)
+            _check_data(config, recipe)
         except UserError as error:
             raise UserError(f"--vary {' '.join(words)}: {error}") from None
         settings = config.resolved()
@@ -232,15 +232,14 @@ def _start(
     """The recipe and overrides of every arm. If one arm's model or data is not the demo's, no arm starts from the demo:
     arms that are compared differ only in what is varied."""
     starts = [(start_from(recipe, [*overrides, *words]), len(words)) for words in varied]
-    for each, _ in starts:
-        each.load()  # every arm has data of its own
     start, extra = next((each for each in starts if each[0].own), starts[0])
     return start.recipe, start.overrides[: len(start.overrides) - extra]
 
 
-def _check_held_out(config: Config) -> None:
+def _check_data(config: Config, recipe: Path | None) -> None:
     if config.data.eval is None:
         raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
+    config.check_data(str(recipe or f"model.name={config.model.name}"))
 
 
 def _settings(recipe: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
