@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
 from transformers.utils import logging
 
+from dapo_rl.base.quote import shown
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.cluster.policy import RankedPolicy
@@ -42,6 +43,7 @@ from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers
 from dapo_rl.train import loop
+from dapo_rl.train.arguments import check_arguments, check_path, check_resume, check_text, refuse_unknown
 from dapo_rl.train.callback_args import CallbackArguments
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
@@ -54,6 +56,10 @@ from dapo_rl.train.trl_names import with_trl_names
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerControl, TrainerState
+
+
+RESUMES, TRL_RESUMES = "train(resume=True)", "train(resume_from_checkpoint=True)"
+"""How a program continues a run, and how a script for TRL does."""
 
 
 class DAPOTrainer:
@@ -98,7 +104,18 @@ class DAPOTrainer:
         engine: Any = None,
         run_dir: str | os.PathLike[str] | None = None,
         display: Display | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(DAPOTrainer, unknown, "DAPOTrainer")
+        check_arguments(
+            {
+                "model": model,
+                "config": config,
+                "engine": engine,
+                "run_dir": run_dir,
+                "display": display,
+            }
+        )
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
         refuse_arguments(
@@ -112,6 +129,7 @@ class DAPOTrainer:
             }
         )
         refuse_models(reward_funcs, processing_class)
+        check_arguments({"processing_class": processing_class})
         count = partial(_count_prompts, train_dataset)
         script = script_settings(args, config, reward_funcs, count, has_data=train_dataset is not None)
         train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
@@ -184,12 +202,17 @@ class DAPOTrainer:
 
         They are not in metrics.jsonl, which has one line per step.
         """
+        if not isinstance(logs, Mapping):
+            raise UserError(f"log: expected a mapping of metrics, got {shown(logs)}")
         if self._trackers is not None:
             self._trackers.log(self.state.global_step, {k: v for k, v in logs.items() if isinstance(v, int | float)})
         self._callbacks.log(logs)
 
     def train(
-        self, resume: str | bool | None = False, resume_from_checkpoint: str | bool | None = None
+        self,
+        resume: str | bool | None = False,
+        resume_from_checkpoint: str | bool | None = None,
+        **unknown: Never,
     ) -> dict[str, Any]:
         """Trains to the last step, or until a stop is requested. Returns the summary, which the run directory also
         contains.
@@ -199,9 +222,12 @@ class DAPOTrainer:
         `train(resume_from_checkpoint=True)`.
         """
         run = self._run
+        refuse_unknown(self.train, unknown, "train")
+        check_resume("resume", resume)
+        check_resume("resume_from_checkpoint", resume_from_checkpoint)
         resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
         space = None if resume else run.disk.check(run.config, self.run_dir, 0)
-        directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir)
+        directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir, self._again)
         checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep, self.display.note)
         log = LogLength(directory)
         with directory.locked(), self._noting(directory) as notes:
@@ -214,7 +240,13 @@ class DAPOTrainer:
                 directory.begin(run.config)
             notes.begin()
             self._callbacks.follow(directory.read_metrics)
-            with Interrupts(directory, self.display) as interrupts, _recorded(directory, run.progress), checkpoints:
+            script = self.args is not None
+            again = f"output_dir={{}} and call {TRL_RESUMES}" if script else f"run_dir={{}} and call {RESUMES}"
+            with (
+                Interrupts(directory, self.display, again) as interrupts,
+                _recorded(directory, run.progress),
+                checkpoints,
+            ):
                 summary = self._train(run, directory, checkpoints, log, interrupts, space)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
@@ -234,6 +266,7 @@ class DAPOTrainer:
     def save_model(self, path: str | os.PathLike[str] | None = None) -> None:
         """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`; by
         default in the run directory's folder model/."""
+        check_path("path", path)
         self._run.policy.export(RunDirectory(self.run_dir).model_path if path is None else path)
 
     @property
@@ -259,6 +292,8 @@ class DAPOTrainer:
         run directory. The repository is created if it does not exist, public unless `private` or your organisation
         says otherwise.
         """
+        for name, value in (("repo_id", repo_id), ("commit_message", commit_message), ("revision", revision)):
+            check_text(name, value)
         self._callbacks.push_begin()
         args = self._callbacks.args
         name = repo_id or self.hub_model_id
@@ -302,6 +337,13 @@ class DAPOTrainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _again(self) -> str:
+        """What to do about a run directory that already contains a run."""
+        if self.args is None:
+            return f"resume it with {RESUMES} (on the command line: --resume), or name another run_dir"
+        return f"resume it with {TRL_RESUMES}, or name another output_dir"
 
     @property
     def _run(self) -> Run:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from dapo_rl.config.root import Config
 
 
+FIXED_TEMPLATE_ARGUMENTS = (
+    *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message", "chat_template"),
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    *("tokenizer_kwargs", "tools", "documents"),
+)
+"""Arguments of `apply_chat_template` that are not settings of a template, or that several turns need."""
+
+
 class Conflict(NamedTuple):
     key: str
     wrong: str
@@ -25,7 +33,7 @@ class Conflict(NamedTuple):
 
 def conflicts(config: Config) -> Iterator[Conflict]:
     """All of them; the first is reported."""
-    for of_subject in (_names, _engine, _cluster, _critic, _algo, _reward, _sampling, _overlong, _training):
+    for of_subject in (_names, _engine, _cluster, _critic, _algo, _data, _reward, _sampling, _overlong, _training):
         yield from of_subject(config)
 
 
@@ -120,6 +128,15 @@ def _algo(config: Config) -> Iterator[Conflict]:
         yield Conflict(
             "sampling.group_size", f"1 with {what}: one sample has nothing to be compared with", "use 2 or more"
         )
+
+
+def _data(config: Config) -> Iterator[Conflict]:
+    key, arguments = "data.chat_template_kwargs", config.data.chat_template_kwargs
+    if fixed := [name for name in arguments if name in FIXED_TEMPLATE_ARGUMENTS]:
+        yield Conflict(key, f"{fixed[0]} is decided by the run", "leave it out")
+    if arguments and config.data.chat_template == "never":
+        wrong = f"{', '.join(map(str, arguments))} with data.chat_template=never, which applies no template"
+        yield Conflict(key, wrong, "set data.chat_template=always, or leave them out")
 
 
 def _reward(config: Config) -> Iterator[Conflict]:

@@ -61,6 +61,8 @@ class DataSettings(Section):
     """System message added to every prompt (as a first paragraph if there is no chat template)."""
     chat_template: Literal["auto", "always", "never"] = "auto"
     """`auto`: apply the tokenizer's template to prompts that are chat messages or if there is a system prompt."""
+    chat_template_kwargs: dict[str, Any] = Field({})
+    """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dapo_rl.base.quote import one_line
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import DataSettings
 from dapo_rl.data.rows import BadRowError
 from dapo_rl.errors import UserError
 
+ARGUMENTS = "data.chat_template_kwargs"
 AT_A_TIME = 1000
 """Texts that the tokenizer gets in a call."""
 Messages = tuple[Mapping[str, str], ...]
@@ -57,6 +60,9 @@ class PromptReader:
         self._system = settings.system_prompt
         self._key = key
         self._has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._arguments = settings.chat_template_kwargs
+        if self._has_template:
+            _check_arguments(self._arguments, tokenizer.chat_template)
         self._seen: dict[Any, Reading] | None = {} if cached else None
 
     def read(self, prompt: str | Messages) -> Reading:
@@ -117,6 +123,11 @@ class PromptReader:
         if self._mode == "never":
             return False
         if self._mode == "auto" and is_text:
+            if self._arguments and not self._system:
+                raise UserError(
+                    f"{self._key}: {ARGUMENTS} has no effect on prompts of plain text; set data.chat_template=always, "
+                    "or leave it out"
+                )
             return bool(self._system) and self._has_template
         if not self._has_template:
             what = "data.chat_template=always" if self._mode == "always" else "the prompts are chat messages"
@@ -136,6 +147,7 @@ class PromptReader:
                     tokenize=False,
                     add_generation_prompt=not begun,
                     continue_final_message=begun,
+                    **self._arguments,
                 )
             )
         except Exception as error:  # a template is code of the model, and may reject roles or their order
@@ -161,6 +173,15 @@ class PromptReader:
             return False
         (plain,) = self._encode([text], special=False)
         return list(plain[-1:]) != [eos]
+
+
+def _check_arguments(arguments: Mapping[str, Any], template: Any) -> None:
+    """Raises UserError for an argument that the template does not have: it would be ignored without a word."""
+    known = set(re.findall(r"[A-Za-z_]\w*", str(template)))
+    for name in arguments:
+        if name not in known:
+            hint = did_you_mean(nearest(name, known, cutoff=0.7), "leave it out")
+            raise UserError(f"{ARGUMENTS}.{name}: the tokenizer's chat template has no such argument{hint}")
 
 
 def _known_as(prompt: str | Messages) -> Any:

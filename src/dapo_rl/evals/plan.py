@@ -50,8 +50,9 @@ OPTIONS = {
 """The setting of each option."""
 RESULT_SETTINGS = (
     *("seed", "engine", "model.dtype", "data.prompt_key", "data.answer_key", "data.system_prompt"),
-    *("data.chat_template", "data.max_prompt_tokens", "data.eval", "reward.verifier", "reward.boxed"),
-    *("reward.form", "reward.correct", "reward.wrong", "reward.threshold", "sampling.max_new_tokens", "sampling.stop"),
+    *("data.chat_template", "data.chat_template_kwargs", "data.max_prompt_tokens", "data.eval", "reward.verifier"),
+    *("reward.boxed", "reward.form", "reward.correct", "reward.wrong", "reward.threshold"),
+    *("sampling.max_new_tokens", "sampling.stop"),
     *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
 )
 """Settings that the result depends on."""

@@ -86,6 +86,8 @@ def foreign_hint(key: str, value: Any) -> str | None:
         return None if owner is None else hint.format(owner.name)
     if entry.ours is None:
         return f"; it has no counterpart here: {entry.note}"
+    if entry.mapping:
+        return f"; here it is {entry.ours}.{key.rpartition('.')[2]}={_written(value)}"
     if entry.joint and entry.convert is None:
         return f"; here it is {entry.ours}" + (f" ({entry.note})" if entry.note else "")
     try:

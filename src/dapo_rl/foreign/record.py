@@ -43,6 +43,8 @@ class Foreign:
     """The value here follows from several settings there; `dapo_rl.moving` computes it."""
     learns: bool = False
     """Without a counterpart: whether learning depends on it."""
+    mapping: bool = False
+    """`ours` is a mapping, and the last part of a key there is a key of it."""
     off: tuple[Any, ...] = ()
     """Values at which a setting without a counterpart does nothing."""
 
@@ -58,6 +60,11 @@ def to(ours: str, convert: Conversion | None = None, note: str = "") -> Foreign:
 def joint(ours: str, note: str = "", alone: Conversion | None = None) -> Foreign:
     """A setting that gives `ours` together with others; `alone` is what it gives on its own, for hints."""
     return Foreign(ours, alone, note, joint=True)
+
+
+def to_each(ours: str) -> Foreign:
+    """A mapping with a counterpart: its keys are carried over one by one."""
+    return Foreign(ours, mapping=True)
 
 
 def as_is(value: Any) -> Any:

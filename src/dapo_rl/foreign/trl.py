@@ -29,6 +29,7 @@ from dapo_rl.foreign.record import (
     off_at_most,
     sources,
     to,
+    to_each,
     trackers,
 )
 
@@ -216,7 +217,7 @@ GRPO: dict[str, Foreign] = {
     "repetition_penalty": changes("there is no repetition penalty", 1, 1.0),
     "generation_kwargs.stop": to("sampling.stop"),
     "generation_kwargs*": changes("not an option of the engines here", {}),
-    "chat_template_kwargs*": changes("the tokenizer's template is applied without extra arguments", {}),
+    "chat_template_kwargs*": to_each("data.chat_template_kwargs"),
     "use_vllm": to("engine", lambda value: "vllm" if value else "native"),
     "vllm_importance_sampling_correction": joint("algo.importance_cap", "with the modes token_truncate and token_mask"),
     "vllm_importance_sampling_mode": joint("algo.importance_mode", "one weight for a sequence has no counterpart"),

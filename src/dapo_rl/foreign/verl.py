@@ -31,6 +31,7 @@ from dapo_rl.foreign.record import (
     soft_or_off,
     sources,
     to,
+    to_each,
     trackers,
 )
 from dapo_rl.foreign.verl_training import ACTOR, MODEL, ROLLOUT, VERL_TRAINING
@@ -81,7 +82,7 @@ VERL: dict[str, Foreign] = {
     "data.reward_fn_key": none("reward.verifier scores every row; verl picks a function by this column"),
     "data.custom_cls.*": changes("a data set class of your own: write its rows to a .jsonl or .parquet file"),
     "data.sampler.*": changes("a sampler of your own: prompts are drawn in a shuffled order"),
-    "data.apply_chat_template_kwargs*": changes("the tokenizer's template is applied without extra arguments", {}),
+    "data.apply_chat_template_kwargs*": to_each("data.chat_template_kwargs"),
     "data.tokenizer": changes("the tokenizer is that of the model"),
     "data.image_key": none(NO_VISION),
     "data.video_key": none(NO_VISION),

@@ -184,6 +184,10 @@ class Draft:
 
     def _carry(self, key: str, value: Any, entry: Foreign) -> None:
         assert entry.ours is not None
+        if entry.mapping:
+            if value is not None and value != {}:
+                self.put(f"{entry.ours}.{key.rpartition('.')[2]}", value, key)
+            return
         try:
             converted = entry.convert(value) if entry.convert else value
             near = converted if isinstance(converted, Near) else None

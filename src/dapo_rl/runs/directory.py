@@ -27,14 +27,18 @@ MOST_LOG = 4 << 30
 NOTHING = -1
 """The step to forget after so that nothing is left, not even the evaluation before the first step."""
 
+AGAIN = "resume it with --resume (in Python: train(resume=True)), or name another with --run (run_dir)"
+
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
 
 
 class RunDirectory:
     """The paths of a run directory, and functions that read and write its files. One process writes at a time."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, again: str = AGAIN) -> None:
+        """`again` says what to do if it already contains a run."""
         self.path = Path(path)
+        self._again = again
         self.config_path = self.path / NAME
         self.metrics_path = self.path / "metrics.jsonl"
         self.rollouts_path = self.path / "rollouts"
@@ -51,9 +55,9 @@ class RunDirectory:
         return run
 
     @classmethod
-    def prepare(cls, path: str | Path) -> RunDirectory:
+    def prepare(cls, path: str | Path, again: str = AGAIN) -> RunDirectory:
         """Creates a directory that can be locked; raises if it already contains a run."""
-        run = cls(path)
+        run = cls(path, again)
         with run._writing():
             run.refuse_a_second_run()
             run.path.mkdir(parents=True, exist_ok=True)
@@ -208,10 +212,7 @@ class RunDirectory:
 
     def refuse_a_second_run(self) -> None:
         if self._holds_a_run():
-            raise UserError(
-                f"{self.path}: already contains a run; resume it with --resume (in Python: train(resume=True)), or "
-                "name another with --run (run_dir)"
-            )
+            raise UserError(f"{self.path}: already contains a run; {self._again}")
 
     def _holds_a_run(self) -> bool:
         """Whether there is something that a new run must not replace: a checkpoint, or a step in the log."""

@@ -19,8 +19,11 @@ class Interrupts:
     """While it is entered, Ctrl-C requests a stop instead of raising KeyboardInterrupt, unless the program handles the
     signal itself. A KeyboardInterrupt that leaves it comes with a note that says how to resume."""
 
-    def __init__(self, directory: RunDirectory, display: Display) -> None:
-        self._directory, self._display = directory, display
+    def __init__(
+        self, directory: RunDirectory, display: Display, again: str = "run_dir={} and call train(resume=True)"
+    ) -> None:
+        """`again` says how to continue the run in the directory."""
+        self._directory, self._display, self._again = directory, display, again
         self._ours = False
         self.requested = False
 
@@ -40,8 +43,8 @@ class Interrupts:
         if isinstance(error, KeyboardInterrupt):
             path = short_path(self._directory.path)
             self._display.note(
-                f"stopped; to continue from the last checkpoint, make the trainer again with run_dir={path!r} and call "
-                "train(resume=True)"
+                "stopped; to continue from the last checkpoint, make the trainer again with "
+                + self._again.format(repr(path))
             )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
