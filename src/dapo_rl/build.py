@@ -327,6 +327,7 @@ def build_policy(
         tokenizer=tokenizer,
         settings=config.model,
         save_dtype=save_dtype,
+        seed=config.seed,
     )
 
 
@@ -439,7 +440,9 @@ def _with_lora(config: Config, given: Given, model: Any) -> Config:
         raise UserError("model.lora: the adapters are given as peft's; of these settings, only model.lora.save applies")
     save = "adapter" if settings is None else settings.save
     lora = lora_settings(chosen, model).model_copy(update={"save": save})
-    return config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    config.check_conflicts()
+    return config
 
 
 def _prompt_sets(

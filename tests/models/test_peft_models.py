@@ -38,13 +38,16 @@ def test_a_lora_config_becomes_settings():
 @pytest.mark.parametrize(
     ("field", "why"),
     [
-        ({"lora_dropout": 0.05}, "lora_dropout=0.05: adapters have no dropout; leave it out"),
-        ({"use_rslora": True}, "use_rslora=True: adapters are scaled by alpha / rank"),
-        ({"use_dora": True}, "use_dora=True: adapters are plain LoRA"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save=.*: adapters are all that is trained"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern=.*: adapters are plain LoRA on linear layers"),
-        ({"bias": "all"}, "bias='all': adapters are plain"),
-        ({"init_lora_weights": "gaussian"}, "init_lora_weights='gaussian': adapters are plain"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "modules_to_save=.*: adapters are all that is trained; leave it out to train without it",
+        ),
+        (
+            {"rank_pattern": {"q_proj": 2}},
+            "rank_pattern=.*: adapters are LoRA on linear layers, from their usual start",
+        ),
+        ({"bias": "all"}, "bias='all': adapters are LoRA on"),
+        ({"init_lora_weights": "gaussian"}, "init_lora_weights='gaussian': adapters are LoRA on"),
         ({"task_type": "SEQ_CLS"}, "task_type=SEQ_CLS: models are causal language models"),
     ],
 )

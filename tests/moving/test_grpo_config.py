@@ -187,6 +187,11 @@ def test_a_field_of_ones_own_class_is_ignored():
     assert read_grpo_config(args, lambda: 1).notes[0].endswith(": benchmarks")
 
 
+def test_arguments_of_the_chat_template_are_carried_over():
+    moved = read_grpo_config(grpo(chat_template_kwargs={"enable_thinking": False}), lambda: 1)
+    assert moved.settings["data.chat_template_kwargs"] == {"enable_thinking": False}
+
+
 def test_several_processes_are_refused():
     args = grpo()
     many = SimpleNamespace(**{**vars(args), "world_size": 2})

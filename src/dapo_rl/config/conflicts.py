@@ -78,6 +78,14 @@ def _cluster(config: Config) -> Iterator[Conflict]:
     if cluster.weights == "broadcast" and cluster.placement != "separate":
         wrong = f"broadcast with cluster.placement={cluster.placement}, where engines are on the GPUs of ranks"
         yield Conflict("cluster.weights", wrong, "set it to direct, or leave it at store")
+    lora = config.model.lora
+    if cluster.backend is not None and lora is not None:
+        for name, given in (("dropout", lora.dropout), ("use_dora", lora.use_dora)):
+            if given:
+                wrong = f"{given} is not supported on ranks"
+                yield Conflict(
+                    f"model.lora.{name}", wrong, "leave it out, or train in one process (no cluster.backend)"
+                )
     if cluster.backend is None:
         for name, field in ClusterSettings.model_fields.items():
             if (value := getattr(cluster, name)) != field.default:

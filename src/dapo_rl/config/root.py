@@ -151,6 +151,13 @@ class Config(Section):
             raise ValueError(f"{key}: {wrong}; {remedy}")
         return self
 
+    def check_conflicts(self) -> None:
+        """Raises UserError for settings that contradict each other, after a change that is not validated."""
+        try:
+            self._reject_conflicts()
+        except ValueError as error:
+            raise UserError(str(error)) from None
+
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
         """Settings of a recipe, a file or a name (None: the defaults), with `key=value` overrides."""

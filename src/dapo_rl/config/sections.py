@@ -23,6 +23,12 @@ class LoraSettings(Section):
     """Scale of the adapters: their output is multiplied by alpha / rank."""
     targets: str | tuple[str, ...] = "all-linear"
     """Layers to adapt: `all-linear` (all but the output layer), or a list of names such as `[q_proj, v_proj]`."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout on the inputs of the adapters, in updates only: sampling and scoring go without it."""
+    use_rslora: bool = False
+    """rsLoRA: the output is multiplied by alpha / √rank instead."""
+    use_dora: bool = False
+    """DoRA: trains the norms of the adapted weights' rows too."""
     save: Literal["merged", "adapter"] = "merged"
     """Save the full model with the adapters merged in, or the adapters alone, in peft's format."""
 

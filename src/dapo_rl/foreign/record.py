@@ -64,7 +64,7 @@ def joint(ours: str, note: str = "", alone: Conversion | None = None) -> Foreign
 
 def to_each(ours: str) -> Foreign:
     """A mapping with a counterpart: its keys are carried over one by one."""
-    return Foreign(ours, mapping=True)
+    return Foreign(ours, lambda value: {} if value is None else value, mapping=True)
 
 
 def as_is(value: Any) -> Any:

@@ -19,6 +19,7 @@ from dapo_rl.foreign.record import (
     joint,
     none,
     to,
+    to_each,
 )
 from dapo_rl.foreign.trl import BATCH, GRPO, SCHEDULES, TRAINER, UPDATES
 
@@ -116,7 +117,7 @@ SWIFT: dict[str, Foreign] = {
     "download_mode": none(LOADING),
     "use_hf": none("Hub names are those of the Hugging Face Hub"),
     "loss_scale": Foreign(note="every token of a response has the weight 1", off=(None, "default", "last_round")),
-    "enable_thinking": changes("the tokenizer's template is applied without extra arguments"),
+    "enable_thinking": to_each("data.chat_template_kwargs"),
     "response_prefix": changes("responses start where the chat template ends"),
     "quant_*": changes("weights are not quantised"),
     "bnb_*": none("weights are not quantised"),
@@ -169,6 +170,7 @@ SWIFT_DEFAULTS: dict[str, Any] = {
     "weight_decay": 0.1,
     "adam_beta2": 0.95,
     "tuner_type": "lora",
+    "lora_dropout": 0.05,
     "gradient_checkpointing": True,
     "seed": 42,
 }

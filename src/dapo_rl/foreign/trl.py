@@ -263,9 +263,9 @@ GRPO: dict[str, Foreign] = {
     "use_peft": joint("model.lora.rank", "true: train adapters (model.lora); false: train the weights"),
     "lora_rank": joint("model.lora.rank", alone=as_is),
     "lora_alpha": joint("model.lora.alpha", alone=as_is),
-    "lora_dropout": changes("adapters have no dropout", 0, 0.0),
-    "use_dora": changes("adapters are plain LoRA", False),
-    "use_rslora": changes("adapters are scaled by alpha / rank", False),
+    "lora_dropout": joint("model.lora.dropout", alone=as_is),
+    "use_dora": joint("model.lora.use_dora", alone=as_is),
+    "use_rslora": joint("model.lora.use_rslora", alone=as_is),
 }
 
 TRL: dict[str, Foreign] = {

@@ -1,7 +1,8 @@
 """LoRA: low-rank adapters on the linear layers, which peft injects into the Hugging Face module.
 
 The module keeps its class and its frozen base weights. Engines and saved models get plain weights under the base
-model's names, with the adapters merged in: base + scaling · B · A.
+model's names, with the adapters merged in: base + scaling · B · A. With DoRA, each row of this sum is rescaled to the
+length that the adapter has learned for it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.types import TrainSample
 
 _ADAPTER = "default"
+_MAGNITUDE = "lora_magnitude_vector"
+"""The lengths of rows that DoRA trains."""
 
 
 def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
@@ -60,11 +63,14 @@ def lora_config(settings: LoraSettings, base: str | None = None) -> Any:
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=targets,
+        lora_dropout=settings.dropout,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
     )
 
 
 def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
-    """peft's `LoraConfig` as settings. Raises UserError for what would train something else than plain LoRA."""
+    """peft's `LoraConfig` as settings. Raises UserError for a field that has no counterpart."""
     kind = _name(getattr(peft_config, "peft_type", None))
     if kind != "LORA":
         raise UserError(f"peft_config: {type(peft_config).__name__} ({kind}): adapters are LoRA; give a LoraConfig")
@@ -74,15 +80,24 @@ def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
     for field in dataclasses.fields(peft_config):
         value = getattr(peft_config, field.name)
         if field.name not in (*_CARRIED, *_WITHOUT_EFFECT) and value != getattr(default, field.name):
-            raise UserError(f"peft_config: {field.name}={shown(value)}: {_why_not(field.name)}; leave it out")
+            raise UserError(
+                f"peft_config: {field.name}={shown(value)}: {_why_not(field.name)}; leave it out to train without it"
+            )
     targets = peft_config.target_modules
     if targets is None:
         targets = _usual_targets(model)
     chosen = targets if isinstance(targets, str) else tuple(sorted(targets))
-    return LoraSettings(rank=peft_config.r, alpha=peft_config.lora_alpha, targets=chosen)
+    return LoraSettings(
+        rank=peft_config.r,
+        alpha=peft_config.lora_alpha,
+        targets=chosen,
+        dropout=peft_config.lora_dropout,
+        use_rslora=peft_config.use_rslora,
+        use_dora=peft_config.use_dora,
+    )
 
 
-_CARRIED = ("r", "lora_alpha", "target_modules")
+_CARRIED = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora")
 _WITHOUT_EFFECT = (
     *("task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
     *("inference_mode", "runtime_config"),
@@ -93,7 +108,7 @@ def _why_not(name: str) -> str:
     """Why a field of `LoraConfig` has no counterpart."""
     table = LIBRARIES["trl"].settings
     entry = table.get(name) or table.get(f"lora_{name}")
-    return entry.note if entry else "adapters are plain LoRA on linear layers"
+    return (entry.note if entry else "") or "adapters are LoRA on linear layers, from their usual start"
 
 
 def _name(value: Any) -> str:
@@ -173,11 +188,12 @@ def plain_state(model: Any) -> Iterator[tuple[str, Tensor]]:
 def adapter_weights(model: Any) -> dict[str, Tensor]:
     """The weights of the adapters under the names of peft's format."""
     mark = f".{_ADAPTER}.weight"
-    return {
-        f"base_model.model.{name.removesuffix(mark)}.weight": tensor.detach()
-        for name, tensor in model.state_dict().items()
-        if name.endswith(mark)
-    }
+    saved = {name.removesuffix(mark): t.detach() for name, t in model.state_dict().items() if name.endswith(mark)}
+    return {f"base_model.model.{_saved_name(name)}": tensor for name, tensor in saved.items()}
+
+
+def _saved_name(name: str) -> str:
+    return name if name.endswith(f".{_MAGNITUDE}") else f"{name}.weight"
 
 
 def save_adapter(
@@ -211,6 +227,27 @@ def _write_adapter(
         config.target_modules = sorted(adapted)
     config.inference_mode = True
     config.save_pretrained(path)
+
+
+@contextmanager
+def dropping_out(model: Any, seed: int) -> Iterator[None]:
+    """Inside, the adapters' dropout is on, with masks that depend on the seed alone. Other random numbers continue
+    afterwards as if there had been none."""
+    layers = [module for module in model.modules() if _is_adapted(module)]
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(seed)
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
 
 
 class WithoutAdapter:
@@ -255,7 +292,16 @@ class PlainWeight:
         added = _Added(self.layer)
         sides = {name: whole(added.get_parameter(name).detach()) for name in names}
         delta: Tensor = torch.func.functional_call(added, sides, ())
-        return base + delta
+        return _rescaled(base + delta, self.layer)
+
+
+def _rescaled(weight: Tensor, layer: Any) -> Tensor:
+    """The sum of a weight and its adapter; with DoRA, its rows have the lengths that are trained."""
+    if not getattr(layer, _MAGNITUDE, None):
+        return weight
+    lengths: Tensor = getattr(layer, _MAGNITUDE)[_ADAPTER].weight.detach()
+    across = 0 if layer.fan_in_fan_out else 1
+    return weight * (lengths / torch.linalg.norm(weight, dim=across)).unsqueeze(across)
 
 
 def without_adapters(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[PlainWeight]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -33,10 +34,12 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
     generation, so the `forward` of each layer is wrapped instead.
     """
     layers = layers_of(model) if wanted else []
+    # Dropout needs the same masks again.
+    random = any(isinstance(module, nn.Dropout) and module.training and module.p for module in model.modules())
     # A library that hooks into a layer may have replaced its `forward`.
     before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=random)
     try:
         yield
     finally:

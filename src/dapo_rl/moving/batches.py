@@ -52,15 +52,26 @@ def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
         draft.explain_again(key, status, note=f"{name} has no dual clip", learns=applies)
 
 
+_OF_ADAPTERS = {
+    "lora_dropout": "model.lora.dropout",
+    "use_rslora": "model.lora.use_rslora",
+    "use_dora": "model.lora.use_dora",
+}
+"""The names of peft, in TRL and ms-swift."""
+
+
 def lora(draft: Draft, switch_is_on: bool, rank: tuple[str, ...], alpha: str, targets: str, default: int) -> None:
     """`model.lora`, if the run trains adapters."""
     if not switch_is_on:
-        for key in (*rank, alpha, targets):
+        for key in (*rank, alpha, targets, *_OF_ADAPTERS):
             draft.explain(key, "default here", note="without LoRA it does nothing")
         return
     draft.put("model.lora.rank", draft.count(*rank) or default, *rank)
     if (scale := draft.number(alpha)) is not None:
         draft.put("model.lora.alpha", scale, alpha)
+    for key, ours in _OF_ADAPTERS.items():
+        if draft.has(key) or key in draft.library.defaults:
+            draft.put(ours, draft.value(key), key)
     chosen = draft.value(targets)
     if chosen is not None and chosen != "all-linear":
         names = chosen if isinstance(chosen, list) else [chosen]

@@ -186,7 +186,7 @@ class Draft:
         assert entry.ours is not None
         if entry.mapping:
             if value is not None and value != {}:
-                self.put(f"{entry.ours}.{key.rpartition('.')[2]}", value, key)
+                self.put(entry.ours, self.settings.get(entry.ours, {}) | {key.rpartition(".")[2]: value}, key)
             return
         try:
             converted = entry.convert(value) if entry.convert else value

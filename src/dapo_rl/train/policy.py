@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +24,13 @@ from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.load import save_model
-from dapo_rl.models.lora import WithoutAdapter, save_adapter
+from dapo_rl.models.lora import WithoutAdapter, dropping_out, save_adapter
 from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import StoredModel, done_now, save_hashed, stored_weights
 from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import ModelWeights
+from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.train.counts import Counts
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
@@ -59,14 +62,17 @@ class HFPolicy(Learner[TokenStats]):
         tokenizer: Any = None,
         settings: ModelSettings | None = None,
         save_dtype: torch.dtype | None = None,
+        seed: int = 0,
     ) -> None:
         """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
         GPU memory. If `turns`, the memory that only updates need is free in between, by `rest`.
 
         If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
         function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
-        adapters are saved, and `save_dtype` is the type of saved models, by default that of the weights.
+        adapters are saved, and `save_dtype` is the type of saved models, by default that of the weights. `seed` is that
+        of the adapters' dropout.
         """
+        self._seed, self._updates = seed, 0
         self._tokenizer, self._settings = tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
         self._algo = algo
@@ -108,6 +114,7 @@ class HFPolicy(Learner[TokenStats]):
         totals, results, grad_norm = self._learn(trained, lr, lambda batch, count: self._backward(batch, counts, count))
         for place, of_sample in zip(places, results, strict=True):
             seen[place] = of_sample
+        self._updates += 1
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         return Update(metrics, tuple(seen), self._take_notes())
 
@@ -115,7 +122,11 @@ class HFPolicy(Learner[TokenStats]):
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
         `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
         host has no memory for copies, this writes everything itself."""
-        state = {"optimizer": self._optimizer.state_dict(), "lowered_budget": self._lowered_budget}
+        state = {
+            "optimizer": self._optimizer.state_dict(),
+            "lowered_budget": self._lowered_budget,
+            "updates": self._updates,
+        }
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
         write_model = self._stored.save(directory)
@@ -134,6 +145,13 @@ class HFPolicy(Learner[TokenStats]):
             weights = stored_weights(directory)
         self._restore(directory, weights, state)
 
+    def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
+        super()._restore_optimizer(state)
+        updates = state.get("updates", 0)
+        if not isinstance(updates, int) or updates < 0:
+            raise ValueError(f"updates is {updates!r}")
+        self._updates = updates
+
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`."""
         lora = self._settings.lora
@@ -141,6 +159,15 @@ class HFPolicy(Learner[TokenStats]):
             save_adapter(self.model, self._tokenizer, lora, self._settings.name, path)
         else:
             save_model(self.model, self._tokenizer, path, self._save_dtype)
+
+    def _dropout(self, samples: Sequence[TrainSample]) -> AbstractContextManager[None]:
+        """Turns the adapters' dropout on. Its masks depend on the update and on the samples, so that a micro-batch that
+        is computed again has the same, and a resumed run too."""
+        lora = self._settings.lora
+        if lora is None or not lora.dropout:
+            return nullcontext()
+        tokens = b"".join(np.asarray(sample.response_ids, np.int32).tobytes() for sample in samples)
+        return dropping_out(self.model, derive_seed(self._seed, "dropout", self._updates, zlib.crc32(tokens)))
 
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenStats]:
         return ResponseLogps(model, **how)
@@ -168,7 +195,7 @@ class HFPolicy(Learner[TokenStats]):
         if self._reference is not None and self._kl_coef > 0:
             with torch.no_grad(), self._reference.compute(samples) as reference:
                 ref_logps = reference.logps
-        with self._responses.compute(samples) as stats:
+        with self._dropout(samples), self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask & written
             old_logps = behaviour_logps if algo.old_policy == "behaviour" else _proximal_logps(samples, logps)
             losses = self._losses(logps, old_logps, advantages, mask, **bounds)
