@@ -108,7 +108,8 @@ def make_plan(
 
 
 def _defaults(data: str) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"data.eval": data, "overlong.shape": "off"}  # evaluation uses no length penalty
+    listed = parse_value("--data", data) if data.startswith("[") else data
+    defaults: dict[str, Any] = {"data.eval": listed, "overlong.shape": "off"}  # evaluation uses no length penalty
     if data.startswith(GYM):
         defaults["reward.verifier"] = "gym"
     if data == "arithmetic":  # the held-out problems of the embedded default
