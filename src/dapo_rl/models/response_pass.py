@@ -97,6 +97,10 @@ class ResponsePass(ABC, Generic[Stats]):
         """Runs the forward pass."""
         return forward()
 
+    def prepare(self) -> None:
+        """Finds out what can be fused, which compares results: random ones, as with dropout, are never the same."""
+        _ = self._fusion
+
     def _fused_modules(self) -> AbstractContextManager[None]:
         return nullcontext() if self._fusion is None else self._fusion.active()
 

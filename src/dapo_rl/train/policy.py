@@ -166,6 +166,7 @@ class HFPolicy(Learner[TokenStats]):
         lora = self._settings.lora
         if lora is None or not lora.dropout:
             return nullcontext()
+        self._responses.prepare()
         tokens = b"".join(np.asarray(sample.response_ids, np.int32).tobytes() for sample in samples)
         return dropping_out(self.model, derive_seed(self._seed, "dropout", self._updates, zlib.crc32(tokens)))
 
