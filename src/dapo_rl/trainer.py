@@ -254,8 +254,9 @@ class DAPOTrainer:
             self.push_to_hub()
         return summary
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self, **unknown: Never) -> dict[str, float]:
         """Accuracy and related metrics on the held-out prompts, under the names here (`eval/accuracy`) and TRL's."""
+        refuse_unknown(self.evaluate, unknown, "evaluate")
         evaluation = _evaluate(self._run, self.display)
         if evaluation is None:
             raise UserError("there is nothing to evaluate on: give eval_dataset, or set data.eval")
@@ -263,9 +264,10 @@ class DAPOTrainer:
         self._callbacks.evaluated(metrics)
         return with_trl_names(metrics)
 
-    def save_model(self, path: str | os.PathLike[str] | None = None) -> None:
+    def save_model(self, path: str | os.PathLike[str] | None = None, **unknown: Never) -> None:
         """Saves the model and tokenizer in Hugging Face format, or in PEFT format with `model.lora.save: adapter`; by
         default in the run directory's folder model/."""
+        refuse_unknown(self.save_model, unknown, "save_model")
         check_path("path", path)
         self._run.policy.export(RunDirectory(self.run_dir).model_path if path is None else path)
 

@@ -64,7 +64,7 @@ def test_on_the_command_line():
             "x with data.chat_template=never, which applies",
         ),
         (["data.chat_template_kwargs=3"], "data.chat_template_kwargs"),
-        (["chat_template_kwargs.enable_thinking=false"], "did you mean data.chat_template_kwargs?"),
+        (["chat_template_kwargs.enable_thinking=false"], "here it is data.chat_template_kwargs.enable_thinking=false"),
     ],
 )
 def test_mistakes(words, message):

@@ -168,8 +168,8 @@ def test_the_data_source_as_text(plain_tokenizer):
 
 
 def test_other_columns_keep_their_bytes(plain_tokenizer):
-    columns = one({"prompt": "p", "image": NOT_TEXT, "raw": b"text"}, plain_tokenizer).columns
-    assert columns == {"image": NOT_TEXT, "raw": b"text"}
+    columns = one({"prompt": "p", "blob": NOT_TEXT, "raw": b"text"}, plain_tokenizer).columns
+    assert columns == {"blob": NOT_TEXT, "raw": b"text"}
 
 
 TYPES = [

@@ -5,6 +5,10 @@ import copy
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
 from support import small_model, tokenizer
 
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, TrainSettings
@@ -13,7 +17,7 @@ from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 
 pytest.importorskip("peft")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = pytest.mark.gpu
 
 PROMPT = tuple(range(40, 52))
 SAMPLES = [TrainSample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]

@@ -64,6 +64,8 @@ def trainer(tmp_path):
         (lambda t: t.train(resume=3), "resume: expected True, False or the path of a checkpoint, got 3 (int)"),
         (lambda t: t.train(resume_from_checkpoint=[1]), "resume_from_checkpoint: expected True, False or the path"),
         (lambda t: t.train(resum=True), "train: no argument resum; did you mean resume?"),
+        (lambda t: t.save_model(output_dir="out"), "save_model: no argument output_dir; did you mean path?"),
+        (lambda t: t.evaluate(eval_dataset=[]), "evaluate: no argument eval_dataset; it has none"),
         (lambda t: t.save_model(3), "path: expected a path, got 3 (int)"),
         (lambda t: t.push_to_hub(3), "repo_id: expected a string, got 3 (int)"),
         (lambda t: t.log(3), "log: expected a mapping of metrics, got 3"),

@@ -13,7 +13,11 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import setting_named
 
-_OTHER_NAMES = {"tokenizer": "processing_class", "dataset": "train_dataset", "output_dir": "run_dir"}
+_OTHER_NAMES = {
+    "tokenizer": ("processing_class",),
+    "dataset": ("train_dataset",),
+    "output_dir": ("run_dir", "path"),
+}
 """Names that other libraries, or earlier versions of them, give to an argument."""
 _TOKENIZER = ("decode", "eos_token_id", "__call__")
 _DISPLAY = ("start", "phase", "step", "note", "finish", "__enter__", "__exit__")
@@ -23,10 +27,9 @@ def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any], of:
     """Raises UserError for keyword arguments that the function does not name."""
     known = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     for name in unknown:
-        close = _OTHER_NAMES.get(name)
-        close = close if close in known else nearest(name, known)
+        close = next((other for other in _OTHER_NAMES.get(name, ()) if other in known), None) or nearest(name, known)
         setting = None if close else setting_named(name, known_keys())
-        otherwise = f"it has {', '.join(known)}"
+        otherwise = f"it has {', '.join(known) or 'none'}"
         if setting is not None and "config" in known:
             otherwise = f"settings go to config, as in config={{{setting!r}: …}}"
         raise UserError(f"{of}: no argument {name}{did_you_mean(close, otherwise)}")
