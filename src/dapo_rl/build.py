@@ -205,7 +205,14 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             critic = (
                 build_critic(values, tokenizer, config, longest, plan, policy.packed) if config.has_critic else None
             )
-        notes += [slow_dtype(dtype, device), plan.note, policy.note, policy.save_note, _idle_engines(config)]
+        notes += [
+            slow_dtype(dtype, device),
+            plan.note,
+            policy.note,
+            policy.save_note,
+            _idle_engines(config),
+            _noisy(config),
+        ]
         progress = Progress()
         run = Run(
             config=config,
@@ -258,6 +265,14 @@ def _idle_engines(config: Config) -> str | None:
     if not config.sampling.ahead:
         return f"{said}: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
     return None
+
+
+def _noisy(config: Config) -> str | None:
+    """A note if the update computes something else than what sampled."""
+    lora = config.model.lora
+    if lora is None or not lora.dropout:
+        return None
+    return f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"
 
 
 def on_ranks(config: Config) -> bool:

@@ -176,6 +176,8 @@ def test_a_changed_source_is_named_on_resume(file_of, plain_tokenizer, tmp_path)
     file_of("b.jsonl", 4)
     with pytest.raises(UserError, match=r"^data.train: b.jsonl has 4 prompts, the checkpoint was written with 3"):
         stream_of(training_prompts(listed, plain_tokenizer, SETTINGS), 0).load(tmp_path)
+    with pytest.raises(UserError, match=r"^data.train has no weights, but the checkpoint was written with a list that"):
+        PromptStream(prompts_of("", 3)).load(tmp_path)
     with pytest.raises(UserError, match=r"^data.train has different sources"):
         mixture([3, 3], [1, 1]).load(tmp_path)
     PromptStream(prompts_of("", 3)).save(tmp_path)

@@ -115,6 +115,10 @@ class PromptStream(Iterator[Prompt]):
         """Raises ValueError for a state of the wrong shape."""
         if isinstance(written, dict) and "digest" in written:
             raise UserError(f"{self._what} has a known length, but the checkpoint was written with a stream; {REMEDY}")
+        if isinstance(written, dict) and "sources" in written:
+            raise UserError(
+                f"{self._what} has no weights, but the checkpoint was written with a list that has; {REMEDY}"
+            )
         state = parse_state(SavedStream, written)
         self._check_same(state)
         if unknown := [name for name in state.front if name not in self._by_id]:
