@@ -20,7 +20,7 @@ from dapo_rl.cluster.build_engines import build_engine_pool, check_engines, take
 from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
-from dapo_rl.config import Config, SourceSettings
+from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data import (
     LazyStream,
     MixedStream,
@@ -431,7 +431,8 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
 
 def _check_data(config: Config, given: Given) -> None:
     """Raises UserError if a run of the caller's own model would fall back to the demo's data."""
-    if given.train_dataset is None and (given.model is not None or "name" in config.model.model_fields_set):
+    own = given.model is not None or config.model.name != ModelSettings().name
+    if own and given.train_dataset is None:
         config.check_data("train_dataset" if given.model is not None else f"model.name={config.model.name}")
 
 

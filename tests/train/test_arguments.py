@@ -92,7 +92,7 @@ def test_an_own_model_without_data_is_refused(tmp_path):
     recipe.write_text("train: {steps: 1}\n")
     for arguments, where in [
         ({"model": "tiny"}, "train_dataset"),
-        ({"config": {"model.name": "tiny"}}, "model.name=tiny"),
+        ({"config": {"model.name": "org/model"}}, "model.name=org/model"),
         ({"config": recipe}, str(recipe)),
     ]:
         with pytest.raises(UserError) as error:
