@@ -147,16 +147,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _reject_conflicts(self) -> Config:
-        for key, wrong, remedy in conflicts(self):
-            raise ValueError(f"{key}: {wrong}; {remedy}")
+        if line := self._first_conflict():
+            raise ValueError(line)
         return self
 
     def check_conflicts(self) -> None:
         """Raises UserError for settings that contradict each other, after a change that is not validated."""
-        try:
-            self._reject_conflicts()
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        if line := self._first_conflict():
+            raise UserError(line)
+
+    def _first_conflict(self) -> str | None:
+        return next((f"{key}: {wrong}; {remedy}" for key, wrong, remedy in conflicts(self)), None)
 
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

@@ -244,7 +244,7 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
 def _nothing_of(origin: str, rows: Rows, bad: list[BadRow], limit: int) -> str:
     """Why an entry of a list gives no prompt."""
     own = [row for row in bad if row.origin == origin]
-    total = sum(row.origin == origin for row in (*rows.good, *rows.bad))
+    total = sum(row.origin == origin for row in rows.good) + sum(row.origin == origin for row in rows.bad)
     return nothing_left(replace(rows, source=origin), total, own, total - len(own), limit)
 
 

@@ -32,7 +32,7 @@ IN_MEMORY = "in memory"
 SHORT = 1000
 """An iterator that ends within so many rows is read as a list: it can then be shuffled and repeated."""
 
-_NAMES = str | os.PathLike | SourceSettings
+_NAMES = (str, os.PathLike, SourceSettings)
 Source = str | os.PathLike[str] | SourceSettings | Sequence[str | SourceSettings] | Iterable[Mapping[str, Any]]
 
 
@@ -73,7 +73,7 @@ def _from(origin: str, rows: Rows | RowStream) -> Rows | RowStream:
     if isinstance(rows, RowStream):
         read = rows.open
         return replace(rows, open=lambda: (replace(row, origin=origin) for row in read()))
-    good, bad = ([replace(row, origin=origin) for row in each] for each in (rows.good, rows.bad))
+    good, bad = [replace(row, origin=origin) for row in rows.good], [replace(row, origin=origin) for row in rows.bad]
     return Rows(rows.key, rows.source, good, bad, (origin,))
 
 

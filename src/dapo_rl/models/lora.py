@@ -301,7 +301,8 @@ def _rescaled(weight: Tensor, layer: Any) -> Tensor:
         return weight
     lengths: Tensor = getattr(layer, _MAGNITUDE)[_ADAPTER].weight.detach()
     across = 0 if layer.fan_in_fan_out else 1
-    return weight * (lengths / torch.linalg.norm(weight, dim=across)).unsqueeze(across)
+    factors: Tensor = lengths / torch.linalg.norm(weight, dim=across)
+    return weight * factors.unsqueeze(across)
 
 
 def without_adapters(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[PlainWeight]:
