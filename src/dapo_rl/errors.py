@@ -44,4 +44,12 @@ class CapReachedError(UserError):
 
 class RankLostError(UserError):
     """A training rank ended or made no progress, and all others have been ended. The run continues from its last
-    checkpoint, `cluster.restarts` times."""
+    checkpoint, `cluster.restarts` times. `advice` is what to do if it happens again, if that is known."""
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class RayLostError(UserError):
+    """A process of Ray has ended without which the run cannot go on. `--resume` continues it."""

@@ -20,6 +20,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.build import Given, Run, build_run, tell_progress
 from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.ray_watch import if_ray_ends
 from dapo_rl.cluster.restarts import Restarts
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import once_each
@@ -244,7 +245,7 @@ class DAPOTrainer:
             again = f"output_dir={{}} and call {TRL_RESUMES}" if script else f"run_dir={{}} and call {RESUMES}"
             with (
                 Interrupts(directory, self.display, again) as interrupts,
-                _recorded(directory, run.progress),
+                _recorded(directory, run.progress, self.display),
                 checkpoints,
             ):
                 summary = self._train(run, directory, checkpoints, log, interrupts, space)
@@ -459,12 +460,22 @@ def _callbacks(run: Run, args: Any) -> Callbacks:
 
 
 @contextmanager
-def _recorded(directory: RunDirectory, progress: Progress) -> Iterator[None]:
-    """Leaves error.json for an exception that ends the run. Ctrl-C is not one: it stops the run."""
-    try:
-        yield
-    except Exception as error:
+def _recorded(directory: RunDirectory, progress: Progress, display: Display) -> Iterator[None]:
+    """Leaves error.json for an exception that ends the run, and for the end of Ray. Ctrl-C is not one: it stops the
+    run."""
+
+    def record(error: Exception) -> None:
         write_failure(directory.path, progress.current, error)
+
+    def without_ray(error: Exception) -> None:
+        record(error)
+        display.__exit__(None, None, None)
+
+    try:
+        with if_ray_ends(without_ray):
+            yield
+    except Exception as error:
+        record(error)
         raise
 
 

@@ -6,11 +6,13 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import one_line
+from dapo_rl.cluster.own_ray import OwnRay
+from dapo_rl.cluster.ray_watch import RayWatch
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
 
@@ -25,6 +27,10 @@ SLOW_START = "timed out during startup"
 """What Ray says of a node that needs too long."""
 
 
+_own: OwnRay | None = None
+"""The Ray that this process has started."""
+
+
 @contextmanager
 def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
     """Connects this process to Ray, and disconnects it at the end, which ends all actors of the run."""
@@ -34,20 +40,41 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
         yield
         return
     how: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    if settings.address is None:
-        how |= {"num_cpus": CPUS, "include_dashboard": False}
     _check_reachable(settings.address)
     # It warns that a cluster on this host has a token, which is the default.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    try:
-        _connect(ray, settings.address, how)
-    except Exception as error:
-        where = "on this host" if settings.address is None else f"at {settings.address}"
-        raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
-    try:
+    with ExitStack() as ends:
+        try:
+            own = _own_ray(ends) if settings.address is None else None
+            if own is not None:
+                how |= {"num_cpus": CPUS, "include_dashboard": False, "_temp_dir": str(own.directory)}
+            ends.callback(ray.shutdown)
+            _connect(ray, settings.address, how)
+            if (node := ray._private.worker._global_node) is not None:  # None for a remote client, ray://
+                if own is not None:
+                    own.started(node)
+                ends.callback(RayWatch(node, ray_logs).close)
+        except Exception as error:
+            where = "on this host" if settings.address is None else f"at {settings.address}"
+            raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
         yield
-    finally:
-        ray.shutdown()
+
+
+def ray_logs() -> str:
+    """Where to look for what Ray knows of a loss. The logs of the run's own Ray stay for that."""
+    return "Ray's logs" if _own is None else f"Ray's logs, {_own.keep_logs()}"
+
+
+def _own_ray(ends: ExitStack) -> OwnRay:
+    def forget() -> None:
+        global _own
+        _own = None
+
+    global _own
+    _own = OwnRay()
+    ends.callback(forget)
+    ends.callback(_own.close)
+    return _own
 
 
 def _connect(ray: Any, address: str | None, how: dict[str, Any]) -> None:
