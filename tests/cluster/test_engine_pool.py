@@ -182,7 +182,7 @@ def test_an_engine_that_is_killed_loses_nothing(pool):
     kill(pool, 1)
     assert samples | everything(pool) == plain_samples(range(9))
     assert sum(replica.lost for replica in pool._replicas) == lost + 1
-    assert [note.partition(";")[0] for note in pool.notes] == ["engine 1 was lost: its process ended"]
+    assert [note.partition(";")[0] for note in pool.notes] == ["engine 1 was lost: it was killed or crashed"]
     assert "will be sampled again" in pool.notes[0]
 
 
@@ -260,7 +260,7 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path)
         pool.submit(request(4))
         kill(pool, 0)
         with pytest.raises(
-            UserError, match=r"engine 0 was lost 2 times, and cluster.restarts is 1; .* its process ended"
+            UserError, match=r"engine 0 was lost 2 times, and cluster.restarts is 1; .* it was killed or crashed; look"
         ):
             everything(pool)
     finally:

@@ -17,7 +17,7 @@ from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.rank_memory import RankMemory
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.session import import_ray, ray_logs
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
@@ -76,7 +76,8 @@ def build_ranked_policy(
     try:
         return RankedPolicy(start)
     except RankLostError as error:
-        raise UserError(f"cluster.ranks: the ranks cannot be started: {error}") from error
+        advice = error.advice or f"look for the cause in {ray_logs()}"
+        raise UserError(f"cluster.ranks: the ranks cannot be started: {error}; {advice}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.cluster.delivery import Delivery
 from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.session import import_ray, ray_logs
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import RankLostError, UserError
@@ -199,11 +199,24 @@ class EnginePool:
         """Waits until all engines are in service."""
         end = time.monotonic() + START_S
         for replica in self._replicas:
-            if not replica.started(max(0.0, end - time.monotonic())):
-                raise UserError(
-                    f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within "
-                    f"{START_S:.0f} s; {ROOM}"
-                )
+            while not replica.in_service:
+                if self._ranks_lost is not None:
+                    raise self._ranks_lost
+                with self._or_lost(replica):
+                    self._await_one(replica, end)
+
+    def _await_one(self, replica: EngineReplica, end: float) -> None:
+        try:
+            there = replica.started(max(0.0, end - time.monotonic()))
+        except EngineLostError as error:
+            if error.more:  # it would fail again
+                raise UserError(f"engine {replica.index} cannot be started: {error}", error.more) from None
+            raise
+        if not there:
+            raise UserError(
+                f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within {START_S:.0f} "
+                f"s; {ROOM}"
+            )
 
     def _in_store(self) -> StoredWeights:
         """The current weights, which are stored if they are not, or not any more."""
@@ -303,10 +316,11 @@ class EnginePool:
         """Raises if it was one too many."""
         replica.lost += 1
         if replica.lost > self._settings.restarts:
+            advice = error.advice or (f"look for the cause in {ray_logs()}" if not error.more else "see below")
             times = "once" if replica.lost == 1 else f"{replica.lost} times"
             raise UserError(
                 f"engine {replica.index} was lost {times}, and cluster.restarts is {self._settings.restarts}; "
-                f"the last time: {error}",
+                f"the last time: {error}; {advice}",
                 error.more,
             ) from None
         again = f"; {counted(groups, 'group')} will be sampled again" if groups else ""

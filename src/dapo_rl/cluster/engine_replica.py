@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
+from dapo_rl.cluster.losses import LESS_FOR_ENGINES, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.rollout.engine import Request
@@ -23,11 +24,12 @@ CONTROL, COLLECT = "control", "collect"
 
 
 class EngineLostError(Exception):
-    """The actor has ended, does not answer, or has failed. `more` is the traceback of a failure."""
+    """The actor has ended, does not answer, or has failed. `more` is the traceback of a failure; `advice` is what to do
+    if it happens again, if that is known."""
 
-    def __init__(self, message: str, more: str = "") -> None:
+    def __init__(self, message: str, more: str = "", advice: str = "") -> None:
         super().__init__(message)
-        self.more = more
+        self.more, self.advice = more, advice
 
 
 @dataclass(slots=True)
@@ -179,8 +181,9 @@ class EngineReplica:
             value = self._ray.get(ref, timeout=timeout_s)
         except errors.GetTimeoutError:
             raise EngineLostError(f"no answer for {timeout_s:g} s") from None
-        except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
-            raise EngineLostError(_why(error)) from None
+        except (*losses(self._ray), errors.ObjectLostError) as error:
+            advice = LESS_FOR_ENGINES if for_want_of_memory(self._ray, error) else ""
+            raise EngineLostError(f"it {describe_loss(self._ray, error)}", advice=advice) from None
         report = value.value if isinstance(value, Answer) else value
         failure = value.failure or (report.failure if isinstance(report, EngineReport) else None)
         if failure is not None:
@@ -194,12 +197,3 @@ class EngineReplica:
 
     def _end_actor(self) -> None:
         self._ray.kill(self._actor)
-
-
-def _why(error: Exception) -> str:
-    """One line from what Ray says at length."""
-    text = str(error)
-    for sign, line in (("node", "its node was lost"), ("SIGKILL", "its process was killed")):
-        if sign in text.partition("\n")[0]:
-            return line
-    return "its process ended"

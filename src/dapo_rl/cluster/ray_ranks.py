@@ -12,6 +12,7 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+from dapo_rl.cluster.losses import LESS_FOR_RANKS, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.network import open_tcp_store, tcp_store, use_interface
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.session import import_ray
@@ -204,8 +205,9 @@ class RayRanks:
     def _answer(self, call: Any, rank: int, method: str) -> Any:
         try:
             return self._ray.get(call)
-        except self._ray.exceptions.RayActorError as error:
-            raise RankLostError(f"rank {rank} {_end_of(error)}, in {method}") from None
+        except losses(self._ray) as error:
+            advice = LESS_FOR_RANKS if for_want_of_memory(self._ray, error) else ""
+            raise RankLostError(f"rank {rank} {describe_loss(self._ray, error)}, in {method}", advice) from None
 
 
 class _Clock:
@@ -253,7 +255,7 @@ class _Watch:
         for rank in [rank for rank, asked in self._asked.items() if asked in come]:
             try:
                 steps = self._ray.get(self._asked.pop(rank))
-            except self._ray.exceptions.RayActorError:  # its call reports this
+            except losses(self._ray):  # its call reports this
                 continue
             self._answered[rank] = self._clock.now()
             if steps != self._steps[rank]:
@@ -370,16 +372,6 @@ class RankActor:
 def _places(processes: Sequence[tuple[str, int]]) -> list[_RankOf]:
     hosts = [host for host, _ in processes]
     return [_RankOf(r, len(hosts), hosts[:r].count(host), hosts.count(host)) for r, host in enumerate(hosts)]
-
-
-def _end_of(error: Exception) -> str:
-    """How an actor ended, as far as Ray knows."""
-    text = str(error)
-    if "ray.kill" in text:
-        return "was ended by ray.kill"
-    if "node has died" in text or "node is dead" in text:
-        return "was lost with its host"
-    return "was killed or crashed"
 
 
 def _sendable(error: Exception, rank: int) -> Exception:

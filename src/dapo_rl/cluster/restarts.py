@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.session import ray_logs
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.train.checkpoint import Checkpoints, Part
 
@@ -35,9 +36,9 @@ class Restarts:
 
     def __call__(self, error: RankLostError) -> None:
         if self._made == self._most:
+            advice = error.advice or f"look for the cause in {ray_logs()}, or raise cluster.restarts"
             raise UserError(
-                f"{error}, after {counted(self._most, 'restart')}; look for the cause in Ray's logs, continue with "
-                "--resume, or raise cluster.restarts"
+                f"{error}, after {counted(self._most, 'restart')}; continue with --resume; {advice}"
             ) from error
         self._made += 1
         count = f"({self._made} of {self._most})"
