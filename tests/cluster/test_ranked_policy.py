@@ -89,6 +89,7 @@ def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
     assert_same_gradients(ranked, one)
 
 
+@pytest.mark.filterwarnings("ignore:micro-batch-token-mean")
 def test_micro_batches_are_counted_on_all_ranks_and_none_for_ranks_without_samples(policy_on):
     """With a sample in each, they are those of one process. One rank has more of them than the other."""
     samples, how = make_samples(count=5, group_size=1), {"aggregation": "micro-batch-token-mean", "token_budget": 1}
