@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -62,8 +63,22 @@ def test_a_stopped_job_saves_and_the_next_one_resumes_it(slurm, tmp_path):
     assert json.loads((run / "summary.json").read_text())["finished"]
 
     assert not any(tmp_path.rglob("hacked"))
-    assert not list(Path("/tmp").glob(f"dapo-ray-{number[:-1]}?"))
     wait_until(lambda: not slurm.processes(), 20)
+
+
+def test_a_cancelled_job_leaves_nothing_behind(slurm, tmp_path):
+    """Nothing can be started for a job that is being cancelled, and its processes all get the signal at once."""
+    run = tmp_path / "run"
+    number, _ = launch(slurm, tmp_path, "train.steps=5000", "--nodes", "2", "--run", run)
+    wait_until(lambda: steps(run) or slurm.has_ended(number))
+    lines = slurm.processes().values()
+    directories = {Path(path) for line in lines for path in re.findall(r"--temp-dir=(\S+)/ray", line)}
+    assert len(directories) == 2, (run / f"slurm-{number}.log").read_text()
+    assert {stat.S_IMODE(path.stat().st_mode) for path in directories} == {0o700}
+    slurm.call("scancel", number)
+    wait_until(lambda: not any(path.exists() for path in directories), 60)
+    wait_until(lambda: not slurm.processes(), 60)
+    assert slurm.ended(number)["JobState"] == "CANCELLED"
 
 
 def test_what_slurm_refuses_is_one_line(slurm, tmp_path):

@@ -1,20 +1,24 @@
-"""What a Slurm script needs to know of its Ray cluster: `python -m dapo_rl.launch.nodes free | wait ADDRESS NODES`.
+"""What a Slurm script needs for its Ray cluster: `python -m dapo_rl.launch.nodes free | start … | wait ADDRESS NODES`.
 
 `free` prints the address of this host and two free ports. `wait` returns when that many nodes have joined, or for 0,
 when the head answers. It gives up after five minutes, or when a process that starts Ray has ended (further arguments:
-the ids of these processes).
+the ids of these processes). `start` is `ray start --block` in a temporary directory of its own, which it removes at the
+end, also when the job is cancelled: no other process can be started then.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
+from dapo_rl.cluster.own_ray import ray_directory
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.errors import UserError
 
@@ -27,6 +31,8 @@ def main() -> None:
         match sys.argv[1:]:
             case ["free"]:
                 print(*free_ports(2))
+            case ["start", *words]:
+                sys.exit(start_ray(words))
             case ["wait", address, count, *processes]:
                 wait_for_nodes(address, int(count), [int(each) for each in processes])
             case _:
@@ -44,6 +50,25 @@ def free_ports(count: int) -> list[str | int]:
         for server in servers:
             server.bind((ip, 0))
         return [ip, *(server.getsockname()[1] for server in servers)]
+
+
+def start_ray(words: Sequence[str]) -> int:
+    """Runs `ray start --block` until it ends, or until a signal ends it; its exit code."""
+    directory, signals = ray_directory(), list[int]()
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: signals.append(number))
+        command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *words]
+        process = subprocess.Popen([*command, f"--temp-dir={directory.path / 'ray'}"])
+        while (code := process.poll()) is None:
+            if signals:
+                process.terminate()
+                code = process.wait()
+                break
+            time.sleep(POLL_S)
+        return code if code >= 0 else 128 - code
+    finally:
+        directory.close()
 
 
 def wait_for_nodes(address: str, count: int, processes: Sequence[int], patience_s: float = PATIENCE_S) -> None:

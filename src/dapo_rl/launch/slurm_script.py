@@ -101,16 +101,15 @@ trap stop TERM
 trap 'at_limit=1; stop' USR1
 
 # Ray on every node, with the head on the first, where this script runs. Other jobs may use the same hosts: ports are
-# free ones, the temporary directory is the job's own, and so is the token without which nobody can connect.
+# free ones, temporary directories are private, and so is the token without which nobody can connect.
 export RAY_USAGE_STATS_ENABLED=0 {"=".join(NO_IDLE_WORKERS)} PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')
 export RAY_AUTH_TOKEN
 if [[ $SLURM_CPUS_PER_TASK ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
-temporary=/tmp/dapo-ray-$SLURM_JOB_ID
-ray=("$python" -P -m ray.scripts.scripts start --block --num-cpus={CPUS} --temp-dir="$temporary"
-    --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 --log-color=false)
-ray_log=$run/ray-$SLURM_JOB_ID.log
 nodes=("$python" -P -m dapo_rl.launch.nodes)
+ray=("${{nodes[@]}}" start --num-cpus={CPUS} --min-worker-port=0 --max-worker-port=0
+    --dashboard-agent-listen-port=0 --log-color=false)
+ray_log=$run/ray-$SLURM_JOB_ID.log
 
 end() {{
     code=$?
@@ -118,7 +117,6 @@ end() {{
     if (( ${{#steps[@]}} )); then
         kill -TERM "${{steps[@]}}" 2>/dev/null
         wait "${{steps[@]}}"
-        srun --overlap --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 rm -rf -- "$temporary" &>>"$ray_log"
     fi
     trap - TERM
     if [[ $again ]]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi  # Slurm ends this script meanwhile
