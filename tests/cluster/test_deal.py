@@ -28,6 +28,12 @@ def test_ranks_have_about_the_same_number_of_tokens(lengths, ranks):
     assert max(loads) <= sum(loads) / ranks + max(lengths) + 3
 
 
+def test_the_longest_samples_are_dealt_first():
+    """In the order drawn, the last one would make a rank twice as slow as the other."""
+    dealt = deal([sample(i, length) for i, length in enumerate((10, 10, 10, 10, 43))], 2)
+    assert sorted(dealt) == [[0, 1, 2, 3], [4]]
+
+
 def test_samples_of_one_prompt_stay_together_within_a_fair_share():
     assert deal([sample(p, 10) for p in (0, 1, 0, 1, 2, 3)], 2) == [[0, 2, 4], [1, 3, 5]]
 

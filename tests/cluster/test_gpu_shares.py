@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.cluster.build_engines import COLOCATED_GPUS, check_engines, gpu_share
+from dapo_rl.cluster.build_engines import COLOCATED_GPUS, _memory_share, check_engines, gpu_share
 from dapo_rl.cluster.build_policy import RANK_GPUS
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
@@ -23,6 +23,13 @@ def test_engines_fit_beside_the_ranks_that_they_share_gpus_with(engines, ranks):
 def test_an_engine(placement, engine_gpus):
     cluster = ClusterSettings(backend="ray", engines=2, engine_gpus=2, placement=placement)
     assert gpu_share(cluster) == engine_gpus
+
+
+@pytest.mark.parametrize(("placement", "memory"), [("colocated", None), ("separate", 0.85), ("shared", 0.1)])
+def test_the_memory_of_an_engine(placement, memory):
+    """Four engines on a GPU that they share with a rank get 40 % of it together."""
+    cluster = ClusterSettings(backend="ray", engines=8, ranks=2, placement=placement)
+    assert _memory_share(cluster) == memory
 
 
 @pytest.mark.parametrize("share", RANK_GPUS.values())
