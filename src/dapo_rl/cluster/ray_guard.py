@@ -59,7 +59,8 @@ def main() -> None:
 def listen(driver: int) -> tuple[bool, list[Process]]:
     """Until the driver has ended or closes the pipe. Its end alone may not close it: a process that it has forked has a
     copy."""
-    keep, processes, rest = False, [], b""
+    keep, rest = False, b""
+    processes: list[Process] = []
     poll = select.poll()
     poll.register(0, select.POLLIN)
     with contextlib.suppress(ProcessLookupError):

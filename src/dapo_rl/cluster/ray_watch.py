@@ -70,12 +70,14 @@ class RayWatch:
     def _run(self, processes: Sequence[tuple[str, Process]]) -> None:
         poll = select.poll()
         poll.register(self._woken)
-        names = {process.descriptor: f"{name}, process {process.pid}," for name, process in processes}
-        for descriptor in names.keys() - {None}:
-            poll.register(descriptor, select.POLLIN)
+        names: dict[int, str] = {}
+        for name, process in processes:
+            if process.descriptor is not None:
+                names[process.descriptor] = f"{name}, process {process.pid},"
+                poll.register(process.descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll()]
         if self._woken in ready:
-            for descriptor in names.keys() - {None}:
+            for descriptor in names:
                 os.close(descriptor)
             return
         why = f"{names[ready[0]]} was killed or crashed"
