@@ -660,3 +660,21 @@ def test_a_pool_that_cannot_start_its_threads_leaves_no_process(monkeypatch):
     assert not started[0].is_alive()
     (keeper,) = forked
     assert not os.path.exists(f"/proc/{keeper}")
+
+
+class ByEnd:
+    """Judges a text by how it ended; a group at once takes too long."""
+
+    per_sample = text_only = True
+
+    def __call__(self, prompt, samples):
+        if len(samples) > 1:
+            time.sleep(PATIENCE_S)
+        ended = [sample.finish_reason == "stop" for sample in samples]
+        return [Verdict(float(is_whole), is_whole, "correct" if is_whole else "wrong") for is_whole in ended]
+
+
+def test_equal_texts_share_a_verdict_only_if_they_ended_alike():
+    group = [Sample((7,), (-0.1,), "same", reason) for reason in ("stop", "length", "stop", "length")]
+    with VerifierPool(ByEnd(), settings(timeout_s=LIMIT_S)) as pool:
+        assert [verdict.score for verdict in pool(PROMPT, group)] == [1.0, 0.0, 1.0, 0.0]

@@ -26,7 +26,7 @@ from dapo_rl.rewards.judge import failures, has_traceback, judge, limit_of, name
 from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
-from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus, Verifier
+from dapo_rl.types import FinishReason, Prompt, Sample, Verdict, VerdictStatus, Verifier
 
 Ticket = Future[list[Verdict]]
 
@@ -214,12 +214,13 @@ class _Processes:
             if not self.per_sample or len(samples) <= 1:
                 return [verdicts] * len(samples)
         verdicts = []
-        known: dict[str, Verdict] = {}
+        known: dict[tuple[str, FinishReason], Verdict] = {}
         for sample in samples:
-            verdict = known.get(sample.text) if self.text_only else None
+            seen = sample.text, sample.finish_reason
+            verdict = known.get(seen) if self.text_only else None
             if verdict is None:
                 answer = caller.call(prompt, [sample], state)
-                verdict = known[sample.text] = answer if isinstance(answer, Verdict) else answer[0]
+                verdict = known[seen] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
             self.one_by_one = True  # each is within the limit, but the group is not: do not try groups again
