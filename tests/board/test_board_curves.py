@@ -66,6 +66,14 @@ def test_a_step_that_comes_again_replaces_what_came_after_it(tmp_path):
     assert [c.tolist() for c in log_of(path).column("a")] == [[1, 2], [1, 9]]
 
 
+def test_a_last_step_that_comes_again_is_there_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines([{"step": 1, "a": 1}, {"step": 2, "a": 2}, {"step": 2, "a": 9}]))
+    log = log_of(path)
+    assert [c.tolist() for c in log.column("a")] == [[1, 2], [1, 9]]
+    assert (log.total("a"), log.latest("a"), log.last_step) == (10, 9, 2)
+
+
 def test_lines_that_are_no_metrics_are_passed_over(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('nothing\n[]\n{"a": 1}\n{"step": "x"}\n{"step": 1e999}\n' + lines([{"step": 4, "a": 2}]))
