@@ -16,6 +16,19 @@ class UserError(Exception):
         self.more = more
 
 
+class UnsavedError(UserError):
+    """Something of a run cannot be written, for example because the disk is full. The run continues without it; if it
+    is still missing at the end, the run ends with this error."""
+
+    def __init__(self, message: str, reason: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.reason, self.remedy = reason, remedy
+
+    @classmethod
+    def of(cls, what: str, reason: str, remedy: str) -> UnsavedError:
+        return cls(f"{what} cannot be written: {reason}", reason, remedy)
+
+
 class NonFiniteError(ArithmeticError):
     """A log-probability, loss or gradient is not finite. Raised before the weights change."""
 

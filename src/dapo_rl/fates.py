@@ -14,8 +14,8 @@ Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "truncated", "fi
 """What happened to a group: it was trained on, or the one reason why not."""
 Former = Literal["stale"]
 """A fate that no group has now; logs of older versions contain it."""
-Waiting = Literal["carried"]
-"""A group that is still undecided when the run ends."""
+Waiting = Literal["carried", "unfinished"]
+"""A group that is still undecided when the run ends, and one of a step in which the run failed."""
 Role = Literal["good", "dropped", "bad", "calm"]
 
 
@@ -112,6 +112,13 @@ FATES: dict[str, FateChoice] = {
         "#8d99a8",
         "calm",
         why="The run ended while the group waited for the next step: this step's batch was full.",
+    ),
+    "unfinished": FateChoice(
+        "unfinished",
+        "group",
+        "#7d8a99",
+        "calm",
+        why="The run failed in this step, before the group was trained on.",
     ),
     "cancelled": FateChoice("cancelled", "tokens", "#5f6b7a"),
     "masked_truncated": FateChoice("masked: cut off", "tokens", "#d98fb8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
-from dapo_rl.runs.display import Display
+from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.failure import write_failure
 from dapo_rl.runs.interrupts import Interrupts
 from dapo_rl.runs.live import make_display
@@ -43,6 +43,7 @@ from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers
+from dapo_rl.runs.unsaved import Unsaved
 from dapo_rl.train import loop
 from dapo_rl.train.arguments import check_arguments, check_path, check_resume, check_text, refuse_unknown
 from dapo_rl.train.callback_args import CallbackArguments
@@ -52,7 +53,7 @@ from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.progress import FILE as PROGRESS
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import seed_everything
-from dapo_rl.train.results import save_result, write_results
+from dapo_rl.train.results import MODEL, save_result, write_results
 from dapo_rl.train.trl_names import with_trl_names
 
 if TYPE_CHECKING:
@@ -227,16 +228,18 @@ class DAPOTrainer:
         check_resume("resume", resume)
         check_resume("resume_from_checkpoint", resume_from_checkpoint)
         resume = _resumes(resume or resume_from_checkpoint, self.run_dir)
-        space = None if resume else run.disk.check(run.config, self.run_dir, 0)
+        if not resume:
+            run.disk.check(run.config, self.run_dir, 0)
         directory = RunDirectory.open(self.run_dir) if resume else RunDirectory.prepare(self.run_dir, self._again)
-        checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep, self.display.note)
+        unsaved = Unsaved(self.display.note)
+        checkpoints = Checkpoints(directory.checkpoints_path, run.config.checkpoint.keep, self.display.note, unsaved)
         log = LogLength(directory)
         with directory.locked(), self._noting(directory) as notes:
             seed_everything(run.config.seed)
             if resume:
                 _resume(run, directory, checkpoints, log, self.display)
                 checkpoints.remove_old()  # `checkpoint.keep` may be smaller now, to make room
-                space = run.disk.check(run.config, directory.path, run.progress.step)
+                run.disk.check(run.config, directory.path, run.progress.step)
             else:
                 directory.begin(run.config)
             notes.begin()
@@ -248,7 +251,8 @@ class DAPOTrainer:
                 _recorded(directory, run.progress, self.display),
                 checkpoints,
             ):
-                summary = self._train(run, directory, checkpoints, log, interrupts, space)
+                summary = self._train(run, directory, checkpoints, log, interrupts, unsaved)
+                unsaved.raise_errors(_what_there_is(directory, checkpoints, summary))
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
         if self._pushes and summary["finished"]:
@@ -361,9 +365,8 @@ class DAPOTrainer:
         checkpoints: Checkpoints,
         log: LogLength,
         interrupts: Interrupts,
-        space: str | None,
+        unsaved: Unsaved,
     ) -> dict[str, Any]:
-        """`space` is a note on the disk."""
         config, progress, display = run.config, run.progress, self.display
 
         def save() -> None:
@@ -383,6 +386,7 @@ class DAPOTrainer:
             directory=directory,
             display=display,
             progress=progress,
+            unsaved=unsaved,
             stop_requested=lambda: interrupts.requested or self.stop_requested(),
             track=trackers.log,
             callbacks=self._callbacks,
@@ -396,29 +400,45 @@ class DAPOTrainer:
             for prompts in (run.train_prompts, run.eval_prompts):
                 if prompts is not None and (report := prompts.report()):
                     display.note(report)
-            for note in (*run.notes, *self._callbacks.never_called(), space):
-                if note is not None:
-                    display.note(note)
+            for note in (*run.notes, *self._callbacks.never_called()):
+                display.note(note)
             try:
                 loop.train(training)
+            except Exception:
+                with suppress(Exception):  # the error that ends the run is the one to show
+                    self._write_results(run, directory, unsaved, failed=True)
+                raise
             finally:
                 self._trackers = None
                 trackers.close()
             if progress.is_done(config.train.steps):
                 # Without the model, the board still needs its tokenizer to show rollouts.
                 keep = self.save_model if config.checkpoint.last else run.tokenizer.save_pretrained
-                loop.with_restarts(partial(save_result, keep, directory.model_path), recover)
-            summary = write_results(
-                directory,
-                config,
-                progress,
-                run.train_prompts,
-                waiting=run.sampler.carried_tokens,
-                in_flight=run.sampler.begun_tokens,
-                so_far=run.sampler.so_far,
-            )
+                with unsaved.at_the_end(MODEL):
+                    loop.with_restarts(partial(save_result, keep, directory.model_path), recover)
+            with unsaved.trying("metrics.jsonl", "some lines are missing"):
+                directory.finish_log()
+            summary = self._write_results(run, directory, unsaved)
             display.finish(summary)
         return summary
+
+    def _write_results(
+        self, run: Run, directory: RunDirectory, unsaved: Unsaved, failed: bool = False
+    ) -> dict[str, Any]:
+        sampler = run.sampler
+        # What a failed step has sampled is in the ledger.
+        waiting, in_flight = (0, 0) if sampler.has_failed else (sampler.carried_tokens, sampler.begun_tokens)
+        return write_results(
+            directory,
+            run.config,
+            run.progress,
+            run.train_prompts,
+            unsaved,
+            waiting=waiting,
+            in_flight=in_flight,
+            so_far=sampler.so_far,
+            failed=failed,
+        )
 
     def _restarts(
         self, run: Run, directory: RunDirectory, checkpoints: Checkpoints, log: LogLength
@@ -457,6 +477,14 @@ def _callbacks(run: Run, args: Any) -> Callbacks:
         eval_steps=config.eval.every,
         save_steps=config.checkpoint_every,
     )
+
+
+def _what_there_is(directory: RunDirectory, checkpoints: Checkpoints, summary: Mapping[str, Any]) -> str:
+    """What a run that could not write everything has written."""
+    there = [f"the model is in {directory.model_path}"] if "model" in summary["paths"] else []
+    latest = checkpoints.latest()
+    there.append(f"--resume continues from {latest.path}" if latest else "there is no checkpoint to resume from")
+    return ", and ".join(there)
 
 
 @contextmanager
@@ -546,6 +574,6 @@ def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_noth
         ),
         settings.samples,
         run.config.seed,
-        on_progress=lambda done, total: display.phase("evaluating", done, total),
+        on_progress=lambda done, total: display.phase(EVALUATING, done, total),
         check=check,
     )

@@ -241,15 +241,17 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("kilobytes", [2000, 5000], ids=["weights", "optimizer"])
-def test_a_disk_that_takes_no_checkpoint_is_one_line_and_the_last_one_stays(tmp_path, kilobytes):
+def test_a_disk_that_takes_no_checkpoint_is_an_error_at_the_end_and_the_last_one_stays(tmp_path, kilobytes):
     """A limit on file sizes fails in the middle of a write, as a full disk does."""
     assert dapo("train", *SMALL, "train.steps=1", "--run", "run", cwd=tmp_path).returncode == 0
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (kilobytes << 10, kilobytes << 10))
     result = dapo("train", "--run", "run", "--resume", "train.steps=2", cwd=tmp_path, preexec_fn=limit)
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.splitlines()
-    assert "step-2: the checkpoint cannot be written" in line
-    assert line.endswith("earlier ones are untouched")
+    assert "step-2: the checkpoint cannot be written: File too large; " in line
+    assert line.endswith("--resume continues from run/checkpoints/step-1")
+    assert ("the model is in run/model" in line) is (kilobytes == 5000)
+    assert (tmp_path / "run" / "model").is_dir()
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-1"]
     again = dapo("train", "--run", "run", "--resume", "train.steps=2", cwd=tmp_path)
     assert again.returncode == 0, again.stderr

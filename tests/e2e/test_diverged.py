@@ -1,12 +1,16 @@
 """A run that diverges saves nothing that is not a number."""
 
+import threading
+
 import pytest
 import torch
 from support import SMALL
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
-from dapo_rl.errors import DivergedError
+from dapo_rl.errors import DivergedError, NonFiniteError
+from dapo_rl.train import checkpoint
+from dapo_rl.train.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -57,3 +61,30 @@ def test_the_last_good_checkpoint_is_finite_and_the_run_goes_on_from_it(tmp_path
         trainer.train()
     assert saved(run) == (["step-1"], False)
     assert trainer_for(run, "train.steps=2").train(resume=True)["finished"]
+
+
+def test_a_checkpoint_that_is_being_written_counts_as_the_last_good_one(tmp_path, monkeypatch):
+    """The first is complete only once somebody waits for it; the second step diverges meanwhile."""
+    run, waited = tmp_path / "run", threading.Event()
+    trainer = trainer_for(run, "train.steps=2")
+    wait, write, update = Checkpoints.wait, checkpoint._write_manifest, trainer._run.policy.update
+
+    def wait_and_tell(checkpoints):
+        waited.set()
+        wait(checkpoints)
+
+    def write_late(*arguments):
+        waited.wait()
+        write(*arguments)
+
+    def diverge(*arguments):
+        if trainer._run.progress.step == 1:
+            raise NonFiniteError("the loss is nan")
+        return update(*arguments)
+
+    trainer._run.policy.update = diverge
+    monkeypatch.setattr(Checkpoints, "wait", wait_and_tell)
+    monkeypatch.setattr(checkpoint, "_write_manifest", write_late)
+    monkeypatch.setattr(Checkpoints, "_wait_for_previous", lambda checkpoints: None)  # for the first, nobody waits
+    with pytest.raises(DivergedError, match=r"diverged at step 2: the loss is nan; .*good checkpoint is .*/step-1\. "):
+        trainer.train()

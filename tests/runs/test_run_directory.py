@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.config import Config
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
 from dapo_rl.runs.rollouts import SCHEMA
 from dapo_rl.types import Group, Prompt, RewardPart, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
@@ -267,3 +268,81 @@ def test_what_reward_functions_say_of_a_sample_is_in_columns_of_its_own(run):
         "extra/x": [1.0, 0.5],
     }
     assert two.schema == SCHEMA
+
+
+def test_a_step_that_was_saved_before_it_was_logged_is_logged_once(run):
+    """The checkpoint of step 3 was written before its line, and the process ended after it."""
+    for step in (1, 2, 3, 4):
+        run.append_metrics(step, {"acc/mean": step / 10})
+        run.write_rollouts(step, [GroupRow(group(), "all_wrong")])
+    run.truncate_metrics(3, logged=2)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    assert run.rollout_steps() == [1, 2, 3]
+    run.append_metrics(3, {"acc/mean": 0.3})
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
+def test_what_a_checkpoint_counts_on_is_on_disk(run, monkeypatch):
+    """The log and the entry of it in the directory."""
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor):
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    run.append_metrics(1, {"acc/mean": 0.5})
+    monkeypatch.setattr(os, "fsync", record)
+    run.metrics_length()
+    assert synced == [str(run.metrics_path), str(run.path)]
+
+
+def refuse_writes(monkeypatch, after=0):
+    """Writes of files fail with a full disk, after this many bytes."""
+    write = os.write
+
+    def fail(descriptor, data):
+        if after:
+            write(descriptor, bytes(data)[:after])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", fail)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_line_that_cannot_be_written_is_written_with_the_next(run, monkeypatch, after):
+    run.append_metrics(1, {"acc/mean": 0.1})
+    with monkeypatch.context() as patch:
+        refuse_writes(patch, after)
+        for step in (2, 3):
+            with pytest.raises(
+                UnsavedError, match=r"metrics\.jsonl: cannot be written: No space left on device$"
+            ) as said:
+                run.append_metrics(step, {"acc/mean": step / 10})
+            assert said.value.remedy == "free some space"
+        assert [row["step"] for row in run.read_metrics()] == [1]
+        with pytest.raises(UnsavedError):  # a checkpoint must not count lines that are not there
+            run.metrics_length()
+    assert run.metrics_length()["lines"] == 3
+    run.append_metrics(4, {"acc/mean": 0.4})
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3, 4]
+
+
+def test_lines_of_forgotten_steps_are_not_written_later(run, monkeypatch):
+    run.append_metrics(1, {"acc/mean": 0.1})
+    with monkeypatch.context() as patch:
+        refuse_writes(patch)
+        for step in (2, 3):
+            with pytest.raises(UnsavedError):
+                run.append_metrics(step, {"acc/mean": step / 10})
+    run.truncate_metrics(2)
+    run.append_metrics(3, {"acc/mean": 0.9})
+    assert [(row["step"], row["acc/mean"]) for row in run.read_metrics()] == [(1, 0.1), (2, 0.2), (3, 0.9)]
+
+
+def test_a_group_that_was_not_judged_has_no_verdict(run):
+    run.write_rollouts(1, [GroupRow(replace(group(), verdicts=()), "unfinished")])
+    rows = pq.read_table(run.rollout(1)).to_pylist()
+    assert [row["response"] for row in rows] == ["4", "? oops"]
+    assert {row[name] for row in rows for name in ("answer", "score", "correct", "status")} == {None}
+    assert {row["fate"] for row in rows} == {"unfinished"}

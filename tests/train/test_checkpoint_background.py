@@ -3,8 +3,11 @@
 import errno
 import hashlib
 import json
+import os
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from support import small_model
 from test_policy import samples_for
 
 from dapo_rl.base.hashing import CancelledError, HashingFile
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.models import host_copy
 from dapo_rl.models.host_copy import HostCopy
 from dapo_rl.train import checkpoint as checkpoint_module
@@ -131,7 +134,7 @@ class Failing:
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
-SAID = r"step-2: the checkpoint cannot be written: No space left on device; earlier ones are untouched$"
+SAID = r"step-2: the checkpoint cannot be written: No space left on device"
 
 
 def failed(checkpoints, error=FULL):
@@ -142,14 +145,46 @@ def failed(checkpoints, error=FULL):
 
 
 @pytest.mark.parametrize("notice", [Checkpoints.check, Checkpoints.wait, lambda c: c.start(3, [])])
-def test_an_error_of_the_thread_is_raised_once_at_the_next_occasion(checkpoints, notice):
+def test_a_full_disk_is_noticed_at_the_next_occasion_and_told_once(tmp_path, notice):
+    notes = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, notes.append)
     failed(checkpoints)
-    with pytest.raises(UserError, match=SAID):
-        notice(checkpoints)
-    assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
-    assert checkpoints.restore([]).step == 1
-    checkpoints.save(3, [])
-    assert steps(checkpoints) == [1, 3]
+    assert notes == []
+    notice(checkpoints)
+    (note,) = notes
+    assert re.search(f"{SAID}; the run continues, and the next checkpoint is tried; free some space$", note)
+    checkpoints.wait()  # for the third, if that is what noticed it
+    assert steps(checkpoints) in ([1], [1, 3])
+    assert checkpoints.restore([]).step in (1, 3)
+    checkpoints.save(4, [])
+    assert steps(checkpoints)[-1] == 4
+    assert notes[1:] == ["checkpoints: can be written again"]
+    assert checkpoints.failure is None
+
+
+def test_another_cause_is_told_again(tmp_path):
+    notes = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 2, notes.append)
+    for step, error in enumerate([FULL, FULL, OSError(errno.EIO, "Input/output error"), FULL], start=1):
+        checkpoints.start(step, [Failing(error)])
+    checkpoints.wait()
+    assert [note.split(": ")[2].split(";")[0] for note in notes] == [FULL.strerror, "Input/output error", FULL.strerror]
+    with pytest.raises(UnsavedError, match="step-5: "):
+        checkpoints.save(5, [Failing(FULL)])
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(tmp_path, monkeypatch):
+    notes = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, notes.append)
+    checkpoints.save(1, [])
+
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoint_module, "remove_directory", refuse)
+    checkpoints.save(2, [])
+    assert notes == [f"an old checkpoint cannot be removed: Permission denied: {tmp_path}/checkpoints/step-1"]
+    assert steps(checkpoints) == [1, 2]
 
 
 def test_a_bug_of_ours_in_the_thread_is_raised_as_it_is(checkpoints):
@@ -164,8 +199,9 @@ def test_the_end_of_a_run_waits(checkpoints):
         checkpoints.start(1, [gate])
         threading.Timer(0.1, gate.open.set).start()
     assert steps(checkpoints) == [1]
-    with pytest.raises(UserError, match=SAID), checkpoints:
+    with checkpoints:
         checkpoints.start(2, [Failing(FULL)])
+    assert re.search(SAID, str(checkpoints.failure))
 
 
 def end_with(error, checkpoints, step, part, after=lambda: None):
@@ -271,3 +307,19 @@ def test_without_memory_for_copies_a_checkpoint_is_written_at_once(tmp_path, mon
     assert ("weights.pt" in names) is (save_dtype is not None)
     digests = rest(lambda: True)  # nothing is left to cancel
     assert digests["optimizer.pt"] == hashlib.sha256((direct / "optimizer.pt").read_bytes()).hexdigest()
+
+
+def test_a_checkpoint_is_in_the_run_directory_for_good(tmp_path, monkeypatch):
+    """After its name, the entry of checkpoints/ in the run directory is on disk too."""
+    synced, renamed = [], []
+    fsync, rename = os.fsync, Path.rename
+
+    def record(descriptor):
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), len(renamed)))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(Path, "rename", lambda *paths: renamed.append(paths) or rename(*paths))
+    Checkpoints(tmp_path / "run" / "checkpoints", keep=1).save(1, [])
+    assert (str(tmp_path / "run" / "checkpoints"), 1) in synced
+    assert synced[-1] == (str(tmp_path / "run"), 1)

@@ -63,34 +63,41 @@ class Usage:
 CONFIG = Config.build({"train.steps": 100})
 
 
-def test_a_run_whose_next_checkpoint_does_not_fit_is_refused(disk):
-    said = r"a checkpoint takes 20\.0 GiB, and its disk has 12\.0 GiB free; free some .* --run$"
-    with pytest.raises(UserError, match=said):
-        need_of(20).check(CONFIG, disk(12), 0)
-    assert need_of(20).check(CONFIG, disk(12), 100) is None  # nothing left to write
-    assert need_of(20).check(CONFIG, disk(0, total=0), 0) is None
+def refused(need, config, run_dir, step=0):
+    with pytest.raises(UserError) as caught:
+        need.check(config, run_dir, step)
+    return str(caught.value)
 
 
-def test_a_run_whose_checkpoints_do_not_all_fit_says_so_and_what_would(disk):
-    assert need_of(20, model=3).check(CONFIG, disk(63), 0) is None
-    assert need_of(20, model=3).check(CONFIG, disk(62), 0) == (
-        "disk: the run needs 63.0 GiB for up to 3 checkpoints of 20.0 GiB and the model, and its disk has 62.0 GiB; "
-        "free some space, or set checkpoint.keep=1, which needs 43.0 GiB"
+def test_a_run_that_cannot_keep_its_checkpoints_is_refused_and_told_what_fits(disk):
+    """Two are kept while the third is written."""
+    need = need_of(20, model=3)
+    need.check(CONFIG, disk(63), 0)
+    run_dir = disk(62)
+    assert refused(need, CONFIG, run_dir) == (
+        f"{run_dir}: the run needs 63.0 GiB of disk space for 3 checkpoints of 20.0 GiB and the model, and its disk "
+        "has 62.0 GiB free; free some space, or set checkpoint.keep=1, which needs 43.0 GiB, or choose another "
+        "directory with --run"
     )
-    one = CONFIG.model_copy(update={"checkpoint": CONFIG.checkpoint.model_copy(update={"keep": 1})})
-    assert need_of(20, model=3).check(one, disk(43), 0) is None
-    assert need_of(20, model=3).check(one, disk(42), 0).endswith("its disk has 42.0 GiB; free some space")
-    # Only one more is going to be written.
-    assert need_of(20, model=3).check(CONFIG, disk(23), 95) is None
+    one = Config.build({"train.steps": 100, "checkpoint.keep": 1})
+    need.check(one, disk(43), 0)
+    assert "free some space, or set checkpoint.every=100, which saves the last step alone and needs 23.0 GiB, or " in (
+        refused(need, one, disk(42))
+    )
+    need.check(Config.build({"train.steps": 100, "checkpoint.every": 100}), disk(23), 0)
+    assert "12.0 GiB free; free some space, or choose another directory" in refused(need, CONFIG, disk(12))
+    need.check(CONFIG, disk(23), 95)  # only one more is going to be written
+    need.check(CONFIG, disk(12), 100)  # nothing left to write
+    need.check(CONFIG, disk(0, total=0), 0)
 
 
 def test_without_the_last_step_less_is_written(disk):
     ten = Config.build({"train.steps": 100, "checkpoint.last": False})
-    assert need_of(20, model=3).check(ten, disk(60), 0) is None
-    assert "up to 3 checkpoints of 20.0 GiB, and" in need_of(20, model=3).check(ten, disk(59), 0)
-    assert need_of(20).check(ten, disk(12), 90) is None  # nothing left to write
+    need_of(20, model=3).check(ten, disk(60), 0)
+    assert "for 3 checkpoints of 20.0 GiB, and" in refused(need_of(20, model=3), ten, disk(59))
+    need_of(20).check(ten, disk(12), 90)  # nothing left to write
     none = Config.build({"train.steps": 100, "checkpoint.every": 100, "checkpoint.last": False})
-    assert need_of(20).check(none, disk(12), 0) is None
+    need_of(20).check(none, disk(12), 0)
 
 
 def test_what_a_resumed_run_has_written_is_room_for_what_replaces_it(disk):
@@ -100,15 +107,16 @@ def test_what_a_resumed_run_has_written_is_room_for_what_replaces_it(disk):
         folder = run_dir / "checkpoints" / f"step-{step}"
         folder.mkdir(parents=True)
         (folder / "optimizer.pt").write_bytes(bytes(1 << 20))
-    assert need.check(CONFIG, run_dir, 20) is None
-    assert "up to 3 checkpoints" in replace(need, model=1 << 20).check(CONFIG, run_dir, 20)
+    need.check(CONFIG, run_dir, 20)
+    assert (
+        "has 3.5 MiB with the 2 checkpoints there; free some space, or set checkpoint.keep=1, which needs 3.0 MiB"
+        in (refused(replace(need, model=1 << 20), CONFIG, run_dir, 20))
+    )
     disk(0.5 / 1024)
-    short = r"a checkpoint takes 1\.0 MiB, .* 0\.5 MiB free; free some space"
-    with pytest.raises(UserError, match=rf"{short}, or set checkpoint\.keep=1$"):
-        need.check(CONFIG, run_dir, 20)
+    assert refused(need, CONFIG, run_dir, 20).endswith("free some space, or set checkpoint.keep=1, which needs 2.0 MiB")
     shutil.rmtree(run_dir / "checkpoints" / "step-10")
-    with pytest.raises(UserError, match=f"{short}$"):
-        need.check(CONFIG, run_dir, 20)  # it cannot go elsewhere
+    # It cannot go elsewhere.
+    assert refused(need, CONFIG, run_dir, 20).endswith("has 1.5 MiB with the 1 checkpoint there; free some space")
 
 
 @pytest.mark.slow
@@ -119,7 +127,7 @@ def test_a_disk_that_is_too_small_ends_a_run_before_its_first_step(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("cannot mount a disk here")
     try:
-        said = r"run: a checkpoint takes .* MiB, and its disk has 4\.0 MiB free"
+        said = r"run: the run needs .* MiB of disk space for 1 checkpoint of .* its disk has 4\.0 MiB free"
         config = Config.load(DEFAULT_RECIPE, QUICK)
         with DAPOTrainer(config=config, run_dir=disk / "run") as trainer, pytest.raises(UserError, match=said):
             trainer.train()

@@ -171,6 +171,9 @@ class BoardRun:
         settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
         figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
         figures |= {key: as_number(self._digest.total(name)) for key, name in TOTALS.items()}
+        tokens, ended = summary.get("tokens"), self.state != "running"
+        if ended and isinstance(tokens, dict) and (total := as_count(tokens.get("total"), LARGEST_COUNT)) is not None:
+            figures["tokens"] = total  # with those of a step that the run did not finish
         if (seconds := as_number(summary.get("wall_seconds"))) is not None:
             figures["seconds"] = seconds
         return _EMPTY_ROW | {

@@ -19,8 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
+from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.quote import one_line
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.train.optimizer import is_8bit, moments_of
 
 METADATA = ".metadata"
@@ -87,9 +88,7 @@ def write_shards(directory: Path, folder: str, state: Mapping[str, Any], group: 
     try:
         save(dict(state), checkpoint_id=directory / folder, process_group=group)
     except CheckpointException as error:
-        raise UserError(
-            f"{directory}: the checkpoint cannot be written: {_first(error)}; earlier ones are untouched"
-        ) from error
+        raise UnsavedError.of(f"{directory}: the checkpoint", *reason_and_remedy(_first(error))) from error
 
 
 def own_digests(directory: Path, folder: str, rank: int) -> Digests:
@@ -125,14 +124,14 @@ def read_shards(
     try:
         load(state, storage_reader=reader, process_group=group)
     except CheckpointException as error:
-        raise UserError(f"{directory}: cannot be read as a checkpoint: {_first(error)}") from error
+        raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(_first(error))}") from error
     return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
 
 
-def _first(error: CheckpointException) -> str:
+def _first(error: CheckpointException) -> Exception:
     """What went wrong on the first rank that failed. All ranks raise the same error."""
     reason, _ = error.failures[min(error.failures)]
-    return one_line(reason)
+    return reason if isinstance(reason, Exception) else RuntimeError(str(reason))
 
 
 def _sha256(path: Path) -> str:

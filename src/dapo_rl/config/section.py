@@ -20,9 +20,13 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name:
-            kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
-            if bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds):
-                raise PydanticCustomError("switch_for_number", "expected a number")
+    def _accept_none_and_reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name is None:
+            return value
+        kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
+        if value == "none" and type(None) in kinds:  # as the help prints it; YAML's own word is null
+            return None
+        counts = bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds)
+        if isinstance(value, bool) and counts:
+            raise PydanticCustomError("switch_for_number", "expected a number")
         return value

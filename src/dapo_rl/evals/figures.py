@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, passed, powers_of_two
+from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, is_graded, mean, passed, powers_of_two
 from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.types import Verdict
 
-COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", "correct", "status", "detail")
+COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", "score", "correct", "status", "detail")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Figures:
     values: dict[str, list[float]]
     """A value per problem for each metric; NaN if there is none."""
     tokens: int
+    graded: bool
+    """Whether samples that are both right, or both wrong, have different scores."""
     statuses: dict[str, int]
     first_error: str
 
@@ -38,6 +40,7 @@ class Figures:
             "problems": len(self.prompt_ids),
             "samples": len(self.prompt_ids) * self.k,
             "tokens": self.tokens,
+            "graded": self.graded,
             "metrics": {name: _numbers(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
             "statuses": self.statuses,
             "verifier_errors": self.verifier_errors,
@@ -61,6 +64,7 @@ def read_figures(model: str, responses: ResponseFile) -> Figures:
         prompt_ids=[samples[0]["prompt_id"] for samples in problems.values()],
         values=values,
         tokens=sum(row["tokens"] for row in rows),
+        graded=is_graded((row["correct"], row["score"]) for row in rows if not _failed(row)),
         statuses=dict(sorted(Counter(row["status"] for row in rows).items())),
         first_error=failed[0]["detail"] if failed else "",
     )
@@ -87,6 +91,7 @@ def _values(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
         f"avg@{k}": avg(correct),
         **{f"pass@{j}": passed(correct, j) for j in powers_of_two(k)},
         f"cons@{k}": consensus(correct, [row["vote"] for row in judged]),
+        "score": mean([row["score"] for row in judged]),
         "response_length": sum(row["tokens"] for row in samples) / len(samples),
         "truncated": sum(row["finish_reason"] == "length" for row in samples) / len(samples),
     }

@@ -7,7 +7,7 @@ problems.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,12 @@ def consensus(correct: Sequence[bool], votes: Sequence[str | None]) -> float:
             counts[vote] = counts.get(vote, 0) + 1
             first.setdefault(vote, is_right)
     return float(first[max(counts, key=counts.__getitem__)]) if counts else 0.0
+
+
+def is_graded(verdicts: Iterable[tuple[bool, float]]) -> bool:
+    """Whether samples that are both right, or both wrong, have different scores; `verdicts` are (correct, score)."""
+    scores: dict[bool, float] = {}
+    return any(scores.setdefault(correct, score) != score for correct, score in verdicts)
 
 
 def powers_of_two(most: int) -> list[int]:

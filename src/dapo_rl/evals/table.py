@@ -19,7 +19,8 @@ def shown_metrics(report: Report) -> dict[str, str]:
     """The metrics to show, with the kind of each number."""
     k = report["k"]
     shares = [f"avg@{k}", f"pass@{k}", f"cons@{k}"] if k > 1 else [f"avg@{k}"]
-    return dict.fromkeys(shares, "share") | {"response_length": "tokens", "truncated": "share"}
+    score = {"score": "score"} if any(model.get("graded") for model in report["models"]) else {}
+    return dict.fromkeys(shares, "share") | score | {"response_length": "tokens", "truncated": "share"}
 
 
 def print_evaluation(report: Report, console: Console | None = None) -> None:
@@ -65,13 +66,15 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _heading(name: str) -> str:
-    return {"response_length": "tokens", "truncated": "cut off"}.get(name, name)
+    return {"response_length": "tokens", "truncated": "cut off", "score": "mean score"}.get(name, name)
 
 
 def _number(value: float | None, kind: str, sign: str = "") -> str:
     if value is None:
         return "-"
-    return f"{100 * value:{sign}.1f}%" if kind == "share" else f"{value:{sign}.1f}"
+    if kind == "share":
+        return f"{100 * value:{sign}.1f}%"
+    return f"{value:{sign}.3f}" if kind == "score" else f"{value:{sign}.1f}"
 
 
 def _p(p: float | None) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
+from dapo_rl.evals.metrics import is_graded
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.get import PRETRAINED
 from dapo_rl.rewards.answers import has_other_forms
@@ -165,6 +166,26 @@ def _cut_off(facts: Facts) -> Iterator[Advice]:
     yield Advice("warning" if count >= MANY * total else "note", what, remedy)
 
 
+def _overlong(facts: Facts) -> Iterator[Advice]:
+    """A length penalty that is larger than what graded scores differ by."""
+    config, overlong = facts.config, facts.config.overlong
+    judged = [verdict for verdict in facts.verdicts if not verdict.failed]
+    excess = max(0, config.sampling.max_new_tokens - config.overlong_max_length) / config.overlong_max_length
+    most = {"soft": 1.0, "linear": excess, "off": 0.0}[overlong.shape] * overlong.factor
+    if not is_graded((verdict.correct, verdict.score) for verdict in judged):
+        return
+    low, high = min(v.score for v in judged), max(v.score for v in judged)
+    if most <= (high - low) / 2:
+        return
+    what = f"the scores are graded, from {low:g} to {high:g}, and the length penalty takes up to {most:g} from them"
+    factor = overlong.factor * (high - low) / 2 / most
+    yield Advice(
+        "warning",
+        f"{what}: a short response outweighs a good one",
+        f"lower overlong.factor, for example to {factor:.2g}, or set overlong.shape=off",
+    )
+
+
 def _no_end(facts: Facts) -> Iterator[Advice]:
     if facts.config.sampling.ignore_eos:
         what = "sampling.ignore_eos is on: no response ends before sampling.max_new_tokens"
@@ -238,6 +259,7 @@ FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
     _groups,
     _unparseable,
     _cut_off,
+    _overlong,
     _no_end,
     _chat_template,
     _form,

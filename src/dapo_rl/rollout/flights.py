@@ -12,7 +12,7 @@ from dapo_rl.errors import NonFiniteError
 from dapo_rl.rollout.draw import derive_seed
 from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
 from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Group, Prompt, Sample, Verdict
 
 
 @dataclass(slots=True)
@@ -30,6 +30,10 @@ class Flight:
     @property
     def finished_tokens(self) -> int:
         return sum(len(sample.token_ids) for sample in self.samples if sample is not None)
+
+    def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
+        """Its finished samples."""
+        return Group(self.draw, self.prompt, tuple(sample for sample in self.samples if sample is not None), verdicts)
 
     @property
     def is_whole(self) -> bool:

@@ -1,8 +1,9 @@
-"""A step that was interrupted while it was sampling: what the next fill continues with, apart from groups in flight."""
+"""A step that ended early: interrupted, with what the next fill continues with apart from groups in flight, or failed,
+with what is recorded of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.fill import Fill, Filling
@@ -38,3 +39,29 @@ class Interrupted:
             tokens_generated=filling.tokens_generated,
             tokens_cancelled=filling.cancelled_tokens,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a step had sampled when the run failed in it."""
+
+    fill: Fill
+    """Its dropped groups, and the tokens that it generated. Kept groups are not in it: nothing was trained on them."""
+    unfinished: tuple[Group, ...]
+    """All other groups, with the samples that had finished. Those that were not judged have no verdicts."""
+
+    @classmethod
+    def of(cls, filling: Filling, dropped: tuple[tuple[Group, Fate], ...], unfinished: tuple[Group, ...]) -> Remains:
+        fill = Fill(
+            kept=(),
+            dropped=dropped,
+            sampled=tuple(filling.sampled),
+            tokens_generated=filling.tokens_generated,
+            tokens_cancelled=filling.cancelled_tokens,
+        )
+        return cls(fill, unfinished)
+
+    @classmethod
+    def of_update(cls, fill: Fill) -> Remains:
+        """Of a step that failed after its batch was full."""
+        return cls(replace(fill, kept=()), fill.kept)

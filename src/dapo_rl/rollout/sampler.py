@@ -29,7 +29,7 @@ from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.fill import Fill, Filling
 from dapo_rl.rollout.flights import Flight, Flights
 from dapo_rl.rollout.grading import Grading
-from dapo_rl.rollout.interrupted import Interrupted
+from dapo_rl.rollout.interrupted import Interrupted, Remains
 from dapo_rl.rollout.judging import GroupFilter, Judging, fate_of
 from dapo_rl.rollout.pacing import Ahead, may_start
 from dapo_rl.rollout.sampler_state import SamplerState
@@ -85,6 +85,8 @@ class Sampler:
         self._told_of_waiting = False
         self._check = check_nothing
         self._interrupted: Interrupted | None = None
+        self._failed: Filling | None = None
+        """The batch of a `fill` that raised an error."""
 
     def fill(self, n: int, check: Callable[[], None] = check_nothing) -> Fill:
         """Samples until `n` groups are kept, or the cap is reached. More are kept if they would be too old later.
@@ -99,6 +101,9 @@ class Sampler:
         except StopRequested:
             filling.earlier_seconds += time.perf_counter() - started
             self._interrupt(filling)
+            raise
+        except Exception:
+            self._failed = filling
             raise
         finally:
             self._check = check_nothing  # it refers to the run, which refers to this sampler
@@ -116,6 +121,7 @@ class Sampler:
 
     def _begin(self, n: int) -> Filling:
         """A new batch, or the one that was interrupted."""
+        self._failed = None
         interrupted, self._interrupted = self._interrupted, None
         if interrupted is None:
             filling = Filling(n)
@@ -185,6 +191,26 @@ class Sampler:
         return None if self._interrupted is None else self._interrupted.so_far()
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the last `fill` raised an error."""
+        return self._failed is not None
+
+    def remains(self) -> Remains | None:
+        """What a `fill` that raised an error had sampled; None if the last one did not. The engine is not asked."""
+        if (filling := self._failed) is None:
+            return None
+        dropped = (*filling.dropped, *self._admission.rejected)
+        groups = {group.draw: group for group in (*filling.sampled, *filling.kept, *self.carried)}
+        for unread in self._judging.interrupt():
+            groups[unread.flight.draw] = unread.flight.group(unread.verdicts or ())
+        for flight in self._flights:
+            if flight.finished_tokens:
+                groups[flight.draw] = flight.group()
+        for group, _ in dropped:
+            groups.pop(group.draw, None)
+        return Remains.of(filling, dropped, tuple(groups[draw] for draw in sorted(groups)))
+
+    @property
     def unfinished(self) -> list[Prompt]:
         """Between steps: the prompts of carried groups, of groups in flight, and of an interrupted step."""
         own = [] if self._interrupted is None else self._interrupted.prompts
@@ -204,7 +230,7 @@ class Sampler:
             directory, self._prompts.find, self._flights.request, size, self._longest, self._vocabulary
         )
         self._flights.next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
-        self._interrupted = state.interrupted
+        self._interrupted, self._failed = state.interrupted, None
         self._admission = Admission(state.carried, state.interrupted.rejected if state.interrupted else ())
         self._flights.land()
         self._judging.interrupt()
@@ -278,6 +304,7 @@ class Sampler:
     def _judge(self, filling: Filling, everything: bool) -> None:
         started = time.perf_counter()
         for group in self._judging.finish(everything=everything, check=self._check):
+            filling.sampled.append(group)  # before a filter that may raise
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 filling.notes.append(note)
             fate = fate_of(group, self._settings, self._keep, self._grading, self._masking)
@@ -285,7 +312,6 @@ class Sampler:
             if fate == "all_correct" and self._settings.retire:
                 self._prompts.rest(group.prompt, self._settings.retire)
             self._admission.add(group, fate)
-            filling.sampled.append(group)
         filling.verify_seconds += time.perf_counter() - started
 
     def _land(self, filling: Filling) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
 from dapo_rl.base.lock import acquire
+from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
-from dapo_rl.errors import UserError
+from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
 from dapo_rl.runs.failure import forget_failure
 from dapo_rl.runs.notes import forget_notes_after
@@ -46,6 +47,8 @@ class RunDirectory:
         self.model_path = self.path / "model"
         self.summary_path = self.path / "summary.json"
         self.report_path = self.path / "report.png"
+        self._unlogged: list[tuple[int, bytes]] = []
+        """Lines of metrics that could not be written yet, with their steps."""
 
     @classmethod
     def create(cls, path: str | Path, config: Config) -> RunDirectory:
@@ -67,7 +70,9 @@ class RunDirectory:
         """Starts a new run; raises if another process has started one in the meantime."""
         with self._writing():
             self.refuse_a_second_run()
-            self.metrics_path.unlink(missing_ok=True)
+            for path in (self.metrics_path, self.summary_path):
+                path.unlink(missing_ok=True)
+            self._remove_rollouts(self.rollout_steps())  # of a run that failed in its first step
             forget_notes_after(self.path, NOTHING)
             forget_failure(self.path)
             self.write_config(config)
@@ -109,13 +114,22 @@ class RunDirectory:
             atomic_write(self.config_path, settings_text(config))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Appends one line of JSON and flushes it to the operating system."""
+        """Appends one line of JSON and flushes it to the operating system. A line that cannot be written, which raises
+        an UnsavedError, is written with the next one."""
         line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
-        with saved_so_far(self.metrics_path), self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._unlogged.append((step, json.dumps(line, allow_nan=False).encode() + b"\n"))
+        self.finish_log()
+
+    def finish_log(self) -> None:
+        """Writes the lines that could not be written before."""
+        if self._unlogged:
+            with saved_so_far(self.metrics_path):
+                _append(self.metrics_path, b"".join(line for _, line in self._unlogged))
+            self._unlogged = []
 
     def metrics_length(self) -> dict[str, int]:
         """The number of lines and bytes of the run log, after syncing it to disk."""
+        self.finish_log()
         content = self._log()
         if content:
             with saved_so_far(self.metrics_path):
@@ -168,6 +182,7 @@ class RunDirectory:
     def truncate_metrics(self, last_step: int, logged: int | None = None) -> None:
         """Deletes log lines and rollouts after `last_step`; log lines also after `logged`."""
         last_line = last_step if logged is None else logged
+        self._unlogged = [(step, line) for step, line in self._unlogged if step <= last_line]
         kept = [line for line, record in self._metric_lines() if record["step"] <= last_line]
         content = b"".join(line + b"\n" for line in kept)
         if self._log() != content:
@@ -273,11 +288,27 @@ def newest_run() -> Path:
 
 @contextmanager
 def saved_so_far(path: Path) -> Iterator[None]:
-    """Turns a failure to write, for example on a full disk, into a UserError that stops the run."""
+    """Turns a failure to write, for example on a full disk, into an UnsavedError."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}; saved files are untouched") from error
+        raise UnsavedError.of(f"{path}:", *reason_and_remedy(error)) from error
+
+
+def _append(path: Path, content: bytes) -> None:
+    """Appends all of the content to a file, or nothing."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _json_number(value: float | None) -> float | int | None:

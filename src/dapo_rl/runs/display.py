@@ -11,9 +11,23 @@ from typing import Any, Protocol, Self, TextIO
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, source_name
-from dapo_rl.runs.words import closing_rows, engines, has_critic, is_pretraining, kept_and_filled, number, ranks
+from dapo_rl.runs.words import (
+    closing_rows,
+    engines,
+    graded_score,
+    has_critic,
+    is_pretraining,
+    kept_and_filled,
+    number,
+    other_drops,
+    ranks,
+)
 
 Metrics = Mapping[str, float | None]
+EVALUATING = "evaluating"
+"""The phase of an evaluation."""
+TELL_S = 15.0
+"""Seconds between lines on the progress of an evaluation."""
 
 
 class Display(Protocol):
@@ -69,22 +83,38 @@ class PlainDisplay:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
         self._total, self._groups = 0, 0
+        self._graded = False
+        """Whether groups are compared by score."""
         self._pace = Pace(0, 0, clock)
+        self._began = self._told = 0.0
+        """When the evaluation began, and when it was last told how far it is."""
 
     def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
         self._total, self._groups = total_steps, config.sampling.prompts_per_step
+        self._graded = config.sampling.metric == "score"
         self._pace = Pace(total_steps, steps_done, self._clock)
         write_line(self._stream, headline(total_steps, config, model_description, steps_done))
         if steps_done < config.pretrain_steps:
             write_line(self._stream, pretraining_line(config))
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        pass
+        """Prints how far a long evaluation is; a step has a line of its own."""
+        if name != EVALUATING or done is None or total is None:
+            return
+        now = self._clock()
+        if done == 0:
+            self._began = self._told = now
+        elif now - self._told >= TELL_S and done < total:
+            self._told = now
+            left = duration((now - self._began) / done * (total - done))
+            write_line(self._stream, f"{EVALUATING}: {done} of {counted(total, 'problem')}, {left} left")
 
     def step(self, step: int, metrics: Metrics) -> None:
         self._pace.step(step, number(metrics, "timing_s/step"))
-        write_line(self._stream, step_line(step, self._total, self._groups, metrics, self._pace.seconds_left))
-        for line in (engines(metrics), ranks(metrics)):
+        self._graded |= number(metrics, "sampling/no_spread") > 0
+        left = self._pace.seconds_left
+        write_line(self._stream, step_line(step, self._total, self._groups, metrics, left, self._graded))
+        for line in (other_drops(metrics, self._graded), engines(metrics), ranks(metrics)):
             if line:
                 write_line(self._stream, f"  {line}")
         if "eval/accuracy" in metrics:
@@ -126,11 +156,14 @@ def pretraining_line(config: Config) -> str:
 
 def evaluation_line(step: int, total: int, metrics: Metrics) -> str:
     accuracy = percent(number(metrics, "eval/accuracy"), 1)
-    return f"eval {step:>{len(str(total))}}/{total}  held-out accuracy {accuracy}"
+    score = graded_score(metrics)
+    scored = "" if score is None else f"  mean score {fixed(score, 3)}"
+    return f"eval {step:>{len(str(total))}}/{total}  held-out accuracy {accuracy}{scored}"
 
 
-def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left: float) -> str:
-    """The main metrics of a step, in columns that stay aligned from step to step."""
+def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left: float, graded: bool = False) -> str:
+    """The main metrics of a step, in columns that stay aligned from step to step. `graded`: groups are compared by
+    score."""
 
     def value(name: str) -> float:
         return number(metrics, name)
@@ -140,6 +173,9 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
     clip = clip.replace("%", "", 1)
     groups_of = (kept_and_filled(metrics)[0], value("sampling/all_correct"), value("sampling/all_wrong"))
     kept, right, wrong = (fixed(count_of, 0) for count_of in groups_of)
+    alike = f"{right:>{width}} right {wrong:>{width}} wrong"
+    if graded:
+        alike = f"{fixed(value('sampling/no_spread'), 0):>{width}} no spread".ljust(len(alike))
     speed, seconds = f"{count(value('perf/throughput')):>5} tok/s", duration(value("timing_s/step"))
     explained = f"ev {fixed(value('critic/vf_explained_var')):>5}"
     of_policy = f"ent {fixed(value('actor/entropy')):>4} clip {clip:>10}"
@@ -148,7 +184,7 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
         f"acc {fixed(value('acc/mean')):>4} reward {fixed(value('reward/mean')):>5}",
         f"len {length(value('response_length/mean')):>5} cut {percent(value('response_length/clip_ratio')):>3}",
         f"{'value pre-training':<{len(of_policy)}}" if is_pretraining(metrics) else of_policy,
-        f"{kept:>{width}} kept {right:>{width}} right {wrong:>{width}} wrong",
+        f"{kept:>{width}} kept {alike}",
         explained if has_critic(metrics) else speed,  # there is no room for both
         f"{seconds:>5} left {duration(seconds_left)}",
     ]

@@ -22,7 +22,7 @@ from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.fates import FATES
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline, pretraining_line
-from dapo_rl.runs.words import closing_rows, dropped, engines, kept_and_filled, number, ranks
+from dapo_rl.runs.words import closing_rows, dropped, engines, graded_score, kept_and_filled, number, ranks
 
 TREND_STEPS = 30
 
@@ -30,6 +30,7 @@ ROWS: list[tuple[str, str, Callable[[float], str]]] = [
     ("reward", "reward/mean", fixed),
     ("accuracy", "acc/mean", fixed),
     ("held-out accuracy", "eval/accuracy", lambda share: percent(share, 1)),
+    ("held-out score", "eval/reward", lambda score: fixed(score, 3)),
     ("entropy", "actor/entropy", fixed),
     ("response length", "response_length/mean", length),
     ("cut off", "response_length/clip_ratio", lambda share: percent(share, 1)),
@@ -79,7 +80,9 @@ class LiveDisplay:
             self._pace.step(step, number(metrics, "timing_s/step"))
             self._latest = dict(metrics)
             for name, trend in self._trends.items():
-                if name != "eval/accuracy" or metrics.get(name) is not None:
+                if not name.startswith("eval/") or metrics.get(name) is not None:
+                    if name == "eval/reward" and graded_score(metrics) is None:
+                        continue
                     trend.append(number(metrics, name))
 
     def note(self, text: str) -> None:

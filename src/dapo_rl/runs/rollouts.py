@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.fates import Fate, Waiting
-from dapo_rl.types import MOST_LOGGED, FloatArray, Group, TrainedGroup, TrainSample
+from dapo_rl.types import MOST_LOGGED, FloatArray, Group, TrainedGroup, TrainSample, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
     absent = [None] * len(group.samples)
     as_trained = trained.samples if trained else absent
     as_seen = trained.seen if trained and trained.seen else absent
-    samples = zip(group.samples, group.verdicts, as_trained, as_seen, strict=True)
+    verdicts = group.verdicts or [None] * len(group.samples)  # a run may fail before a group is judged
+    samples = zip(group.samples, verdicts, as_trained, as_seen, strict=True)
     for i, (sample, verdict, train_sample, seen) in enumerate(samples):
         yield {
             "step": step,
@@ -140,11 +141,8 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "finish_reason": sample.finish_reason,
             "version_first": sample.versions[0],
             "version_last": sample.versions[-1],
-            "answer": as_unicode(verdict.answer),
             "truth": as_unicode(group.prompt.answer),
-            "score": verdict.score,
-            "correct": verdict.correct,
-            "status": verdict.status,
+            **_judged(verdict),
             "reward": trained.rewards[i] if trained else None,
             "length_penalty": trained.length_penalties[i] if trained else None,
             # In double precision the mean of equal values is exact.
@@ -154,9 +152,20 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "entropies": seen.entropies if seen else None,
             "clipped": seen.clipped if seen else None,
             **_credit(train_sample),
-            **{f"reward/{part.name}": part.score for part in verdict.parts},
-            **{f"extra/{name}": value for name, value in verdict.extra.items()},
         }
+
+
+def _judged(verdict: Verdict | None) -> dict[str, Any]:
+    if verdict is None:
+        return {}
+    return {
+        "answer": as_unicode(verdict.answer),
+        "score": verdict.score,
+        "correct": verdict.correct,
+        "status": verdict.status,
+        **{f"reward/{part.name}": part.score for part in verdict.parts},
+        **{f"extra/{name}": value for name, value in verdict.extra.items()},
+    }
 
 
 def _credit(sample: TrainSample | None) -> dict[str, FloatArray | None]:

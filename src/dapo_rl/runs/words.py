@@ -24,6 +24,15 @@ def kept_and_filled(metrics: Mapping[str, Any]) -> tuple[float, float]:
     return number(metrics, "sampling/kept") - filled, filled
 
 
+def graded_score(metrics: Mapping[str, Any]) -> float | None:
+    """The mean score of an evaluation; None if wrong and right are scored 0 and 1, or -1 and 1, so that the accuracy
+    says the same."""
+    accuracy, score = number(metrics, "eval/accuracy"), number(metrics, "eval/reward")
+    if not math.isfinite(score) or min(abs(score - accuracy), abs(score - (2 * accuracy - 1))) < 1e-6:
+        return None
+    return score
+
+
 def is_pretraining(metrics: Mapping[str, Any]) -> bool:
     """Whether a step trained the critic alone."""
     return has_critic(metrics) and number(metrics, "actor/updates") == 0
@@ -36,8 +45,32 @@ def has_critic(metrics: Mapping[str, Any]) -> bool:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
-    counts = ((FATES[fate].label, number(metrics, f"sampling/{fate}")) for fate in LOGGED if fate != "kept")
-    return [f"{value:.0f} {word}" for word, value in counts if math.isfinite(value) and value > 0]
+    return [f"{value:.0f} {_plural(FATES[fate].label, value)}" for fate, value in _drops(metrics).items()]
+
+
+def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
+    counts = {fate: number(metrics, f"sampling/{fate}") for fate in LOGGED if fate != "kept"}
+    return {fate: value for fate, value in counts.items() if math.isfinite(value) and value > 0}
+
+
+def _plural(label: str, value: float) -> str:
+    return f"{label}s" if label.endswith("error") and value != 1 else label
+
+
+def drops_in_column(graded: bool) -> tuple[str, ...]:
+    """The reasons to drop a group that the line of a step has columns for."""
+    return ("no_spread",) if graded else ("all_correct", "all_wrong")
+
+
+def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
+    """All dropped groups by reason, in one line; None if the line of the step has all of them."""
+    found = _drops(metrics)
+    if set(found) <= set(drops_in_column(graded)):
+        return None
+    groups = f"{sum(found.values()):.0f} of {counted(int(number(metrics, 'sampling/drawn')), 'group')}"
+    share = percent(number(metrics, "sampling/wasted_share"))
+    tokens = "" if share == "-" else f" ({share} of tokens)"
+    return f"dropped {groups}{tokens}: {', '.join(dropped(metrics))}"
 
 
 def engines(metrics: Mapping[str, Any]) -> str | None:

@@ -167,10 +167,12 @@ class Callbacks:
         # After the hook, as in transformers: EarlyStoppingCallback compares with the best before.
         self._compare_with_best(metrics)
 
-    def saved(self) -> None:
+    def saved(self, is_saved: bool = True) -> None:
+        """After a checkpoint; `is_saved`: it could be written."""
         if self._control is not None:
             self._control.should_save = False
-        self._call("on_save")
+        if is_saved:
+            self._call("on_save")
 
     def train_end(self) -> None:
         self._epoch_end()

@@ -2,7 +2,8 @@
 
 A save copies the state and returns; another thread writes the copy while the run continues. A step can be saved again,
 with more of the next one sampled: the new checkpoint replaces the previous one when it is complete, and shares the
-files that have not changed.
+files that have not changed. A checkpoint that cannot be written does not end the run: a note says so, and the next one
+is tried.
 
 `checkpoints/step-N/` contains the files of each part of the run, the settings (`config.yaml`), and `manifest.json`
 with the size and SHA-256 of every other file, and a checksum of itself.
@@ -28,18 +29,22 @@ from safetensors import SafetensorError
 
 from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
 from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
+from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import NonFiniteError, RankLostError, UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME as SETTINGS
 from dapo_rl.runs.config_file import ConfigFile, settings_text
+from dapo_rl.runs.unsaved import Unsaved
 
 MANIFEST = "manifest.json"
 FORMAT = 2
 """The version of the layout, stored in the manifest; a checkpoint in another layout is rejected."""
 MOST_BYTES = 16 << 20
 """Size limit of a manifest."""
+WHAT = "checkpoints"
+"""Their name among what a run cannot write."""
 LONG_WAIT = 1.0
 """Seconds after which a save that waits for the previous one says so."""
 
@@ -119,10 +124,20 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of a run. As a context manager, it waits at its end for the one that is being written."""
 
-    def __init__(self, directory: Path, keep: int, note: Callable[[str], None] = lambda line: None) -> None:
-        """`note` is told if a save had to wait."""
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        note: Callable[[str], None] = lambda line: None,
+        unsaved: Unsaved | None = None,
+    ) -> None:
+        """`note` is told if a save had to wait; `unsaved` if a checkpoint cannot be written."""
         self._directory, self._keep, self._note = directory, keep, note
+        self._unsaved = unsaved or Unsaved(note)
         self._writing: _Writing | None = None
+        self.failure: UnsavedError | None = None
+        """Why the checkpoint that was tried last could not be written; None if it could."""
+        self._not_removed: str | None = None
         self._damaged: set[Path] = set()
         """Checkpoints whose contents were found to be damaged. Contents are read only once, by `restore`."""
         self._current: Checkpoint | None = None
@@ -175,9 +190,11 @@ class Checkpoints:
         return None
 
     def save(self, step: int, parts: Sequence[Part], config: Config | None = None) -> Checkpoint:
-        """Writes a checkpoint, and returns when it is complete."""
+        """Writes a checkpoint, and returns when it is complete; raises an UnsavedError if it cannot be written."""
         self.start(step, parts, config)
         self.wait()
+        if self.failure is not None:
+            raise self.failure
         return self._checkpoint(step)
 
     def start(
@@ -185,7 +202,7 @@ class Checkpoints:
     ) -> None:
         """Copies the state of the parts, and writes it in the background.
 
-        Waits for the previous checkpoint, and raises its error. The parts can change as soon as this returns.
+        Waits for the previous checkpoint. The parts can change as soon as this returns.
         `unchanged` are parts that change only with the step: if the current checkpoint is of the same step, the new one
         has links to their files.
         """
@@ -193,15 +210,19 @@ class Checkpoints:
         checkpoint, known = self._checkpoint(step), self._known(step)
         if known is not None:
             parts = [part for part in parts if not any(part is same for same in unchanged)]
-        with _one_line(checkpoint), ExitStack() as stack:
-            remove_leftovers(self._directory)
-            old = self._directory / f"step-{step}.old"
-            draft = stack.enter_context(directory_beside(checkpoint.path, old=old))
-            rests = [rest for part in parts if (rest := part.save(draft)) is not None]
-            if config is not None:
-                (draft / SETTINGS).write_bytes(settings_text(config))
-            # From here on, the thread removes the draft on an error, or publishes it.
-            publishing = stack.pop_all()
+        try:
+            with _one_line(checkpoint), ExitStack() as stack:
+                remove_leftovers(self._directory)
+                old = self._directory / f"step-{step}.old"
+                draft = stack.enter_context(directory_beside(checkpoint.path, old=old))
+                rests = [rest for part in parts if (rest := part.save(draft)) is not None]
+                if config is not None:
+                    (draft / SETTINGS).write_bytes(settings_text(config))
+                # From here on, the thread removes the draft on an error, or publishes it.
+                publishing = stack.pop_all()
+        except UnsavedError as error:
+            self._failed(error)
+            return
         files = _Draft(draft, rests, known if unchanged else None)
         self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, files, publishing, is_cancelled))
 
@@ -211,16 +232,25 @@ class Checkpoints:
             self._remove_old(self._current.step)
 
     def wait(self) -> None:
-        """Returns when no checkpoint is being written; raises if the last could not be."""
+        """Returns when no checkpoint is being written. If the last could not be, because of the disk, a note says so,
+        and `failure` has the reason; any other error is raised."""
         if (writing := self._writing) is None:
             return
         writing.join()
         self._writing = None
-        if writing.error is not None:
+        if isinstance(writing.error, UnsavedError):
+            self._failed(writing.error)
+        elif writing.error is not None:
             raise writing.error
+        else:
+            self.failure = None
+            self._unsaved.written(WHAT)
+            if self._not_removed is not None:
+                self._note(self._not_removed)
+                self._not_removed = None
 
     def check(self) -> None:
-        """Raises if a checkpoint could not be written; does not wait for it."""
+        """Looks whether a checkpoint could be written, as `wait` does; does not wait for it."""
         if self._writing is not None and not self._writing.is_alive():
             self.wait()
 
@@ -238,6 +268,10 @@ class Checkpoints:
             self._writing.cancelled.set()
         with suppress(UserError, CancelledError):  # the error that ends the run is the one to show
             self.wait()
+
+    def _failed(self, error: UnsavedError) -> None:
+        self.failure = error
+        self._unsaved.add(WHAT, error, "the run continues, and the next checkpoint is tried")
 
     def _checkpoint(self, step: int) -> Checkpoint:
         return Checkpoint(step, self._directory / f"step-{step}")
@@ -263,7 +297,10 @@ class Checkpoints:
             sync(self._directory.parent)
         self._damaged.discard(checkpoint.path)
         self._current = checkpoint
-        self._remove_old(checkpoint.step)
+        try:
+            self._remove_old(checkpoint.step)
+        except OSError as error:  # the checkpoint itself is complete
+            self._not_removed = f"an old checkpoint cannot be removed: {reason_and_remedy(error)[0]}: {error.filename}"
 
     def _remove_old(self, step: int) -> None:
         """Deletes all but the last `keep` checkpoints; incomplete ones do not count and are deleted too."""
@@ -326,10 +363,7 @@ def _one_line(checkpoint: Checkpoint) -> Iterator[None]:
     except Exception as error:
         if not _is_of_the_disk(error):
             raise
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise UserError(
-            f"{checkpoint.path}: the checkpoint cannot be written: {reason}; earlier ones are untouched"
-        ) from error
+        raise UnsavedError.of(f"{checkpoint.path}: the checkpoint", *_why(error)) from error
 
 
 def _load(parts: Sequence[Part], directory: Path) -> str | None:
@@ -342,10 +376,19 @@ def _load(parts: Sequence[Part], directory: Path) -> str | None:
     return None
 
 
-def _is_of_the_disk(error: Exception) -> bool:
+def _is_of_the_disk(error: BaseException | None) -> bool:
     """Whether a file could not be written; torch, safetensors and tokenizers each report this differently."""
     words = ("inline_container", "PytorchStreamWriter", "os error")
-    return isinstance(error, OSError | SafetensorError) or any(word in str(error) for word in words)
+    if error is None or isinstance(error, RankLostError | ConnectionError):
+        return False
+    if isinstance(error, OSError | SafetensorError | UnsavedError) or any(word in str(error) for word in words):
+        return True
+    return isinstance(error, UserError) and _is_of_the_disk(error.__cause__)
+
+
+def _why(error: Exception) -> tuple[str, str]:
+    """The reason and the remedy."""
+    return (error.reason, error.remedy) if isinstance(error, UnsavedError) else reason_and_remedy(error)
 
 
 def _write_manifest(directory: Path, step: int, digests: Digests | None = None) -> None:

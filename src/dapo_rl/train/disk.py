@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dapo_rl.base.format import gib
+from dapo_rl.base.format import counted, gib
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.train.run_sizes import moment_bytes
@@ -36,35 +36,33 @@ class DiskNeed:
         critic = (4 + moments) * parameters * config.has_critic
         return cls(policy + moments * trained + critic, saved)
 
-    def check(self, config: Config, run_dir: Path, step: int) -> str | None:
-        """A note if not everything fits that a run at this step is going to write; raises a UserError if its next
-        checkpoint does not. A checkpoint is removed once the next ones are complete."""
+    def check(self, config: Config, run_dir: Path, step: int) -> None:
+        """Raises if not everything fits that a run at this step is going to write: the checkpoints that it keeps, the
+        one that it writes before it removes the oldest, and the model."""
         steps, every, last = config.train.steps, config.checkpoint_every, config.checkpoint.last
         writes = (steps - 1) // every - step // every + last if step < steps else 0
         disk = shutil.disk_usage(_existing(run_dir))
         if writes < 1 or disk.total == 0:  # some network file systems do not tell
-            return None
+            return
         there = [path for path in run_dir.glob("checkpoints/step-*") if path.is_dir()]
         taken = [sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in there]
-        if disk.free < self.checkpoint:
-            other = "" if there else ", or choose another directory with --run"
-            if len(there) > 1 and disk.free + sum(taken) - max(taken) >= self.checkpoint:
-                other = ", or set checkpoint.keep=1"
-            raise UserError(
-                f"{run_dir}: a checkpoint takes {gib(self.checkpoint)}, and its disk has {gib(disk.free)} free; free "
-                f"some space{other}"
-            )
         room, model = disk.free + sum(taken), self.model if last else 0
         most = min(config.checkpoint.keep + 1, len(there) + writes)
-        if room >= most * self.checkpoint + model:
-            return None
-        fewer = min(2, most)
-        remedy = "free some space"
-        if most > fewer:
-            remedy += f", or set checkpoint.keep=1, which needs {gib(fewer * self.checkpoint + model)}"
-        return (
-            f"disk: the run needs {gib(most * self.checkpoint + model)} for up to {most} checkpoints of "
-            f"{gib(self.checkpoint)}{' and the model' if last else ''}, and its disk has {gib(room)}; {remedy}"
+        if disk.free >= self.checkpoint and room >= most * self.checkpoint + model:
+            return
+        remedies = ["free some space"]
+        fewer = min(2, most) * self.checkpoint + model
+        if config.checkpoint.keep > 1 and room >= fewer and (most > 2 or len(there) > 1):
+            remedies.append(f"set checkpoint.keep=1, which needs {gib(fewer)}")
+        elif not there and writes > 1 and last and room >= (one := self.checkpoint + model):
+            remedies.append(f"set checkpoint.every={steps}, which saves the last step alone and needs {gib(one)}")
+        if not there:
+            remedies.append("choose another directory with --run")
+        found = f"{gib(room)} with the {counted(len(there), 'checkpoint')} there" if there else f"{gib(room)} free"
+        raise UserError(
+            f"{run_dir}: the run needs {gib(most * self.checkpoint + model)} of disk space for "
+            f"{counted(most, 'checkpoint')} of {gib(self.checkpoint)}{' and the model' if last else ''}, and its disk "
+            f"has {found}; {', or '.join(remedies)}"
         )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.interrupted import Remains
 from dapo_rl.types import TrainedGroup
 
 
@@ -26,6 +27,12 @@ class Ledger:
         """A copy that includes a step that was interrupted: nothing was trained on."""
         copy = Ledger(dict(self._counts))
         copy.add(so_far, ())
+        return copy
+
+    def with_failed(self, remains: Remains) -> Ledger:
+        """A copy that includes a step in which the run failed."""
+        copy = self.with_interrupted(remains.fill)
+        copy._counts["unfinished"] += sum(group.tokens for group in remains.unfinished)
         return copy
 
     def columns(self, waiting: int = 0, in_flight: int = 0) -> dict[str, int]:

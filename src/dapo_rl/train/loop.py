@@ -19,14 +19,17 @@ from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopReq
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.engine import Engine, engine_metrics, preempted_samples, rest_engine
 from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.interrupted import Remains
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
+from dapo_rl.runs.unsaved import Unsaved
 from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches, with_proximal
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.credit import with_values
 from dapo_rl.train.evaluate import Evaluation
+from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
@@ -90,6 +93,7 @@ class Training:
     directory: RunDirectory
     display: Display
     progress: Progress
+    unsaved: Unsaved = field(default_factory=Unsaved)
     stop_requested: Callable[[], bool] = lambda: False
     track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     """Receives the metrics of each step, in addition to the run directory."""
@@ -135,26 +139,29 @@ def _to_the_end(run: Training) -> None:
 
 def _train(run: Training) -> None:
     config, progress, callbacks = run.config, run.progress, run.callbacks
+    progress.failed = None
     origin, mismatch = time.perf_counter() - progress.wall_seconds, MismatchNote(config)
     if progress.evaluation_due:
         _finish_last_step(run, origin)
         if callbacks.should_stop:
             return
     elif progress.step == 0 and not progress.evaluations and (metrics := _evaluate(run)):
-        run.directory.append_metrics(0, metrics)
-        run.track(0, metrics)
+        _log(run, 0, metrics)
         run.display.note(evaluation_line(0, config.train.steps, metrics))
     for step in range(progress.step + 1, config.train.steps + 1):
         run.checkpoints.check()
         progress.current = step
         callbacks.step_begin()
+        filled: list[Fill] = []
         try:
-            with _or_diverged(run, step):
-                done = _step(run, step)
+            with _keeping(run, step, filled), _or_diverged(run, step):
+                done = _step(run, step, filled)
         except StopRequested:
             progress.wall_seconds = time.perf_counter() - origin
             _save(run, step)
-            run.display.note(f"step {step}: stopped while sampling; resuming continues with what was sampled")
+            run.checkpoints.wait()
+            if run.checkpoints.failure is None:
+                run.display.note(f"step {step}: stopped while sampling; resuming continues with what was sampled")
             raise
         progress.step, progress.metrics = step, done.metrics
         progress.ledger.add(done.fill, done.batch)
@@ -167,7 +174,8 @@ def _train(run: Training) -> None:
             _evaluate_and_log(run, origin)
         if config.log.rollouts:
             rows = _rows(done, run.sampler.carried if last else ())
-            run.directory.write_rollouts(step, rows, config.log.keep_rollouts)
+            with run.unsaved.trying("rollouts", "the run continues without the samples of this step"):
+                run.directory.write_rollouts(step, rows, config.log.keep_rollouts)
         stopping = progress.evaluation_due or run.stop_requested() or callbacks.should_stop
         if stopping or _save_due(run):
             _save(run, step)
@@ -203,8 +211,13 @@ def _evaluate_and_log(run: Training, origin: float) -> None:
             progress.metrics = progress.metrics | _evaluate(run)
         progress.evaluation_due = False
     progress.wall_seconds = time.perf_counter() - origin
-    run.directory.append_metrics(progress.step, progress.metrics)
-    run.track(progress.step, progress.metrics)
+    _log(run, progress.step, progress.metrics)
+
+
+def _log(run: Training, step: int, metrics: Mapping[str, float]) -> None:
+    with run.unsaved.trying("metrics.jsonl", "the run continues, and writes the line with the next one"):
+        run.directory.append_metrics(step, metrics)
+    run.track(step, metrics)
 
 
 def _save_due(run: Training) -> bool:
@@ -219,7 +232,7 @@ def _save(run: Training, step: int) -> None:
         run.save()
     if run.callbacks.wait_for_saves:
         run.checkpoints.wait()
-    run.callbacks.saved()
+    run.callbacks.saved(is_saved=run.checkpoints.failure is None)
 
 
 @contextmanager
@@ -227,7 +240,7 @@ def _or_diverged(run: Training, step: int) -> Iterator[None]:
     try:
         yield
     except NonFiniteError as error:
-        with suppress(UserError):  # one that cannot be written is not the latest
+        with suppress(UserError):  # a rank is lost, and the checkpoint with it
             run.checkpoints.wait()
         latest = run.checkpoints.latest()
         raise DivergedError(step, str(error), str(latest.path) if latest else None) from error
@@ -243,12 +256,37 @@ class _Done:
     notes: Sequence[str]
 
 
-def _step(run: Training, step: int) -> _Done:
-    """One step of Algorithm 1."""
+@contextmanager
+def _keeping(run: Training, step: int, filled: Sequence[Fill]) -> Iterator[None]:
+    """Records what a step had sampled if an error ends the run in it, and says where in the error's message. `filled`
+    has the batch if it was full."""
+    try:
+        yield
+    except StopRequested:
+        raise
+    except Exception as error:
+        with suppress(Exception):  # the error that ends the run is the one to show
+            remains = Remains.of_update(filled[0]) if filled else run.sampler.remains()
+            if remains is not None and not (isinstance(error, RankLostError) and run.recover is not None):
+                record_failed_step(
+                    step,
+                    remains,
+                    error,
+                    log=run.config.log,
+                    directory=run.directory,
+                    progress=run.progress,
+                    display=run.display,
+                )
+        raise
+
+
+def _step(run: Training, step: int, filled: list[Fill]) -> _Done:
+    """One step of Algorithm 1. The batch goes to `filled` before the update."""
     config, started, cpu = run.config, time.perf_counter(), time.process_time()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
     preempted = preempted_samples(run.engine)
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
+    filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
     batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards)
 

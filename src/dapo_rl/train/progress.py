@@ -44,6 +44,8 @@ class Progress:
     """Whether the last step is still to be evaluated, and its metrics to be logged: a stop came first."""
     current: int = 0
     """The step in progress, or the last one done. It is not saved."""
+    failed: Ledger | None = None
+    """The ledger with the step in which the run failed. It is not saved."""
 
     def is_done(self, steps: int) -> bool:
         """Whether the last of all steps has been made and logged."""

@@ -8,28 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.files import directory_beside
+from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
-from dapo_rl.errors import RankLostError, UserError
+from dapo_rl.errors import RankLostError, UnsavedError, UserError
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
+from dapo_rl.runs.unsaved import Unsaved
 from dapo_rl.train.progress import Progress
+
+MODEL = "the model"
+"""Its name among what a run cannot write."""
 
 
 def save_result(save_model: Callable[[Path], None], path: Path) -> None:
     """Saves the trained model atomically."""
     if path.is_file():
         raise UserError(f"{path}: the model is saved as a directory, but there is a file of that name")
-    rest = "checkpoints are untouched, and --resume continues from the last one"
     try:
         with directory_beside(path) as draft:
             save_model(draft)
     except OSError as error:
-        raise UserError(f"{path}: the model cannot be saved: {error.strerror}; {rest}") from error
+        raise UnsavedError.of(f"{path}: the model", *reason_and_remedy(error)) from error
     except RankLostError:  # the run continues
         raise
     except UserError as error:
-        raise UserError(f"{str(error).replace(str(draft), str(path))}; {rest}") from error
+        raise UserError(str(error).replace(str(draft), str(path))) from error
 
 
 def write_results(
@@ -37,20 +41,25 @@ def write_results(
     config: Config,
     progress: Progress,
     prompts: PromptSet,
+    unsaved: Unsaved,
     *,
     waiting: int,
     in_flight: int,
     so_far: Fill | None = None,
+    failed: bool = False,
 ) -> dict[str, Any]:
-    """Writes summary.json and, with `log.report`, report.png; returns the summary.
+    """Writes summary.json and, with `log.report`, report.png, or adds them to `unsaved`; returns the summary. `failed`:
+    an error ends the run, and there is no report.
 
     `waiting` counts the tokens of finished samples that wait for the next step, `in_flight` those of unfinished ones;
     `so_far` is the result of a step that was interrupted.
     """
-    ledger = progress.ledger if so_far is None else progress.ledger.with_interrupted(so_far)
-    finished = progress.is_done(config.train.steps)
+    ledger = progress.failed or progress.ledger
+    ledger = ledger if so_far is None else ledger.with_interrupted(so_far)
+    finished = progress.is_done(config.train.steps) and MODEL not in unsaved and not failed
     paths = {"summary": directory.summary_path}
-    if config.log.report:
+    report = config.log.report and not failed
+    if report:
         paths["report"] = directory.report_path
     if finished and config.checkpoint.last:
         paths["model"] = directory.model_path
@@ -68,9 +77,11 @@ def write_results(
         "metrics": progress.metrics,
         "paths": {name: str(path) for name, path in paths.items()},
     }
-    directory.write_summary(summary)
-    if config.log.report:
-        _draw_report(directory, accuracies)
+    with unsaved.at_the_end("summary.json"):
+        directory.write_summary(summary)
+    if report:
+        with unsaved.at_the_end("report.png"):
+            _draw_report(directory, accuracies)
     return summary
 
 

@@ -193,16 +193,11 @@ export function sampleView(sample, text, actions = null, title = `sample ${sampl
     h(
       "div",
       { class: "line" },
-      h("b", { class: "verdict" }, sample.status === "correct" ? "right" : sample.status),
+      h("b", { class: "verdict" }, sample.status === "correct" ? "right" : (sample.status ?? "not judged")),
       h("small", {}, `${title} · ${counted(sample.ids.length, "token")}`),
       sample.finish_reason === "length" ? h("span", { class: "chip dropped" }, "cut off") : null,
       h("span", { class: "grow" }),
-      h(
-        "span",
-        { class: "answer" },
-        "answer ",
-        sample.answer === null ? h("i", { class: "hint" }, "none found") : found(foreign(sample.answer, "b"), "answer"),
-      ),
+      answerOf(sample),
     ),
     text,
     creditChart(sample, text),
@@ -212,7 +207,16 @@ export function sampleView(sample, text, actions = null, title = `sample ${sampl
   );
 }
 
+// Nothing for a reward that extracts no answer.
+function answerOf(sample) {
+  if (sample.answer === null && sample.status !== "unparseable") return null;
+  const none = h("i", { class: "hint" }, "none found");
+  return h("span", { class: "answer" }, "answer ", sample.answer === null ? none : found(foreign(sample.answer, "b"), "answer"));
+}
+
 function sums(sample) {
+  if (!isNumber(sample.score))
+    return h("div", { class: "line sums" }, h("small", {}, "not judged: the run failed first"));
   if (!isNumber(sample.reward))
     return h(
       "div",

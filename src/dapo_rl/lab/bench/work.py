@@ -108,10 +108,11 @@ class Work:
             "sampling.ignore_eos": True,
             "sampling.dynamic": False,
             "overlong.shape": "off",
-            # The benchmark ends the run after `rounds`; the last step would write a checkpoint.
+            # The benchmark ends the run after `rounds`, and needs no disk space for checkpoints.
             "train.steps": self.rounds + 1,
             "train.warmup_steps": 0,
             "checkpoint.every": self.rounds + 2,
+            "checkpoint.last": False,
             "log.rollouts": False,
         }
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
