@@ -279,3 +279,24 @@ def test_options_of_an_engine_are_kept_as_they_are():
 )
 def test_engines_that_sample_during_updates(overrides, expected):
     assert Config.load(None, overrides).during_updates is expected
+
+
+def optional_keys():
+    """Every setting that may be unset, or empty, and is by default."""
+    return [key for key, field in known_keys().items() if field.default in (None, ())]
+
+
+@pytest.mark.parametrize("key", optional_keys())
+@pytest.mark.parametrize("word", ["none", "null"])
+def test_what_the_help_calls_none_can_be_set_to_it(key, word):
+    """Also in a recipe, where `none` is text."""
+    changed = {"cluster.address": "cluster.backend=ray"}.get(key)
+    config = Config.load(None, [*([changed] if changed else []), f"{key}={word}"])
+    section, _, name = key.rpartition(".")
+    assert getattr(getattr(config, section) if section else config, name) == known_keys()[key].default
+
+
+def test_none_stays_a_choice_where_it_is_one():
+    assert Config.build({"algo.normalize": "none"}).algo.normalize == "none"
+    with pytest.raises(UserError, match=r"train\.steps"):
+        Config.build({"train.steps": "none"})

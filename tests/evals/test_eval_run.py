@@ -67,12 +67,13 @@ def test_two_models_by_the_command(monkeypatch, capsys, tmp_path, random_model):
     assert code == 0
     assert "6 problems, 4 samples each" in printed
     assert "compared with tiny" in printed
+    assert "mean score" not in printed, "the rewards are not graded"
     (out,) = (tmp_path / "evals").iterdir()
     report = json.loads((out / "evaluation.json").read_text())
     assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     tiny, random = report["models"]
     assert list(tiny["metrics"]) == [
-        *("avg@4", "pass@1", "pass@2", "pass@4", "cons@4", "response_length", "truncated"),
+        *("avg@4", "pass@1", "pass@2", "pass@4", "cons@4", "score", "response_length", "truncated"),
     ]
     assert random["metrics"]["avg@4"]["value"] == 0.0
     change = next(row for row in report["comparisons"] if row["metric"] == "avg@4")
@@ -93,6 +94,24 @@ def test_two_models_by_the_command(monkeypatch, capsys, tmp_path, random_model):
     assert code == 0
     assert json.loads(printed) == report
     assert told.count("already evaluated") == 2
+
+
+def test_graded_rewards_have_a_mean_score(monkeypatch, capsys, tmp_path):
+    """All are wrong by the threshold, so the accuracy says nothing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def score(completions, **_): return [len(text) / 1000 for text in completions]\n")
+    words = ["eval", "tiny", "--data", "arithmetic", "--k", 2, "--prompts", 4, "--verifier", "own.py:score"]
+    code, printed, _ = dapo(monkeypatch, capsys, *words, "--max-new-tokens", 40)
+    assert code == 0
+    (out,) = (tmp_path / "evals").iterdir()
+    (model,) = json.loads((out / "evaluation.json").read_text())["models"]
+    rows = pq.read_table(out / model["responses"]).to_pylist()
+    expected = sum(len(row["response"]) for row in rows) / 1000 / len(rows)
+    assert model["graded"]
+    assert model["metrics"]["score"]["value"] == pytest.approx(expected)
+    assert model["metrics"]["avg@2"]["value"] == 0.0
+    (line,) = (line for line in printed.splitlines() if "mean score" in line)
+    assert f"{expected:.3f}" in line
 
 
 def test_an_evaluation_of_training_says_the_same(tmp_path):

@@ -13,6 +13,7 @@ from dapo_rl.lab.bench.shapes import SHAPES, check_model, shape_config, syntheti
 from dapo_rl.lab.bench.variants import all_variants, variants_of, vllm_options
 from dapo_rl.lab.bench.work import Job, Work
 from dapo_rl.models.load import TINY
+from dapo_rl.train.disk import DiskNeed
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,
@@ -152,3 +153,8 @@ def test_vllm_has_room_and_graphs_for_all_samples():
     assert vllm_options("runner-v2", max_batch=1000, longest=8464) == wide | {"model_runner_v2": True}
     assert not vllm_options("separate-process", max_batch=8, longest=99)["in_process"]
     assert "max_cudagraph_capture_size" not in vllm_options("default", max_batch=1024, longest=99)
+
+
+def test_a_benchmark_needs_no_disk_space_for_checkpoints(tmp_path):
+    """It writes none, however large the model is."""
+    DiskNeed(checkpoint=10**18, model=10**18).check(work(kind="step").config(), tmp_path / "run", 0)

@@ -131,6 +131,32 @@ def test_graded_scores_of_wrong_answers(metric):
         assert not no_signal
 
 
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, True),
+        ({"overlong__factor": 0.1}, False),
+        ({"overlong__shape": "off"}, False),
+        ({"overlong__shape": "linear", "overlong__max_length": 2}, True),
+    ],
+)
+def test_a_length_penalty_that_outweighs_graded_scores(settings, warned):
+    """Scores from 0 to 0.4 at most, and up to 1 for the length."""
+    verifier = reward_file("return [min(len(text), 40) % 5 / 10 for text in completions]")
+    lines = findings(verify(rows=8, samples=4, reward__verifier=verifier, **settings), "warning")
+    found = [line for line in lines if line.startswith("the scores are graded, from 0 to 0.4, and the length penalty")]
+    assert bool(found) is warned
+    if warned and not settings:
+        assert found[0].endswith(
+            "takes up to 1 from them: a short response outweighs a good one; lower overlong.factor, for example to "
+            "0.2, or set overlong.shape=off"
+        )
+
+
+def test_right_and_wrong_are_no_graded_scores():
+    assert not any("graded" in line for line in findings(verify(), "warning"))
+
+
 def test_a_reward_that_crashes_would_stop_the_run():
     result = verify(reward__verifier=reward_file("return [1 / 0 for _ in completions]"))
     (line,) = findings(result, "error")

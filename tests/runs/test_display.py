@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dapo_rl.base.format import count, duration, sparkline
 from dapo_rl.config import Config
-from dapo_rl.runs.display import Pace, PlainDisplay, step_line
+from dapo_rl.runs.display import Pace, PlainDisplay, evaluation_line, step_line
 from dapo_rl.runs.live import LiveDisplay, make_display
 from dapo_rl.runs.words import closing_rows, dropped, engines, ranks
 
@@ -98,6 +98,76 @@ def test_the_line_of_a_step():
         "step  12/150  acc 0.53 reward -0.12  len  31.2 cut  2%  ent 0.41 clip +0.8/-0.3%  "
         "16 kept  5 right  3 wrong   4.1k tok/s   1.6s left 3m40s"
     )
+
+
+GRADED = METRICS | {"sampling/kept": 2, "sampling/drawn": 43, "sampling/wasted_share": 0.921, "sampling/surplus": 0}
+GRADED |= {"sampling/all_correct": 0, "sampling/all_wrong": 0, "sampling/no_spread": 41}
+
+
+def test_the_line_of_a_step_with_graded_rewards_says_how_many_had_no_spread():
+    line, usual = (step_line(12, 150, 16, GRADED, 220, graded) for graded in (True, False))
+    assert "   2 kept 41 no spread  " in line
+    assert "right" not in line
+    assert len(line) == len(usual)
+    assert line.index("tok/s") == usual.index("tok/s")
+
+
+def test_what_has_no_column_is_listed_below_the_line():
+    display, stream = plain()
+    display.start(150, Config())
+    display.step(1, METRICS | {"sampling/surplus": 0})
+    display.step(2, GRADED | {"sampling/no_spread": 38, "sampling/verifier_error": 3})
+    display.step(3, GRADED)
+    display.step(4, GRADED | {"sampling/no_spread": 0})
+    _, first, second, below, third, fourth = stream.getvalue().splitlines()
+    assert "16 kept  5 right  3 wrong" in first
+    assert " 2 kept 38 no spread" in second
+    assert below == "  dropped 41 of 43 groups (92% of tokens): 38 no spread, 3 verifier errors"
+    assert " 2 kept 41 no spread" in third
+    assert " 2 kept  0 no spread" in fourth, "the columns stay"
+
+
+def test_groups_that_are_compared_by_score_are_so_from_the_first_step():
+    display, stream = plain()
+    display.start(150, Config.build({"sampling.metric": "score"}))
+    display.step(1, GRADED | {"sampling/no_spread": 0})
+    assert " 2 kept  0 no spread" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("score", "said"), [(0.61, ""), (0.22, ""), (0.4375, "  mean score 0.438"), (None, "")])
+def test_an_evaluation_of_graded_rewards_has_the_mean_score(score, said):
+    metrics = {"eval/accuracy": 0.61, "eval/reward": score}
+    assert evaluation_line(12, 150, metrics) == f"eval  12/150  held-out accuracy 61.0%{said}"
+    display, _ = live()
+    with display:
+        display.start(150, Config())
+        display.step(1, METRICS | metrics)
+        assert ("held-out score" in shown(display)) is bool(said)
+
+
+def test_a_long_evaluation_says_how_far_it_is():
+    clock = Clock()
+    display, stream = plain(clock)
+    display.start(150, Config())
+    before = len(stream.getvalue())
+    display.phase("evaluating", 0, 100)
+    for done in range(1, 101):
+        clock.now += 1
+        display.phase("evaluating", done, 100)
+        display.phase("sampling", done, 100)
+    assert stream.getvalue()[before:].splitlines() == [
+        "evaluating: 15 of 100 problems, 1m25s left",
+        "evaluating: 30 of 100 problems, 1m10s left",
+        "evaluating: 45 of 100 problems, 55s left",
+        "evaluating: 60 of 100 problems, 40s left",
+        "evaluating: 75 of 100 problems, 25s left",
+        "evaluating: 90 of 100 problems, 10s left",
+    ]
+    before = len(stream.getvalue())
+    for done in (0, 4, 8):  # a short one says nothing
+        clock.now += 3
+        display.phase("evaluating", done, 8)
+    assert len(stream.getvalue()) == before
 
 
 def test_groups_that_filled_the_batch_are_not_said_to_be_kept():
@@ -209,8 +279,9 @@ def test_plain_output_of_a_run():
     )
     assert lines[1] == "[bold]kept[/bold] \\x1b[31m as it is"
     assert lines[2].startswith("step  12/150  acc 0.53")
-    assert lines[3] == "eval  12/150  held-out accuracy 61.0%"
-    assert lines[4:] == [
+    assert lines[3] == "  dropped 10 of 26 groups: 5 all right, 3 all wrong, 2 surplus"
+    assert lines[4] == "eval  12/150  held-out accuracy 61.0%"
+    assert lines[5:] == [
         "held-out accuracy  12.5% -> 65.0%  (+52.5 points)",
         "steps              150",
         "wall time          1h02m",
@@ -354,8 +425,8 @@ def test_engines_and_ranks_are_one_line_each():
     assert "2 ranks  busy 50%" in stream.getvalue()
     display, stream = plain()
     display.start(5, Config())
-    display.step(1, METRICS | metrics)
-    display.step(2, METRICS)
+    display.step(1, METRICS | metrics | {"sampling/surplus": 0})
+    display.step(2, METRICS | {"sampling/surplus": 0})
     assert [line for line in stream.getvalue().splitlines() if line.startswith("  ")] == [
         "  2 engines  busy 91%  2.1k tok/s  queue 42  version 3 to 4  lost 2",
         "  2 ranks  busy 50%  49.8k to 51.2k tokens each  71.2 GiB",

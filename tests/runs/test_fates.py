@@ -8,6 +8,8 @@ import pytest
 from support import REPOSITORY
 
 from dapo_rl.fates import FATES, LOGGED, Fate, Former, Waiting, tokens_label
+from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.interrupted import Remains
 from dapo_rl.runs.words import dropped
 from dapo_rl.train.ledger import Ledger
 
@@ -57,6 +59,7 @@ def test_the_ledger_has_no_other_columns():
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
     samples = [SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]
     ledger.add(fill, [SimpleNamespace(samples=samples)])
+    ledger = ledger.with_failed(Remains(Fill((), (), ()), ()))
     assert set(ledger.columns()) == set(FATES) - DISPLAYED - set(get_args(Former)) | {"total"}
 
 

@@ -23,9 +23,13 @@ class Section(BaseModel):
     def _accept_none_and_reject_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         if info.field_name is None:
             return value
-        kinds = get_args(kind := cls.model_fields[info.field_name].annotation) or (kind,)
-        if value == "none" and type(None) in kinds:  # as the help prints it; YAML's own word is null
+        field = cls.model_fields[info.field_name]
+        kinds = get_args(kind := field.annotation) or (kind,)
+        # The help prints none for both; YAML's own word is null.
+        if value == "none" and type(None) in kinds:
             return None
+        if value in (None, "none") and field.default == ():
+            return ()
         counts = bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds)
         if isinstance(value, bool) and counts:
             raise PydanticCustomError("switch_for_number", "expected a number")

@@ -48,7 +48,7 @@ class ModelSettings(Section):
     @field_validator("lora", mode="before")
     @classmethod
     def _require_lora_settings(cls, value: Any) -> Any:
-        if value is not None and not isinstance(value, Mapping | LoraSettings):
+        if value not in (None, "none") and not isinstance(value, Mapping | LoraSettings):
             raise PydanticCustomError("no_settings", "expected settings, for example model.lora.rank=16")
         return value
 
@@ -402,7 +402,7 @@ class LogSettings(Section):
     @field_validator("to", mode="before")
     @classmethod
     def _accept_a_single_name(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else () if value is None else value
+        return () if value in (None, "none") else (value,) if isinstance(value, str) else value
 
 
 class ClusterSettings(Section):

@@ -25,10 +25,10 @@ class Figures:
     values: dict[str, list[float]]
     """A value per problem for each metric; NaN if there is none."""
     tokens: int
-    graded: bool
-    """Whether samples that are both right, or both wrong, have different scores."""
     statuses: dict[str, int]
     first_error: str
+    graded: bool = False
+    """Whether samples that are both right, or both wrong, have different scores."""
 
     @property
     def verifier_errors(self) -> int:
