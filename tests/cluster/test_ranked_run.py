@@ -12,6 +12,7 @@ import pytest
 import torch
 from rank_parts import WarmRanks
 from safetensors.torch import load_file
+from small_disk import FULL, FillUp, needs_root, small_disk
 from support import THOROUGH, small_model, tokenizer
 from transformers import TrainerCallback
 
@@ -183,3 +184,27 @@ def test_too_many_losses_end_the_run_with_one_line(tmp_path):
     with pytest.raises(UserError, match=r"^rank 1 was killed or crashed, in \w+, after 0 restarts; continue .*; look"):
         run(tmp_path / "run", *settings, actions={2: kill(1)}.items())
     assert json.loads((tmp_path / "run" / "error.json").read_text())["step"] == 2
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as path:
+        yield path
+
+
+@needs_root
+def test_ranks_on_a_full_disk_train_to_the_end_and_save_the_model(disk):
+    """There is no room for the shards of the second checkpoint; the ranks live on."""
+    small = ["train.steps=3", "checkpoint.keep=1", "data.eval=null", "eval.every=null", "cluster.restarts=0"]
+    config = Config.load("demo", [*THOROUGH, *ON_RANKS, *small])
+    filling = FillUp(disk, 1, 6.5)
+    with (
+        DAPOTrainer(config=config, run_dir=disk / "run", callbacks=[filling]) as trainer,
+        pytest.raises(UserError, match=f"step-3: the checkpoint cannot be written: {FULL}; .* the model is in "),
+    ):
+        trainer.train()
+    assert [json.loads(line)["step"] for line in (disk / "run" / "metrics.jsonl").open()] == [1, 2, 3]
+    assert load_file(disk / "run" / "model" / "model.safetensors")
+    (disk / "ballast").unlink()
+    with DAPOTrainer(config=config, run_dir=disk / "run") as trainer:
+        assert trainer.train(resume=True)["finished"]

@@ -2,60 +2,25 @@
 
 import io
 import json
-import os
-import shutil
-import subprocess
-import time
 
 import pytest
+from small_disk import FULL, FillUp, needs_root, small_disk
 from support import SMALL
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.runs.display import PlainDisplay
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, to mount a small disk"),
-]
+pytestmark = [pytest.mark.slow, needs_root]
 
 QUICK = [*SMALL, "data.eval=null", "eval.every=null", "checkpoint.every=1", "checkpoint.keep=1"]
-FULL = "No space left on device"
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of 160 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", path], capture_output=True).returncode:
-        pytest.skip("cannot mount a disk here")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
-
-
-def fill(disk, leave):
-    """Writes a file that leaves this many MiB free."""
-    with (disk / "ballast").open("wb") as file:
-        while (more := shutil.disk_usage(disk).free - int(leave * 2**20)) > 0:
-            file.write(bytes(min(more, 1 << 20)))
-            file.flush()
-
-
-class FillUp(TrainerCallback):
-    """Leaves `leave` MiB after a step, and frees the disk after another."""
-
-    def __init__(self, disk, at, leave, free_at=None):
-        self.disk, self.at, self.leave, self.free_at = disk, at, leave, free_at
-
-    def on_step_begin(self, args, state, control, **_):
-        while any((self.disk / "run" / "checkpoints").glob(".*.part")):  # the last one is complete
-            time.sleep(0.01)
-        if state.global_step == self.at:
-            fill(self.disk, self.leave)
-        if state.global_step == self.free_at:
-            (self.disk / "ballast").unlink()
+    with small_disk(tmp_path / "disk") as path:
+        yield path
 
 
 class Notes(PlainDisplay):
@@ -79,7 +44,11 @@ def checkpoints(disk):
     return sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
 
 
-KINDS = {"policy": [], "lora": ["model.lora.rank=4"], "critic": ["preset=ppo", "critic.pretrain_steps=0"]}
+KINDS = {
+    "policy": [],
+    "lora": ["model.lora.rank=4"],
+    "critic": ["preset=ppo", "critic.pretrain_steps=0"],
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
