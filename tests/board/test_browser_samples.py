@@ -6,6 +6,7 @@ import json
 import re
 import struct
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from support import REPOSITORY
 from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served  # noqa: F401
 
 from dapo_rl.runs.directory import GroupRow
+from dapo_rl.types import Verdict
 
 pytestmark = [
     pytest.mark.slow,
@@ -416,3 +418,22 @@ def test_samples_fit(browser, address, size):  # noqa: F811
             assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], view
         pair = [each.bounding_box() for each in page.locator(".compare .sample").all()]
         assert (pair[1]["y"] >= pair[0]["y"] + pair[0]["height"]) == (size is PHONE)
+
+
+def test_a_card_speaks_of_an_answer_only_if_the_reward_extracts_one(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "failed", steps=1)
+    three = make_group(7, [("a", False), ("b", False), ("c", True)])
+    wrong = Verdict(0.25, False, "wrong")
+    verdicts = (wrong, Verdict(-1.0, False, "unparseable"), three.verdicts[2])
+    rows = [GroupRow(replace(three, verdicts=verdicts), "unfinished")]
+    rows.append(GroupRow(replace(make_group(8, [("d", True)]), verdicts=()), "unfinished"))
+    run.write_rollouts(1, rows)
+    with opened(browser, address, "#/groups?run=failed&step=1&draw=7") as page:
+        cards = [page.locator(f'.detail [data-sample="{n}"]') for n in range(3)]
+        expect(cards[0]).to_contain_text("wrong")
+        expect(cards[0].locator(".answer")).to_have_count(0)
+        expect(cards[1].locator(".answer")).to_have_text("answer none found")
+        expect(cards[2].locator(".answer")).to_have_text("answer 2")
+        expect(page.locator(".list")).to_contain_text("unfinished")
+    with opened(browser, address, "#/groups?run=failed&step=1&draw=8") as page:
+        expect(page.locator('.detail [data-sample="0"]')).to_contain_text("not judged: the run failed first")

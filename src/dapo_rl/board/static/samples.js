@@ -210,8 +210,9 @@ export function sampleView(sample, text, actions = null, title = `sample ${sampl
 // Nothing for a reward that extracts no answer.
 function answerOf(sample) {
   if (sample.answer === null && sample.status !== "unparseable") return null;
-  const none = h("i", { class: "hint" }, "none found");
-  return h("span", { class: "answer" }, "answer ", sample.answer === null ? none : found(foreign(sample.answer, "b"), "answer"));
+  const none = () => h("i", { class: "hint" }, "none found");
+  const answer = sample.answer === null ? none() : found(foreign(sample.answer, "b"), "answer");
+  return h("span", { class: "answer" }, "answer ", answer);
 }
 
 function sums(sample) {
