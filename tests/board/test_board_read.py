@@ -255,3 +255,51 @@ def test_without_a_tokenizer_tokens_are_their_numbers(tmp_path):
     group = group_of(run, run.rollout(1), 10)
     assert group["samples"][0]["pieces"] == [["[5]", 1], ["[6]", 1], ["[7]", 1]]
     assert not group["decoded"]
+
+
+def rollout_bomb(path, **columns):
+    rows = len(next(iter(columns.values())))
+    pq.write_table(pa.table({"draw": pa.array([0] * rows, pa.int64()), **columns}), path, compression="zstd")
+    assert path.stat().st_size < 50_000
+
+
+def test_a_small_file_of_many_gigabytes_is_refused_in_one_line(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "a")
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["x" * (1 << 20)]))
+    rollout_bomb(run.rollout(1), prompt=once, response=once)
+    many = pa.ListArray.from_arrays(pa.array([0, 40_000_000], pa.int32()), pa.nulls(40_000_000, pa.int32()))
+    rollout_bomb(run.rollout(2), token_ids=many)
+    for step in (1, 2):
+        with pytest.raises(
+            UnreadableError, match=f"step-00000{step}.parquet: too large to show: it decodes to more than"
+        ):
+            groups_of(run.rollout(step))
+    board = Catalogue([tmp_path]).find("a")
+    assert search(board, "x", [1, 3])["hits"] == []
+    assert [bar["step"] for bar in ledger(board)["bars"]] == [1, 3]  # of the first only the fates are read
+
+
+def test_a_group_of_too_many_tokens_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("dapo_rl.board.groups.MOST_TOKENS", 5)
+    run = make_run(tmp_path / "a")
+    with pytest.raises(UnreadableError, match="step-000001.parquet: too large to show: the group has 6 tokens"):
+        group_of(Catalogue([tmp_path]).find("a"), run.rollout(1), 10)
+
+
+def test_a_group_is_found_in_any_row_group(tmp_path):
+    run = make_run(tmp_path / "a")
+    before = groups_of(run.rollout(1))
+    pq.write_table(pq.read_table(run.rollout(1)), run.rollout(1), row_group_size=1)
+    board = Catalogue([tmp_path]).find("a")
+    assert groups_of(run.rollout(1)) == before
+    for group in before:
+        found = group_of(board, run.rollout(1), group["draw"])
+        assert (found["prompt_id"], len(found["samples"])) == (group["prompt_id"], len(group["samples"]))
+    assert group_of(board, run.rollout(1), 99) is None
+
+
+def test_occurrences_are_counted_up_to_a_number(tmp_path, monkeypatch):
+    monkeypatch.setattr("dapo_rl.board.groups.MOST_COUNTED", 3)
+    make_run(tmp_path / "a", steps=1, text="x x x x x x")
+    (hit,) = search(Catalogue([tmp_path]).find("a"), "x", [1])["hits"]
+    assert hit["count"] == 3

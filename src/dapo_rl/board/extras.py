@@ -37,6 +37,9 @@ def extras_of(table: pa.Table, names: Iterable[str]) -> list[dict[str, Any]]:
 
 def _python(scalar: pa.Scalar) -> Any:
     try:
+        if isinstance(scalar, pa.MapScalar) and scalar.is_valid:
+            first = scalar.values.slice(0, MOST_VALUES).to_pylist()
+            return [(entry["key"], entry["value"]) for entry in first]
         return scalar.as_py()
     except Exception:  # a date out of Python's range, text that is not UTF-8, …
         return None

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,12 @@ COLOURS = ("logp", "ratio", "clipped", "entropy", "value")
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
 """Text shared by all prompts of a step is omitted from the list if it has at least this many characters."""
+MOST_TOKENS = 4_000_000
+"""Tokens of a group, each of which becomes a part of the page."""
 EXCERPT = 60
 HITS = 60
+MOST_COUNTED = 10_000
+"""Occurrences in a text, from which on they are not counted."""
 SEARCH_SECONDS = 1.5
 
 
@@ -86,6 +91,8 @@ def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
     """One group with its responses, as text and as tokens."""
     columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
     table = _with_shown_fates(read_table(path, columns, draw, others=True))
+    if (tokens := pc.sum(lengths_of(table)).as_py() or 0) > MOST_TOKENS:
+        raise UnreadableError(f"{path.name}: too large to show: the group has {tokens:,} tokens")
     rows = table.select(columns).to_pylist()
     if not rows:
         return None
@@ -170,7 +177,8 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
         mask = pc.or_(*(matches(table, column, query) for column in columns))
         part = table.filter(pc.and_(mask, first) if of_group else mask)
         for row in part.slice(0, 4 * HITS).to_pylist():
-            spans = {column: [hit.span() for hit in pattern.finditer(row[column] or "")] for column in columns}
+            hits = {column: islice(pattern.finditer(row[column] or ""), MOST_COUNTED) for column in columns}
+            spans = {column: [hit.span() for hit in hits[column]] for column in columns}
             where = next((column for column in columns if spans[column]), columns[0])
             start, end = spans[where][0] if spans[where] else (0, 0)
             found.append(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dapo_rl.base.parquet import SizeLimit, TooLargeError, check_size, decoded_bytes, open_parquet, plain_type
 from dapo_rl.board.extras import MOST_COLUMNS, is_showable
 from dapo_rl.board.files import UnreadableError, open_regular
 from dapo_rl.runs.rollouts import SCHEMA
@@ -22,8 +23,12 @@ KNOWN = {
     *("token_ids", "logps", "train_logps", "entropies", "clipped", "values", "advantages"),
 }
 """Columns that have a place of their own on the page; all others are shown by name."""
-MOST_ROWS, MOST_BYTES = 200_000, 4 << 30
-"""Limits on the samples of a step and their size, far beyond what a page can show."""
+MOST_ROWS = 200_000
+FINE_BYTES, MOST_BYTES, MOST_DECODED = 256 << 20, 4 << 30, 16 << 30
+"""Limits on the columns of a step: the size that a file of any size may have, that of the rows in memory at a time, and
+that of all rows that are looked through for a group."""
+MOST_ODD_BYTES = 32 << 20
+"""Size of a column whose values are converted one by one; each takes many times its size in Python."""
 
 
 def read_table(path: Path, columns: Iterable[str], draw: int | None = None, *, others: bool = False) -> pa.Table:
@@ -31,35 +36,51 @@ def read_table(path: Path, columns: Iterable[str], draw: int | None = None, *, o
     that the board does not know."""
     wanted = list(dict.fromkeys(("draw", *columns)))
     try:
-        with open_regular(str(path)) as opened, pq.ParquetFile(opened) as file:
-            table = _read(file, wanted, others)
+        with open_regular(str(path)) as opened, open_parquet(opened) as file:
+            table = _read(opened, file, wanted, draw, others)
     except UnreadableError as error:
         raise UnreadableError(f"{path.name}: {error}") from None
+    except TooLargeError as error:
+        raise UnreadableError(f"{path.name}: too large to show: {error}") from None
     except FileNotFoundError:  # a running run deletes old ones, as log.keep_rollouts asks
         raise UnreadableError(f"{path.name}: was deleted just now") from None
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UnreadableError(f"{path.name}: not a table of rollouts: {reason}") from None
-    draws = table.column("draw")
-    return table.filter(pc.is_valid(draws) if draw is None else pc.equal(draws, draw))
+    return table
 
 
-def _read(file: pq.ParquetFile, wanted: list[str], others: bool) -> pa.Table:
-    here = file.metadata
-    size = sum(here.row_group(i).total_byte_size for i in range(here.num_row_groups))
-    if here.num_rows > MOST_ROWS or size > MOST_BYTES:
-        raise UnreadableError(f"too large to show: {here.num_rows} samples, {size >> 20} MiB")
+def _read(opened: BinaryIO, file: pq.ParquetFile, wanted: list[str], draw: int | None, others: bool) -> pa.Table:
+    """Reads row group by row group, and keeps the rows that are asked for."""
     names = file.schema_arrow.names
     unknown = unknown_columns(file.schema_arrow) if others else []
-    table = file.read(columns=[name for name in (*wanted, *unknown) if name in names])
+    columns = [name for name in (*wanted, *unknown) if name in names]
+    if file.metadata.num_rows > MOST_ROWS:
+        raise UnreadableError(f"too large to show: {file.metadata.num_rows} samples")
+    check_size(opened, file, columns, SizeLimit(opened, FINE_BYTES, MOST_DECODED), of_value=0)
+    limit = SizeLimit(opened, FINE_BYTES, MOST_BYTES)
+    parts, rows, numbered = [], 0, 0
+    for number in range(file.metadata.num_row_groups):
+        table = file.read_row_group(number, columns=columns, use_threads=False)
+        size = decoded_bytes(table)
+        limit.count(size)
+        part = _converted(table, wanted, unknown)
+        rows, draws = rows + part.num_rows, part.column("draw")
+        numbered += len(draws) - draws.null_count
+        parts.append(part.filter(pc.is_valid(draws) if draw is None else pc.equal(draws, draw)))
+        limit.count(int(parts[-1].nbytes) - size)
+    if rows and not numbered:
+        kind = file.schema_arrow.field(names.index("draw")).type if "draw" in names else "missing"
+        raise UnreadableError(f"not a table of rollouts: the column draw is {kind}")
+    return pa.concat_tables(parts) if parts else _converted(file.schema_arrow.empty_table(), wanted, unknown)
+
+
+def _converted(table: pa.Table, wanted: list[str], unknown: list[str]) -> pa.Table:
     found = {}
     for name in wanted:
         places = table.schema.get_all_field_indices(name)
         column = table.column(places[0]) if places else pa.chunked_array([pa.nulls(table.num_rows)])
         found[name] = as_type(column, TYPES[name])
-    if found["draw"].null_count == len(found["draw"]) > 0:
-        kind = file.schema_arrow.field(names.index("draw")).type if "draw" in names else "missing"
-        raise UnreadableError(f"not a table of rollouts: the column draw is {kind}")
     for name in unknown:
         column = table.column(table.schema.get_all_field_indices(name)[0])
         found[name] = as_type(column, pa.string()) if _is_text(column.type) else column
@@ -82,13 +103,13 @@ def _is_text(kind: pa.DataType) -> bool:
 def as_type(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """Casts a column; if that fails, converts value by value, with null for those that cannot be converted."""
     try:
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        column = column.cast(plain_type(column.type))
         column = column.cast(wanted)
         column.validate(full=True)  # Parquet does not guarantee that text is UTF-8
         return column
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
-        return pa.chunked_array([_one_by_one(column, wanted)], wanted)
+        few = decoded_bytes(column) <= MOST_ODD_BYTES
+        return pa.chunked_array([_one_by_one(column, wanted) if few else pa.nulls(len(column), wanted)], wanted)
 
 
 def _one_by_one(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:

@@ -82,14 +82,19 @@ def _parse_line(number: int, where: str, line: bytes) -> Row | BadRow:
 
 def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
     import pyarrow
-    import pyarrow.parquet
+
+    from dapo_rl.base.parquet import BATCH_BYTES, batches, open_parquet
 
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with path.open("rb") as opened, open_parquet(opened) as file:
             # pandas stores its index as a column of the file, which is not part of the data.
             index = [name for name in file.schema_arrow.names if name.startswith("__index_level_")]
-            for batch in file.iter_batches(batch_size=4096):
+            for batch in batches(opened, file):
+                if batch is None:
+                    yield BadRow(number, f"{path.name}:row {number}", f"a row of more than {BATCH_BYTES >> 20} MiB")
+                    number += 1
+                    continue
                 for value in _widened(batch.drop_columns(index)).to_pylist():
                     yield make_row(number, f"{path.name}:row {number}", value)
                     number += 1

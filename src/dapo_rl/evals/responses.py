@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside, remove_leftovers
+from dapo_rl.base.parquet import read_columns
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.types import Prompt, Sample, Verdict
 
@@ -76,7 +77,7 @@ class ResponseFile:
         """Joins all parts into one file."""
         with beside(self.path) as draft, pq.ParquetWriter(draft, SCHEMA, compression="zstd") as writer:
             for part in _split(problems, k):
-                writer.write_table(pq.read_table(self._part(part), schema=SCHEMA))
+                writer.write_table(read_columns(self._part(part), SCHEMA.names).cast(SCHEMA))
         self.tidy()
 
     def tidy(self) -> None:
@@ -84,7 +85,7 @@ class ResponseFile:
             shutil.rmtree(self._parts)
 
     def read(self, columns: Sequence[str]) -> list[dict[str, Any]]:
-        return pq.read_table(self.path, columns=list(columns)).to_pylist()  # type: ignore[no-any-return]
+        return read_columns(self.path, columns).to_pylist()  # type: ignore[no-any-return]
 
     def _part(self, part: range) -> Path:
         return self._parts / f"{part.start:08d}.parquet"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pyarrow.parquet as pq
-
+from dapo_rl.base.parquet import read_columns
 from dapo_rl.runs.directory import RunDirectory
 
 N = 4
@@ -21,7 +20,7 @@ def repetition_by_step(directory: RunDirectory) -> dict[int, float]:
     """The mean over everything sampled in a step, for the steps whose rollouts are kept."""
     means: dict[int, float] = {}
     for path in sorted(directory.rollouts_path.glob("step-*.parquet")):
-        table = pq.read_table(path, columns=["step", "token_ids"])
+        table = read_columns(path, ["step", "token_ids"])
         shares = [repeated_share(tokens) for tokens in table["token_ids"].to_pylist()]
         if shares:
             means[int(table["step"][0].as_py())] = sum(shares) / len(shares)
