@@ -82,8 +82,7 @@ def test_one_text_stored_once_is_never_written_out_as_a_whole(monkeypatch):
     file, sizes = written(pa.table({"a": repeated("x" * (1 << 20), 300)})), []
     assert file.seek(0, 2) < 5000
     with open_parquet(file) as table, pytest.raises(TooLargeError, match="it decodes to more than 200 MiB"):
-        for batch in batches(file, table):
-            sizes.append(batch.nbytes)
+        sizes.extend(batch.nbytes for batch in batches(file, table))
     assert max(sizes, default=0) <= 4 << 20
 
 

@@ -282,7 +282,7 @@ def test_a_small_file_of_many_gigabytes_is_refused_in_one_line(tmp_path, monkeyp
 def test_a_group_of_too_many_tokens_is_refused_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("dapo_rl.board.groups.MOST_TOKENS", 5)
     run = make_run(tmp_path / "a")
-    with pytest.raises(UnreadableError, match="step-000001.parquet: too large to show: the group has 6 tokens"):
+    with pytest.raises(UnreadableError, match=r"step-000001.parquet: too large to show: the group has 6 tokens"):
         group_of(Catalogue([tmp_path]).find("a"), run.rollout(1), 10)
 
 

@@ -15,6 +15,7 @@ from support import REPOSITORY
 from dapo_rl.config import DataSettings, ModelSettings
 from dapo_rl.data import build_prompts, load_rows
 from dapo_rl.errors import UserError
+from dapo_rl.models.config_limits import check_config
 from dapo_rl.models.load import TINY, load_model
 
 CODE = """
@@ -164,6 +165,36 @@ def test_a_value_that_transformers_refuses_is_named_with_the_reason(directory):
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("num_hidden_layers", 1_000_000, "1,000,000"),
+        ("num_hidden_layers", 10**30, "1" + ",000" * 10),
+        ("hidden_size", 10**9, "1,000,000,000"),
+        ("vocab_size", 2**40, "1,099,511,627,776"),
+        ("num_attention_heads", 10**7, "10,000,000"),
+        ("max_position_embeddings", 10**12, "1,000,000,000,000"),
+    ],
+)
+def test_a_size_that_no_model_has_is_named_before_anything_is_built(directory, key, value, shown):
+    directory.edit("config.json", **{key: value})
+    assert f"config.json says {key} {shown}, and no model has over" in directory.message()
+
+
+def test_sizes_of_nested_configs_and_of_experts_are_checked():
+    check_config({"num_hidden_layers": 61, "n_routed_experts": 384, "vocab_size": 262_144, "hidden_size": 18_432}, "m")
+    with pytest.raises(UserError, match=r"config.json says n_layer 9,999, and no model has over 2,048"):
+        check_config({"text_config": {"n_layer": 9_999}}, "m")
+    with pytest.raises(UserError, match=r"2,000 layers of 60,000 experts"):
+        check_config({"num_hidden_layers": 2000, "text_config": {"num_experts": 60_000}}, "m")
+
+
+def test_a_config_of_any_size_is_not_read(directory):
+    path = directory.path / "config.json"
+    path.write_text(path.read_text() + " " * (33 << 20))
+    assert "config.json has more than 32 MiB" in directory.message()
+
+
+@pytest.mark.parametrize(
     "template",
     [
         "{{ cycler.__init__.__globals__.os.open('TRACE', 64) }}",
@@ -172,6 +203,12 @@ def test_a_value_that_transformers_refuses_is_named_with_the_reason(directory):
         "{% include '/etc/passwd' %}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ 'a' * ",
+        "{{ 'a' * 10 ** 10 }}",
+        "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
+        "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
+        "{{ '{:>4000000000}'.format(1) }}",
+        "{{ 'a'|center(2000000000) }}",
+        "{% for i in range(100) %}{{ messages[0].content.ljust(1000000) }}{% endfor %}",
     ],
 )
 def test_a_chat_template_has_a_sandbox(directory, template):
@@ -182,6 +219,32 @@ def test_a_chat_template_has_a_sandbox(directory, template):
         build_prompts(rows, tokenizer, DataSettings())
     assert "\n" not in str(caught.value)
     assert not directory.trace.exists()
+
+
+def test_a_template_that_takes_too_long_is_ended_and_the_next_one_rendered(directory):
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (directory.path / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'x' %}}{loops}{{% endif %}}ok")
+    _, tokenizer = directory.load()
+    rows = load_rows([{"prompt": [{"role": "user", "content": text}]} for text in ("a", "x", "b")])
+    found = build_prompts(rows, tokenizer, DataSettings())
+    assert [prompt.text for prompt in found.prompts] == ["ok", "ok"]
+    assert [str(bad) for bad in found.bad] == ["row 1: the chat template rejects it: it takes more than 5 seconds"]
+
+
+def test_a_template_is_rendered_as_transformers_renders_it(directory):
+    template = (
+        "{{ bos_token }}{%- for m in messages %}<{{ m['role'] }}>{{ m.content | trim }}</>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{{ messages | tojson }}{% endif %}"
+    )
+    (directory.path / "chat_template.jinja").write_text(template)
+    _, tokenizer = directory.load()
+    for last in ("user", "assistant"):
+        messages = [{"role": "system", "content": " é\u2028\n"}, {"role": last, "content": "<b>1+1</b>"}]
+        begun = last == "assistant"
+        options = {"add_generation_prompt": not begun, "continue_final_message": begun}
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        (prompt,) = build_prompts(load_rows([{"prompt": messages}]), tokenizer, DataSettings()).prompts
+        assert prompt.text == expected
 
 
 def calls(tree):

@@ -13,6 +13,7 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import DataSettings
 from dapo_rl.data.rows import BadRowError
+from dapo_rl.data.template import render
 from dapo_rl.errors import UserError
 
 ARGUMENTS = "data.chat_template_kwargs"
@@ -141,14 +142,12 @@ class PromptReader:
         # A final message by the assistant is the beginning of its response, as in TRL.
         begun = messages[-1]["role"] == "assistant"
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=not begun,
-                    continue_final_message=begun,
-                    **self._arguments,
-                )
+            return render(
+                self._tokenizer,
+                messages,
+                add_generation_prompt=not begun,
+                continue_final_message=begun,
+                **self._arguments,
             )
         except Exception as error:  # a template is code of the model, and may reject roles or their order
             raise BadRowError(f"the chat template rejects it: {one_line(error)}") from None

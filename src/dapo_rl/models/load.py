@@ -15,12 +15,13 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
+from dapo_rl.models.config_limits import check_config, check_config_size
 from dapo_rl.models.get import PRETRAINED, find_pretrained
 from dapo_rl.models.saving import converted, save_plain, write_plain
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
@@ -72,7 +73,18 @@ def _tokenizer(path: str | Path, name: str) -> Any:
         raise UserError(f"model.name: {what} {_why_not(error, 'tokenizer_config.json')}") from None
 
 
+def _check_config(path: str | Path, name: str) -> None:
+    """Before transformers builds anything of it."""
+    check_config_size(path)
+    try:
+        found = PreTrainedConfig.get_config_dict(path)[0]
+    except Exception as error:
+        raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
+    check_config(found, name)
+
+
 def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
+    _check_config(path, name)
     tokenizer = _tokenizer(path, name)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
@@ -100,6 +112,7 @@ def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
 
 
 def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
+    _check_config(path, name)
     tokenizer = _tokenizer(path, name)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)

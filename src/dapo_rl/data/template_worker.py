@@ -1,0 +1,69 @@
+"""The process that renders chat templates. A template is code of the model: it may double a string without end.
+
+This file runs as a script and imports nothing of the package. A request is a line of JSON on standard input, an answer
+one on standard output.
+"""
+
+import json
+import math
+import os
+import resource
+import select
+import sys
+import time
+from typing import Any
+
+MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT = 1 << 30, 5, 64 << 20
+"""Limits on a template; the memory is that beyond what the process has at its start."""
+ORPHANED_SECONDS = 5.0
+"""How often the process looks whether the one that started it has ended."""
+
+
+def answer(request: dict[str, Any], render: Any) -> dict[str, str]:
+    used = math.ceil(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, resource.RLIM_INFINITY))
+    try:
+        (text,), _ = render(
+            conversations=[request["messages"]], chat_template=request["template"], **request["options"]
+        )
+    except MemoryError:
+        return {"problem": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}
+    except Exception as error:
+        return {"problem": str(error) or type(error).__name__}
+    if len(text) > LONGEST_TEXT:
+        return {"problem": f"it writes a text of {len(text):,} characters"}
+    return {"text": text}
+
+
+def main() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    parent = os.getppid()
+    most = _address_space() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    requests = sys.stdin.buffer
+    while _comes(requests, parent) and (line := requests.readline()):
+        sys.stdout.write(json.dumps(answer(json.loads(line), render_jinja_template)) + "\n")
+        sys.stdout.flush()
+
+
+def _address_space() -> int:
+    """Libraries reserve much of it, on machines with many cores most."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux
+        return 0
+
+
+def _comes(requests: Any, parent: int) -> bool:
+    """Waits for a request. Another child of the parent may hold the pipe open when the parent has ended."""
+    while not select.select([requests], [], [], ORPHANED_SECONDS)[0]:
+        if os.getppid() != parent:
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
