@@ -117,6 +117,24 @@ def test_a_step_is_a_number(client, step):
         ("192.168.0.7:8765", "0.0.0.0", True),
         ("box.lan:8765", "box.lan", True),
         ("", "127.0.0.1", False),
+        *(
+            (header, "127.0.0.1", False)
+            for header in (
+                *("localhost:8799@evil", "localhost:8799@evil.example:80", "evil@localhost", "user:pw@localhost:80"),
+                *("localhost:", "localhost:x", "localhost:80:80", "localhost:999999", "localhost:-1", ":80", "::1"),
+                *("[::1", "::1]", "[::1]x", "[::1]:80@evil", "[localhost]", "[127.0.0.1]", "[]", "[::1%lo]", "[::2]"),
+                *("localhost.", "localhost/", "localhost#", "localhost?x", "localhost\\evil", "localhost evil", "*"),
+                *("localhost,evil", "http://localhost", "127.0.0.1\n", "127.1", "0", "2130706433", "0x7f.1"),
+                *("127.0.0.1:\u0661", "ｌocalhost", "loc\u0130lhost", "127.0.0.2", "0.0.0.0"),
+            )
+        ),
+        ("LOCALHOST:80", "127.0.0.1", True),
+        ("[2001:db8::7]:80", "::", True),
+        ("2001:db8::7", "::", False),
+        ("[fe80::1%eth0]", "::", False),
+        ("evil.example", "::", False),
+        ("[::1]", "::1", True),
+        ("my_box:80", "my_box", True),
     ],
 )
 def test_the_host_header(header, bound, allowed):

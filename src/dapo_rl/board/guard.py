@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
@@ -22,6 +23,9 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 LARGEST_BODY = 1 << 16
+HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[0-9A-Za-z._-]+))(?::[0-9]{1,5})?", re.ASCII)
+"""A name or an address, an IPv6 address in brackets, with or without a port. Nothing else: browsers and proxies differ
+on which part of `localhost:80@evil` is the host."""
 
 
 def host_allowed(header: str, bound: str) -> bool:
@@ -30,15 +34,17 @@ def host_allowed(header: str, bound: str) -> bool:
     A site that resolves its own name to our address (DNS rebinding) sends that name. So names are rejected, except the
     one that the board was bound to; addresses other than loopback pass only if the board is bound to more.
     """
-    name = header.strip().lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-    if name in ("localhost", "127.0.0.1", "::1", bound.lower()):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
+    match = HOST.fullmatch(header)
+    if match is None:
         return False
-    return not is_loopback(bound)
+    name = (match["six"] or match["name"]).lower()
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return match["six"] is None and name in ("localhost", bound.lower())
+    if (address.version == 6) != (match["six"] is not None):
+        return False
+    return name in ("127.0.0.1", "::1", bound.lower()) or not is_loopback(bound)
 
 
 def is_loopback(host: str) -> bool:
@@ -73,7 +79,8 @@ class Guard:
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         brought = self._token is not None and token_matches(_in_address(scope), self._token)
-        if len(hosts) != 1 or not host_allowed(hosts[0], self._bound):
+        # A target may name a host too (`GET http://evil/`); it would count more than the header.
+        if len(hosts) != 1 or not host_allowed(hosts[0], self._bound) or not scope["path"].startswith("/"):
             status, body = 421, b"unknown host name: open the board at the address that it printed\n"
         elif self._token is not None and not (brought or token_matches(_in_cookie(scope), self._token)):
             status, body = 403, b"this board needs a token: open it at the address that it printed\n"

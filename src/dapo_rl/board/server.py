@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import signal
@@ -20,6 +21,7 @@ from fastapi.staticfiles import StaticFiles
 
 from dapo_rl.base.quote import printable
 from dapo_rl.board.ablation import BoardAblation
+from dapo_rl.board.connections import ACCEPTED_AT_ONCE, BoardProtocol, LoopErrors
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
 from dapo_rl.board.engines import engines_and_ranks
@@ -302,6 +304,10 @@ class Server(uvicorn.Server):
         super().__init__(settings)
         self._watcher = watcher
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
+        await super().startup(sockets)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watcher.close()
         await super().shutdown(sockets)
@@ -319,7 +325,16 @@ def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) 
     app = create_app(Catalogue(roots), lab, token, host)
     listening = _listen(host, port)
     _announce(host, listening.getsockname()[1], token, lab is not None, roots)
-    settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
+    settings = uvicorn.Config(
+        app,
+        http=BoardProtocol,
+        ws="none",
+        lifespan="off",
+        backlog=ACCEPTED_AT_ONCE,
+        log_level="error",  # a warning per malformed request would let anyone fill the disk
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the Lab's runs are stopped first
     try:
         Server(settings, app.state.watcher).run(sockets=[listening])

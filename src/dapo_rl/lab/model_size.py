@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
+from dapo_rl.models.config_limits import check_config
 from dapo_rl.models.get import PRETRAINED
 from dapo_rl.models.size import ModelSize
 
@@ -44,9 +45,12 @@ def size_of(name: str) -> ModelSize:
     if known and not isinstance(path, Path):
         return known
     try:
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PreTrainedConfig
 
+        check_config(PreTrainedConfig.get_config_dict(path, local_files_only=True)[0], name)
         return count_parameters(AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False))
+    except UserError:
+        raise
     except Exception as error:  # a missing file, an unknown architecture, a damaged config: each raises another type
         if isinstance(path, Path):
             raise UserError(f"model.name: the size of {name} is unknown: {one_line(error, 120)}") from None
