@@ -11,7 +11,7 @@ from dapo_rl.board.lab import Lab, Start, overrides_for
 from dapo_rl.board.read import Catalogue
 from dapo_rl.board.recipes import DEMO, RecipeMenu
 from dapo_rl.board.server import create_app
-from dapo_rl.config import Config
+from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import recipe_names
 
@@ -167,3 +167,65 @@ def test_a_queue_has_an_end(tmp_path, monkeypatch):
         queue.add("c", [])
     queue.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_beside_the_runs_is_offered_and_other_files_are_not(folder):
+    project = folder.parent
+    (project / "beside.yaml").write_text(GOOD)
+    (project / "typo.yaml").write_text("algo: {clip_hihg: 0.2}\n")
+    (project / "mkdocs.yml").write_text("site_name: docs\nnav: [index.md]\n")
+    (project / "list.yaml").write_text("[1, 2]\n")
+    (project / "dotted.yaml").write_text("train.steps: 3\n")
+    (project / "link.yaml").symlink_to(project.parent / "secret.yaml")
+    offered = RecipeMenu([folder]).offered()
+    beside = {name.removeprefix("project/") for name in offered if name.startswith("project/")}
+    assert beside == {"beside.yaml", "typo.yaml", "dotted.yaml"}
+    assert offered["project/beside.yaml"].problem is None
+    assert "clip_hihg" in offered["project/typo.yaml"].problem
+    (project / "mkdocs.yml").write_text(GOOD)
+    assert "project/mkdocs.yml" in RecipeMenu([folder]).offered()
+
+
+def test_every_setting_is_described_with_the_value_of_the_recipe(folder):
+    described = {row["key"]: row for row in Lab(folder).describe("runs/mine.yaml")["settings"]}
+    assert list(described) == list(known_keys())
+    assert described["algo.clip_high"]["value"] == "0.35"
+    assert described["sampling.dynamic"]["value"] == "true"
+    assert described["sampling.dynamic"]["choices"] == ["true", "false"]
+    assert described["algo.kl_kind"]["choices"][:3] == ["k1", "k2", "k3"]
+    assert described["eval.prompts"]["value"] == "null"
+    assert described["data.train"]["value"] == "arithmetic"
+    assert described["train.betas"]["value"] == "[0.9, 0.999]"
+    assert described["train.lr"]["meaning"] == "AdamW's learning rate."
+
+
+def test_the_value_of_every_setting_is_one_that_the_lab_accepts(folder):
+    lab = Lab(folder)
+    rows = [row for row in lab.describe("runs/mine.yaml")["settings"] if not row["key"].startswith("model.lora.")]
+    lab.check(Start(recipe="runs/mine.yaml", techniques=[], settings={row["key"]: row["value"] for row in rows}))
+
+
+def test_other_settings_are_checked_and_passed_on(folder):
+    base = Config.load(folder / "mine.yaml")
+    settings = {"train.lr": "0.001", "sampling.stop": "[a, b]", "train.steps": "7"}
+    words = overrides_for(Start(techniques=[], settings=settings), base)
+    config = Config.load(folder / "mine.yaml", words)
+    assert (config.train.lr, config.sampling.stop, config.train.steps) == (0.001, ("a", "b"), 7)
+    client = TestClient(create_app(Catalogue([folder]), Lab(folder), "token"), base_url="http://localhost")
+    for wrong, why in {
+        ("train.lr", "fast"): "train.lr",
+        ("train.lrr", "1"): "did you mean train.lr",
+        ("--run", "/somewhere"): "is not a setting",
+        ("reward.verifier", "os:system"): "named in a recipe",
+        ("reward.verifier", "[{verifier: evil.py:score}]"): "named in a recipe",
+        ("algo.loss", "evil.py:loss"): "named in a recipe",
+        ("engine", "evil:Engine"): "named in a recipe",
+        ("data.system_prompt", "x" * 5000): "longer than",
+    }.items():
+        body = {"recipe": "runs/mine.yaml", "techniques": [], "settings": dict([wrong])}
+        assert why in client.post("/api/lab/check", json=body, headers=TOKEN).json()["problem"], wrong
+        assert client.post("/api/lab/start", json=body, headers=TOKEN).status_code == 409
+    assert not list(folder.glob("lab-*"))
+    body = {"recipe": "runs/mine.yaml", "techniques": [], "settings": {"reward.verifier": "exact"}}
+    assert client.post("/api/lab/check", json=body, headers=TOKEN).json() == {"problem": None}
+    assert client.post("/api/lab/check", json=body).status_code == 403

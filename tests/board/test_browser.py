@@ -362,6 +362,50 @@ def test_the_lab_starts_a_real_run_and_stops_it(browser, address, runs, quick_jo
     assert (runs / "lab-001" / "summary.json").is_file()
 
 
+def test_the_lab_changes_any_setting(browser, address, runs):
+    (runs.parent / "sums.yaml").write_text("model: {name: tiny}\ndata: {train: arithmetic}\ntrain: {lr: 3.0e-5}\n")
+    with opened(browser, address, f"#token={TOKEN}") as page:
+        page.get_by_role("link", name="Lab").click()
+        own = f"{runs.parent.name}/sums.yaml"
+        page.get_by_label("Recipe").select_option(own)
+        setting, value = page.get_by_label("Setting", exact=True), page.get_by_label("Value")
+        changed, found = page.get_by_label("Changed settings"), page.locator(".settings .found")
+        expect(value).to_be_disabled()
+        setting.fill("learning rate")
+        expect(found.first).to_have_text("train.lr")
+        found.first.click()
+        expect(page.locator(".settings .about")).to_contain_text("AdamW's learning rate. In the recipe: 3e-05.")
+        value.fill("much")
+        page.get_by_role("button", name="change").click()
+        expect(page.locator(".settings .problem")).to_contain_text("train.lr: input should be a valid number")
+        expect(changed.locator("li")).to_have_count(0)
+        value.fill("0.001")
+        value.press("Enter")
+        expect(changed).to_contain_text("train.lr=0.001")
+        setting.fill("sampling.dynamic")
+        value.fill("false")
+        value.press("Enter")
+        expect(changed.locator("li")).to_have_count(2)
+        page.get_by_label("Undo sampling.dynamic").click()
+        with page.expect_request(re.compile("/api/lab/check")) as asked:
+            setting.fill("seed")
+            value.fill("7")
+            value.press("Enter")
+        assert asked.value.post_data_json["settings"] == {"train.lr": "0.001", "seed": "7"}
+        assert asked.value.post_data_json["recipe"] == own
+
+
+def test_the_lab_shows_the_newest_run_or_says_that_there_is_none(browser, address, tmp_path):
+    with opened(browser, address, "#/lab") as page:
+        expect(page.locator(".legend")).to_contain_text("second")
+        wait_until(lambda: drawn(page, "acc/mean") > 50)
+        expect(page.locator('[data-metric="response_length/mean"]')).to_be_hidden()
+    (tmp_path / "none").mkdir()
+    with served(tmp_path / "none") as empty, opened(browser, empty, "#/lab") as page:
+        expect(page.locator(".lab .empty")).to_have_text("The curves of a run appear here when it has started.")
+        expect(page.locator(".lab .chart").first).to_be_hidden()
+
+
 def test_without_the_token_the_lab_only_shows(browser, address):
     with opened(browser, address, "#/lab") as page:
         expect(page.get_by_role("button", name="Start the run")).to_be_disabled()

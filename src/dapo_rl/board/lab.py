@@ -1,22 +1,29 @@
-"""The Lab: runs of a recipe with techniques switched on or off, started, queued and stopped from the page."""
+"""The Lab: runs of a recipe with settings changed, started, queued and stopped from the page."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.board.jobs import JobQueue
 from dapo_rl.board.recipes import DEMO, RecipeMenu
-from dapo_rl.config import Config
+from dapo_rl.config import Config, known_keys
 from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 
 PROMPTS = 128
 """Held-out prompts of the demo."""
+LONGEST_VALUE = 2000
+OWN_CODE = ("engine", "algo.loss", "algo.advantage", "reward.verifier", "sampling.filter")
+"""Settings that can name a Python function, `module:name` or `file.py:name`."""
+NAMED = re.compile(r":\S|\.py")
 
 
 class Start(BaseModel):
@@ -29,6 +36,8 @@ class Start(BaseModel):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     eval_prompts: int | None = Field(PROMPTS, ge=1, le=100_000)
     """None: those of the recipe."""
+    settings: dict[str, str] = Field({}, max_length=200)
+    """Other settings by key, with their values as on the command line."""
 
 
 class Lab:
@@ -55,6 +64,7 @@ class Lab:
                 }
                 for technique in TECHNIQUES
             ],
+            "settings": _described(base),
             "steps": base.train.steps,
             "seed": base.seed,
             "eval_prompts": PROMPTS if recipe == DEMO else base.eval.prompts,
@@ -66,10 +76,15 @@ class Lab:
 
     def start(self, wanted: Start) -> str:
         """Starts a run, or queues it if one is in progress; returns its name."""
+        path, overrides = self.check(wanted)
+        return self.queue.add(wanted.recipe, [*([] if wanted.recipe == DEMO else [str(path)]), *overrides])
+
+    def check(self, wanted: Start) -> tuple[Path, list[str]]:
+        """The recipe and the overrides of a choice. Raises a UserError for a mistake, before anything starts."""
         path, base = self.menu.load(wanted.recipe)
         overrides = overrides_for(wanted, base)
-        Config.load(path, overrides)  # mistakes are found before anything starts
-        return self.queue.add(wanted.recipe, [*([] if wanted.recipe == DEMO else [str(path)]), *overrides])
+        Config.load(path, overrides)
+        return path, overrides
 
     def close(self) -> None:
         """Stops all runs in progress; each saves first."""
@@ -90,8 +105,41 @@ def overrides_for(wanted: Start, base: Config | None = None) -> list[str]:
     changes |= {"train.steps": wanted.steps, "seed": wanted.seed}
     if wanted.eval_prompts is not None:
         changes["eval.prompts"] = wanted.eval_prompts
-    return _words(changes)
+    for key, value in wanted.settings.items():
+        _check_setting(key, value)
+    return _words(changes | wanted.settings)
+
+
+def _check_setting(key: str, value: str) -> None:
+    if key not in known_keys():
+        raise UserError(f"{key[:100]!r} is not a setting{did_you_mean(nearest(key, known_keys()))}")
+    if len(value) > LONGEST_VALUE:
+        raise UserError(f"{key}: longer than {LONGEST_VALUE} characters")
+    # The token lets its holder start runs, not run code of their choice.
+    if key in OWN_CODE and NAMED.search(value):
+        raise UserError(f"{key}: functions of your own are named in a recipe, not here")
+
+
+def _described(base: Config) -> list[dict[str, Any]]:
+    """Every setting with its value in the recipe and its documentation."""
+    values, described = base.resolved(), []
+    for key, field in known_keys().items():
+        value: Any = values
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        named = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+        choices = ["true", "false"] if isinstance(value, bool) else named
+        meaning = " ".join((field.description or "").split())
+        described.append({"key": key, "value": _word(value), "choices": choices, "meaning": meaning})
+    return described
 
 
 def _words(settings: dict[str, Any]) -> list[str]:
-    return [f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in settings.items()]
+    return [f"{key}={_word(value)}" for key, value in settings.items()]
+
+
+def _word(value: Any) -> str:
+    """A value as on the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo_rl.board.contents import read_settings
-from dapo_rl.board.files import Identity, Remembered, identity
+from dapo_rl.board.contents import LARGEST_CONFIG, read_settings
+from dapo_rl.board.files import Identity, Remembered, identity, load_yaml, read_all
 from dapo_rl.board.run import problem_line
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
@@ -35,13 +35,16 @@ class RecipeMenu:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._folders = list(_folders(roots))
         self._known: dict[str, tuple[Identity | None, str | None]] = {}
+        self._sections: dict[str, tuple[Identity | None, bool]] = {}
 
     def offered(self) -> dict[str, OfferedRecipe]:
         """The recipes by name: those of the package, the demo first, and the files in the folders."""
         packaged = [DEMO, *(name for name in recipe_names() if name != DEMO)]
         found = {name: OfferedRecipe(name, packaged_recipe(name), None) for name in packaged}
-        for label, folder in self._folders:
+        for label, folder, recipes_only in self._folders:
             for path in _files(folder):
+                if recipes_only and not self._is_recipe(path):
+                    continue
                 name = f"{label}/{_shown(path.name)}"
                 while name in found:
                     name += "'"
@@ -59,6 +62,14 @@ class RecipeMenu:
         config.check_data(recipe.name)
         return recipe.path, config
 
+    def _is_recipe(self, path: Path) -> bool:
+        """Whether a YAML file has sections of a recipe, right or wrong; a project's folder has other files too."""
+        now, key = identity(str(path)), str(path)
+        if self._sections.get(key, (None, False))[0] != now:
+            reader = Remembered(key, os.path.realpath(path.parent), _sections_of)
+            self._sections[key] = now, bool(reader.look())
+        return self._sections[key][1]
+
     def _problem(self, path: Path, folder: Path) -> str | None:
         now = identity(str(path))
         known = self._known.get(str(path))
@@ -72,16 +83,22 @@ class RecipeMenu:
         return known[1]
 
 
-def _folders(roots: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Each folder with the name it has in the list: the served ones, and `recipes` in and beside them."""
+def _sections_of(path: str) -> set[str]:
+    names = {str(key).partition(".")[0] for key in load_yaml(read_all(path, LARGEST_CONFIG))}
+    return names & Config.model_fields.keys()
+
+
+def _folders(roots: Sequence[Path]) -> Iterator[tuple[str, Path, bool]]:
+    """Each folder with the name it has in the list: the served ones, `recipes` in and beside them, and the one around
+    them, of which only recipes are listed."""
     seen = set()
     for root in roots:
         here = root.absolute()
-        for folder in (here, here / FOLDER, here.parent / FOLDER):
+        for folder in (here, here / FOLDER, here.parent / FOLDER, here.parent):
             real = os.path.realpath(folder)
             if real not in seen:
                 seen.add(real)
-                yield _shown(os.path.basename(real)), folder
+                yield _shown(os.path.basename(real)), folder, folder == here.parent
 
 
 def _files(folder: Path) -> list[Path]:

@@ -270,6 +270,15 @@ def _serve_lab(app: FastAPI, lab: Lab | None, token: str) -> None:
     def start(wanted: Start) -> Plain:
         return Plain({"name": lab.start(wanted)})
 
+    @app.post("/api/lab/check", dependencies=allowed)
+    def check_choice(wanted: Start) -> Plain:
+        """What is wrong with a choice; to find out is no error."""
+        try:
+            lab.check(wanted)
+        except UserError as error:
+            return Plain({"problem": printable(str(error))})
+        return Plain({"problem": None})
+
     @app.post("/api/lab/stop", dependencies=allowed)
     def stop(name: Name) -> Plain:
         lab.queue.stop(name)

@@ -1,13 +1,14 @@
-// Lab: a recipe with the five techniques as switches; runs are started, queued and stopped here.
+// Lab: a recipe with the five techniques as switches and any other setting; runs are started, queued and stopped here.
 import { Chart } from "./charts.js";
 import { fill, foreign, h, throttle } from "./dom.js";
 import { long } from "./names.js";
 import { CURVES, legend } from "./panels.js";
+import { settingsEditor } from "./settings.js";
 import { get, onChange, pick, post, store, token } from "./store.js";
 
 const WATCHED = ["eval/accuracy", "acc/mean", "actor/entropy", "response_length/mean"];
 const DEMO = "demo";
-const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null };
+const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null, changed: new Map() };
 
 export function lab(_parameters, onClose) {
   const switches = h("div", { class: "switches" }),
@@ -22,10 +23,12 @@ export function lab(_parameters, onClose) {
     "aria-label": "Recipe",
     onchange: () => {
       Object.assign(memory, { recipe: recipes.value, on: null, steps: null });
+      memory.changed.clear();
       describe();
     },
   });
   const about = h("p", { class: "hint" });
+  const settings = settingsEditor(memory.changed, async () => (await post("lab/check", {}, wanted())).problem);
   const start = h("button", { type: "submit", class: "main" }, "Start the run");
   const secret = h("input", {
     type: "password",
@@ -48,7 +51,10 @@ export function lab(_parameters, onClose) {
   const key = h("div", {}),
     grid = h("div", { class: "grid two" });
   const charts = new Map(
-    WATCHED.map((metric) => [metric, new Chart(metric, { hint: CURVES.find(([name]) => name === metric)?.[1] })]),
+    WATCHED.map((metric) => {
+      const hint = CURVES.find(([name]) => name === metric)?.[1];
+      return [metric, new Chart(metric, { hint, optional: true })];
+    }),
   );
   grid.append(...[...charts.values()].map((chart) => chart.element));
 
@@ -131,30 +137,33 @@ export function lab(_parameters, onClose) {
         );
       }),
     );
+    settings.describe(answer.settings);
     drawJobs();
+  }
+
+  /** The choice, as the server takes it. */
+  function wanted() {
+    Object.assign(memory, {
+      steps: Number(steps.value),
+      seed: Number(seed.value),
+      prompts: prompts.value === "" ? null : Number(prompts.value),
+    });
+    return {
+      recipe: memory.recipe,
+      techniques: [...memory.on],
+      steps: memory.steps,
+      seed: memory.seed,
+      eval_prompts: memory.prompts,
+      settings: Object.fromEntries(memory.changed),
+    };
   }
 
   async function begin(event) {
     event.preventDefault();
     start.disabled = true;
     fill(problem);
-    Object.assign(memory, {
-      steps: Number(steps.value),
-      seed: Number(seed.value),
-      prompts: prompts.value === "" ? null : Number(prompts.value),
-    });
     try {
-      const { name } = await post(
-        "lab/start",
-        {},
-        {
-          recipe: memory.recipe,
-          techniques: [...memory.on],
-          steps: memory.steps,
-          seed: memory.seed,
-          eval_prompts: memory.prompts,
-        },
-      );
+      const { name } = await post("lab/start", {}, wanted());
       fresh.add(name);
     } catch (error) {
       fill(problem, error.message);
@@ -240,13 +249,25 @@ export function lab(_parameters, onClose) {
   let turn = 0;
   async function load() {
     const mine = ++turn;
-    if (!store.picked.length) return;
+    grid.hidden = !store.picked.length;
+    if (grid.hidden) {
+      fill(key, h("p", { class: "empty" }, "The curves of a run appear here when it has started."));
+      return;
+    }
     const names = store.picked;
     const curves = await get("curves", { run: names, metric: WATCHED, points: 500, share: 0.1 });
     if (mine !== turn || !grid.isConnected) return;
     fill(key, legend());
     for (const [metric, chart] of charts)
       chart.draw(Object.fromEntries(names.filter((n) => curves[n]).map((name) => [name, curves[name][metric]])));
+  }
+
+  /** Without a choice, the newest run is shown; returns whether it was picked just now. */
+  function pickNewest() {
+    if (store.picked.length || !store.runs.size) return false;
+    const newest = [...store.runs.values()].reduce((a, b) => ((b.started ?? 0) > (a.started ?? 0) ? b : a));
+    pick([newest.name]);
+    return true;
   }
 
   const live = throttle(load, 1500);
@@ -260,7 +281,7 @@ export function lab(_parameters, onClose) {
         }
       drawJobs();
       for (const d of jobs.querySelectorAll("details")) if (open.has(d.closest(".job").dataset.job)) d.open = true;
-      if (store.picked.some((name) => changed.has(name))) live();
+      if (store.picked.some((name) => changed.has(name)) || pickNewest()) live();
     }),
   );
   onClose(() => {
@@ -270,6 +291,7 @@ export function lab(_parameters, onClose) {
   queueMicrotask(() => {
     describe();
     check();
+    pickNewest();
     load();
   });
   return h(
@@ -281,6 +303,7 @@ export function lab(_parameters, onClose) {
       h("label", { class: "recipe" }, h("h3", {}, "Recipe"), recipes),
       about,
       switches,
+      settings.element,
       h(
         "div",
         { class: "bar" },
