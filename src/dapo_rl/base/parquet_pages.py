@@ -34,15 +34,21 @@ def pages_of(file: BinaryIO, start: int, stop: int) -> Iterator[Page]:
     """The pages of a column chunk, which has these bytes of the file."""
     while start < stop:
         fields, length = _header(file, start, stop)
-        kind, size, stored = (fields.get(number) for number in (1, 2, 3))
-        inner = fields.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, 0), {})
-        values = inner.get(1, 0)
+        kind, size, stored = (_count(fields, number) for number in (1, 2, 3))
+        inner = fields.get({DATA: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, 0)) or {}
         # The encoding is the second field of a header, and the fourth in the second version.
-        page = Page(kind, size, values, inner.get(4 if kind == DATA_V2 else 2, 0))
-        if any(type(n) is not int or n < 0 for n in (kind, size, stored, values)) or start + length + stored > stop:
-            raise PageError("a page header is damaged")
+        page = Page(kind, size, _count(inner, 1) if inner else 0, inner.get(4 if kind == DATA_V2 else 2, 0))
+        if start + length + stored > stop:
+            raise PageError("a page is cut off")
         yield page
         start += length + stored
+
+
+def _count(fields: dict[int, Any], number: int) -> int:
+    value = fields.get(number)
+    if type(value) is not int or value < 0:
+        raise PageError("a page header is damaged")
+    return value
 
 
 def _header(file: BinaryIO, start: int, stop: int) -> tuple[dict[int, Any], int]:

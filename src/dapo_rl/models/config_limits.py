@@ -34,7 +34,8 @@ def check_config_size(path: str | Path) -> None:
 
 def check_config(config: Mapping[str, Any], name: str) -> None:
     """Raises a UserError that names the first key whose value cannot be real."""
-    layers = experts = 1
+    layers: float = 1
+    experts: float = 1
     for key, value in _numbers(config):
         limit = LIMITS.get(key)
         if limit is not None and value > limit:
