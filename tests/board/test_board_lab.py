@@ -112,6 +112,9 @@ def test_runs_wait_for_each_other(tmp_path):
             ("lab-003", 3),
             ("lab-001", None),
         ]
+        for _ in range(2):  # the first cannot go further
+            queue.sooner("lab-004")
+            assert [job["name"] for job in queue.listed()] == ["lab-004", "lab-002", "lab-003", "lab-001"]
         queue.remove("lab-002")
         assert not (tmp_path / "runs" / "lab-002").exists()
         for name in ("lab-001", "lab-002"):  # one runs, one is gone

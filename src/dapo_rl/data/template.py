@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.data import template_worker
-
-WORKER = Path(template_worker.__file__)
+WORKER = Path(__file__).parents[1] / "models" / "template_worker.py"
+MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT = 1 << 30, 5, 64 << 20
+"""Limits on a template."""
+PLAIN = "transformers.tokenization_utils_base"
+"""The module of the method that renders the template as text."""
 
 
 class TemplateError(ValueError):
@@ -25,11 +27,9 @@ class TemplateError(ValueError):
 def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
     """`tokenizer.apply_chat_template` without tokenizing. Raises TemplateError if the template fails or takes too much;
     a tokenizer with a method of its own, which is the user's code, raises its own errors."""
-    from transformers import PreTrainedTokenizerBase
-
     conversation = [dict(message) for message in messages]
     own = getattr(type(tokenizer), "apply_chat_template", None)
-    if own is not PreTrainedTokenizerBase.apply_chat_template:
+    if getattr(own, "__module__", None) != PLAIN:
         return str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
     template = tokenizer.get_chat_template()
     names = {**tokenizer.special_tokens_map, **options}
@@ -65,7 +65,8 @@ class _Renderer:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid():  # a forked process must not share the pipes
-            command = [sys.executable, "-P", str(WORKER)]
+            limits = map(str, (MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT))
+            command = [sys.executable, "-P", str(WORKER), *limits]
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             self._owner = os.getpid()
         return self._process
@@ -74,7 +75,7 @@ class _Renderer:
         self._process = None
         code = process.wait()
         if code == -signal.SIGXCPU:
-            return f"it takes more than {template_worker.CPU_SECONDS} seconds"
+            return f"it takes more than {CPU_SECONDS} seconds"
         return f"the process that renders it ended with exit code {code}"
 
     def close(self) -> None:

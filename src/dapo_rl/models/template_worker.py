@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
-MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT = 1 << 30, 5, 64 << 20
-"""Limits on a template; the memory is that beyond what the process has at its start."""
+MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT = (int(word) for word in sys.argv[1:4]) if len(sys.argv) == 4 else (0, 0, 0)
+"""Limits on a template, from the command line; the memory is that beyond what the process has at its start."""
 ORPHANED_SECONDS = 5.0
 """How often the process looks whether the one that started it has ended."""
 
