@@ -303,3 +303,12 @@ def test_occurrences_are_counted_up_to_a_number(tmp_path, monkeypatch):
     make_run(tmp_path / "a", steps=1, text="x x x x x x")
     (hit,) = search(Catalogue([tmp_path]).find("a"), "x", [1])["hits"]
     assert hit["count"] == 3
+
+
+def test_a_run_of_another_machine_is_running_as_long_as_it_is_locked(tmp_path):
+    """Its processes are not visible from here."""
+    make_run(tmp_path / "a")
+    (tmp_path / "a" / ".lock").write_text(f"{2**22 + 1} another-machine")
+    assert Catalogue([tmp_path]).find("a").row()["state"] == "running"
+    (tmp_path / "a" / ".lock").write_text(f"{2**22 + 1} {socket.gethostname()}")
+    assert Catalogue([tmp_path]).find("a").row()["state"] == "stopped"
