@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from dapo_rl.errors import UserError
 
 ARGUMENTS = "data.chat_template_kwargs"
 AT_A_TIME = 1000
-"""Texts that the tokenizer gets in a call."""
+"""Texts that the template and the tokenizer get in a call."""
 Messages = tuple[Mapping[str, str], ...]
 
 
@@ -67,29 +67,35 @@ class PromptReader:
         self._seen: dict[Any, Reading] | None = {} if cached else None
 
     def read(self, prompt: str | Messages) -> Reading:
-        if self._seen is None:
-            return self._reading(self._written(prompt))
         known_as = _known_as(prompt)
-        if known_as not in self._seen:
-            self._seen[known_as] = self._reading(self._written(prompt))
-        return self._seen[known_as]
+        if self._seen is not None and known_as in self._seen:
+            return self._seen[known_as]
+        (written,) = self._written([prompt])
+        if isinstance(written, BadRowError):
+            raise written
+        reading = self._reading(written)
+        if self._seen is not None:
+            self._seen[known_as] = reading
+        return reading
 
     def read_ahead(self, prompts: Iterable[str | Messages]) -> None:
-        """Fills the cache. To tokenize many texts in a call takes a third of the time. What cannot be read is left to
-        `read`, which says why."""
+        """Fills the cache. To render and tokenize many texts in a call takes a third of the time. What cannot be read
+        is left to `read`, which says why."""
         assert self._seen is not None
-        written: dict[Any, _Written] = {}
-        for prompt in prompts:
-            known_as = _known_as(prompt)
-            if known_as not in self._seen and known_as not in written:
-                with suppress(BadRowError):
-                    written[known_as] = self._written(prompt)
-        for special in (False, True):
-            group = [(known_as, each) for known_as, each in written.items() if each.special is special]
-            for start in range(0, len(group), AT_A_TIME):
-                part = group[start : start + AT_A_TIME]
-                encoded = self._encode([each.text for _, each in part], special)
-                for (known_as, each), ids in zip(part, encoded, strict=True):
+        new = {known_as: prompt for prompt in prompts if (known_as := _known_as(prompt)) not in self._seen}
+        waiting = list(new.items())
+        for start in range(0, len(waiting), AT_A_TIME):
+            part = waiting[start : start + AT_A_TIME]
+            written = self._written([prompt for _, prompt in part])
+            good = [
+                (known_as, each)
+                for (known_as, _), each in zip(part, written, strict=True)
+                if not isinstance(each, BadRowError)
+            ]
+            for special in (False, True):
+                group = [(known_as, each) for known_as, each in good if each.special is special]
+                encoded = self._encode([each.text for _, each in group], special) if group else []
+                for (known_as, each), ids in zip(group, encoded, strict=True):
                     with suppress(BadRowError):
                         self._seen[known_as] = self._reading(each, ids)
 
@@ -99,14 +105,22 @@ class PromptReader:
             return messages
         return ({"role": "system", "content": self._system}, *messages)
 
-    def _written(self, prompt: str | Messages) -> _Written:
-        is_text = isinstance(prompt, str)
-        messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
-        messages = self._with_system(messages)
-        kept = None if is_text else messages
-        if self.takes_template(is_text):
-            return _Written(self._apply_template(messages), kept, special=False)  # the template adds its own
-        return _Written("\n\n".join(message["content"] for message in messages), kept, special=True)
+    def _written(self, prompts: Sequence[str | Messages]) -> list[_Written | BadRowError]:
+        """The text of each prompt, or why it has none."""
+        conversations: list[Messages] = [
+            self._with_system(({"role": "user", "content": each},) if isinstance(each, str) else each)
+            for each in prompts
+        ]
+        are_texts = [isinstance(each, str) for each in prompts]
+        takes = [self.takes_template(is_text) for is_text in are_texts]
+        templated = self._templated([each for each, takes_it in zip(conversations, takes, strict=True) if takes_it])
+        written: list[_Written | BadRowError] = []
+        for messages, is_text, takes_it in zip(conversations, are_texts, takes, strict=True):
+            # The template adds special tokens of its own.
+            text = next(templated) if takes_it else "\n\n".join(message["content"] for message in messages)
+            kept = None if is_text else messages
+            written.append(_Written(text, kept, special=not takes_it) if isinstance(text, str) else text)
+        return written
 
     def _reading(self, written: _Written, ids: Sequence[int] | None = None) -> Reading:
         """Of a text, and of its tokens if they are known."""
@@ -138,19 +152,15 @@ class PromptReader:
             )
         return True
 
-    def _apply_template(self, messages: Messages) -> str:
+    def _templated(self, conversations: Sequence[Messages]) -> Iterator[str | BadRowError]:
         # A final message by the assistant is the beginning of its response, as in TRL.
-        begun = messages[-1]["role"] == "assistant"
-        try:
-            return render(
-                self._tokenizer,
-                messages,
-                add_generation_prompt=not begun,
-                continue_final_message=begun,
-                **self._arguments,
-            )
-        except Exception as error:  # a template is code of the model, and may reject roles or their order
-            raise BadRowError(f"the chat template rejects it: {one_line(error)}") from None
+        begun = [messages[-1]["role"] == "assistant" for messages in conversations]
+        options = [
+            {"add_generation_prompt": not last, "continue_final_message": last, **self._arguments} for last in begun
+        ]
+        for text in render(self._tokenizer, list(zip(conversations, options, strict=True))):
+            # A template is code of the model, and may reject roles or their order.
+            yield text if isinstance(text, str) else BadRowError(f"the chat template rejects it: {one_line(text)}")
 
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
         """The tokens of each text, with or without special ones. It uses one thread: the library's own would still

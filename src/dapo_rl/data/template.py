@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,29 @@ PLAIN = "transformers.tokenization_utils_base"
 """The module of the method that renders the template as text."""
 
 
+Conversation = tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]
+"""Messages, and the arguments of the template."""
+
+
 class TemplateError(ValueError):
     """Why a template gives no text."""
 
 
-def render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """`tokenizer.apply_chat_template` without tokenizing. Raises TemplateError if the template fails or takes too much;
-    a tokenizer with a method of its own, which is the user's code, raises its own errors."""
-    conversation = [dict(message) for message in messages]
+def render(tokenizer: Any, conversations: Sequence[Conversation]) -> Iterator[str | Exception]:
+    """`tokenizer.apply_chat_template` of each conversation, without tokenizing, or why there is no text: a
+    TemplateError if the template fails or takes too much. A tokenizer with a method of its own, which is the user's
+    code, has its own errors."""
     own = getattr(type(tokenizer), "apply_chat_template", None)
-    if getattr(own, "__module__", None) != PLAIN:
-        return str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
-    template = tokenizer.get_chat_template()
-    names = {**tokenizer.special_tokens_map, **options}
-    return _renderer.render({"template": template, "messages": conversation, "options": names})
+    if getattr(own, "__module__", None) == PLAIN:
+        template = tokenizer.get_chat_template()
+        yield from _renderer.render(template, tokenizer.special_tokens_map, conversations)
+        return
+    for messages, options in conversations:
+        try:
+            conversation = [dict(message) for message in messages]
+            yield str(tokenizer.apply_chat_template(conversation, tokenize=False, **options))
+        except Exception as error:
+            yield error
 
 
 class _Renderer:
@@ -44,30 +54,46 @@ class _Renderer:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
-    def render(self, request: Mapping[str, Any]) -> str:
-        line = json.dumps(request, default=str).encode() + b"\n"
+    def render(
+        self, template: str, names: Mapping[str, Any], conversations: Sequence[Conversation]
+    ) -> Iterator[str | TemplateError]:
+        """One request renders many conversations. Those after one that ends the process are requested again."""
+        done = 0
+        while done < len(conversations):
+            left = [([dict(message) for message in messages], options) for messages, options in conversations[done:]]
+            request = {"template": template, "names": dict(names), "conversations": left}
+            answers = self._answers(json.dumps(request, default=str).encode() + b"\n", len(left))
+            done += len(answers)
+            yield from answers
+
+    def _answers(self, request: bytes, count: int) -> list[str | TemplateError]:
+        """As many as the process gives before it ends; the last one says why it did."""
+        answers: list[str | TemplateError] = []
         with self._lock:
             process = self._started()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(line)
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except OSError:
-                answer = b""
-            if not answer.endswith(b"\n"):
-                raise TemplateError(self._why_ended(process))
-        found = json.loads(answer)
-        if "problem" in found:
-            raise TemplateError(found["problem"])
-        return str(found["text"])
+                with suppress(BrokenPipeError):
+                    process.stdin.write(request)
+                    process.stdin.flush()
+                while len(answers) < count and (line := process.stdout.readline()).endswith(b"\n"):
+                    found = json.loads(line)
+                    answers.append(TemplateError(found["problem"]) if "problem" in found else str(found["text"]))
+                if len(answers) < count:
+                    answers.append(TemplateError(self._why_ended(process)))
+            except BaseException:
+                self.close()  # the answers left in the pipe belong to this request
+                raise
+        return answers
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid():  # a forked process must not share the pipes
             limits = map(str, (MEMORY_BYTES, CPU_SECONDS, LONGEST_TEXT))
             command = [sys.executable, "-P", str(WORKER), *limits]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )  # in its own session, because Ctrl-C is for the run
             self._owner = os.getpid()
         return self._process
 

@@ -1,7 +1,7 @@
 """The process that renders chat templates. A template is code of the model: it may double a string without end.
 
-This file runs as a script and imports nothing of the package. A request is a line of JSON on standard input, an answer
-one on standard output.
+This file runs as a script and imports nothing of the package. A request is a line of JSON on standard input with one
+template and many conversations, and the answer a line on standard output for each of them.
 """
 
 import json
@@ -19,13 +19,11 @@ ORPHANED_SECONDS = 5.0
 """How often the process looks whether the one that started it has ended."""
 
 
-def answer(request: dict[str, Any], render: Any) -> dict[str, str]:
+def answer(template: str, messages: list[Any], names: dict[str, Any], render: Any) -> dict[str, str]:
     used = math.ceil(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, resource.RLIM_INFINITY))
     try:
-        (text,), _ = render(
-            conversations=[request["messages"]], chat_template=request["template"], **request["options"]
-        )
+        (text,), _ = render(conversations=[messages], chat_template=template, **names)
     except MemoryError:
         return {"problem": f"it needs more than {MEMORY_BYTES >> 20} MiB of memory"}
     except Exception as error:
@@ -44,8 +42,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests = sys.stdin.buffer
     while _comes(requests, parent) and (line := requests.readline()):
-        sys.stdout.write(json.dumps(answer(json.loads(line), render_jinja_template)) + "\n")
-        sys.stdout.flush()
+        request = json.loads(line)
+        for messages, options in request["conversations"]:
+            found = answer(request["template"], messages, {**request["names"], **options}, render_jinja_template)
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
 
 
 def _address_space() -> int:
