@@ -136,7 +136,10 @@ FLIPS = [
     ("sampling.retire", 3, {"Retired prompts"}),
     ("data.system_prompt", "Think.", {"Text of prompts"}),
     ("data.chat_template", "never", {"Text of prompts"}),
+    ("data.chat_template_kwargs", {"enable_thinking": False}, {"Text of prompts"}),
     ("data.max_prompt_tokens", 256, {"Prompt tokens"}),
+    ("data.train", ["BytedTsinghua-SIA/DAPO-Math-17k", "gsm8k.jsonl"], {"Training prompts"}),
+    ("reward.form", "same", {"Form of answers"}),
     ("reward.boxed", True, {"Boxed answers"}),
     ("reward.threshold", 0.5, set()),  # the built-in verifier has none
     ("model.lora", {}, {"LoRA"}),
@@ -144,6 +147,9 @@ FLIPS = [
     ("model.lora.alpha", 8.0, {"LoRA"}),
     ("model.lora.targets", ["q_proj"], {"LoRA"}),
     ("model.lora.save", "adapter", {"LoRA"}),
+    ("model.lora.dropout", 0.1, {"LoRA"}),
+    ("model.lora.use_rslora", True, {"LoRA"}),
+    ("model.lora.use_dora", True, {"LoRA"}),
     ("sampling.cap", 600, set()),
     ("sampling.on_cap", "fill", {"Cap on draws"}),
     ("sampling.on_cap", "partial", {"Cap on draws"}),
@@ -226,7 +232,10 @@ def test_additions_to_the_papers_recipe_are_named():
     assert report.verdict == "algorithm conformant, 6 settings differ"
     rows = {row.component: row for row in report.rows if not row.same}
     assert rows["Truncated sampling"].recipe == "min_p 0.2"
-    assert rows["LoRA"].recipe == "lora rank 8, alpha 32, targets all-linear, save merged"
+    assert (
+        rows["LoRA"].recipe
+        == "lora rank 8, alpha 32, targets all-linear, dropout 0, use_rslora False, use_dora False, save merged"
+    )
     assert rows["Stop strings"].recipe == "stop ('END',)"
     assert rows["Text of prompts"].recipe == "system_prompt Be [brief]."
 

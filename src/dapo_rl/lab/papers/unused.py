@@ -10,14 +10,16 @@ UNUSED = (
     unused("Retired prompts", "sampling.retire", "prompts that are solved are skipped, so the mix of prompts changes"),
     unused(
         "Text of prompts",
-        "data.system_prompt data.chat_template",
+        "data.system_prompt data.chat_template data.chat_template_kwargs",
         "the model reads other prompts than the data set's, to which only the chat template is applied",
     ),
+    unused("Form of answers", "reward.form", "an answer that is equal but written in another form is wrong"),
     unused("Boxed answers", "reward.boxed", r"responses without an Answer line are right if their last \boxed{} is"),
     unused("Engine's options", "engine_options", "they can change what is sampled, as quantized weights do"),
     unused(
         "LoRA",
-        "model.lora model.lora.rank model.lora.alpha model.lora.targets model.lora.save",
+        "model.lora model.lora.rank model.lora.alpha model.lora.targets model.lora.save "
+        "model.lora.dropout model.lora.use_rslora model.lora.use_dora",
         "the paper trains all weights; adapters usually need a learning rate that is ten times as high",
     ),
 )
