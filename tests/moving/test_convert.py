@@ -50,11 +50,12 @@ def test_verls_script_of_the_paper_is_the_papers_recipe(converted):
     _, config, rows = converted(published.VERL_32B)
     paper = Config.load("dapo-math-qwen2.5-32b").resolved()
     ours = config.resolved()
-    # Their script differs from the paper in these: dual clip, 10 steps of warm-up.
-    assert (config.algo.clip_ratio_c, config.train.warmup_steps) == (10.0, 10)
+    # Their script differs from the paper in these: dual clip, 10 steps of warm-up, a limit on rollout steps that the
+    # paper's 10,000 gradient updates do not reach.
+    assert (config.algo.clip_ratio_c, config.train.warmup_steps, config.train.steps) == (10.0, 10, 10_000)
     # And it says more: where files are, the engine, memory, checkpoints and trackers.
     for key in ("algo.clip_ratio_c", "train.warmup_steps", "data.train", "data.eval", "train.token_budget",
-                "train.gradient_checkpointing", "checkpoint.every", "log.to"):  # fmt: skip
+                "train.steps", "train.gradient_checkpointing", "checkpoint.every", "log.to"):  # fmt: skip
         section, name = key.split(".")
         ours[section][name] = paper[section][name]
     ours["engine"] = paper["engine"]

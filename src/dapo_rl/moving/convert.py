@@ -14,7 +14,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
 from dapo_rl.foreign.features import missing_feature
 from dapo_rl.moving.areal import derive_areal
-from dapo_rl.moving.draft import SOURCES, STATUSES, Draft, Explained, is_default
+from dapo_rl.moving.draft import STATUSES, Draft, Explained, is_default
 from dapo_rl.moving.importance import recompute_for_sequences
 from dapo_rl.moving.readers import Foreigner
 from dapo_rl.moving.repair import NO_MODEL, NO_SOURCE, repair
@@ -59,7 +59,7 @@ def convert_run(run: Foreigner, rows: int | None = None, processes: int | None =
         draft.finish()
         _say_which_command(draft, run)
         settings = _worth_writing(draft)
-        Config.build(nested_settings(_one_source_each(settings)))
+        Config.build(nested_settings(settings))
     except UserError as error:
         raise UserError(f"{run.source}: cannot be converted: {error}") from None
     order = {status: number for number, status in enumerate(STATUSES)}
@@ -85,12 +85,6 @@ def _worth_writing(draft: Draft) -> dict[str, Any]:
         if (key in follows and value not in (None, [])) or not is_default(key, value)
     }
     return dict(sorted(written.items(), key=lambda item: names.index(item[0])))
-
-
-def _one_source_each(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the first of several sources."""
-    first = {key: value[0] for key, value in settings.items() if key in SOURCES and isinstance(value, list)}
-    return {**settings, **first}
 
 
 def nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

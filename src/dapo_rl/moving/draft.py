@@ -17,7 +17,6 @@ from dapo_rl.foreign.record import Foreign, Near, NoCounterpartError
 from dapo_rl.moving.hydra import UnknownValue
 
 Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]
-SOURCES = ("data.train", "data.eval")
 STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "differs", "unknown to dapo convert")
 
 
@@ -192,8 +191,7 @@ class Draft:
             converted = entry.convert(value) if entry.convert else value
             near = converted if isinstance(converted, Near) else None
             converted = near.value if near else converted
-            if entry.ours not in SOURCES:
-                _check(key, entry.ours, converted)
+            _check(key, entry.ours, converted)
         except NoCounterpartError as error:
             self.explain(key, "no counterpart", note=str(error), learns=error.learns)
             return
