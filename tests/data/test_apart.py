@@ -41,6 +41,8 @@ def test_one_of_several_training_files(tmp_path):
     a, b = write(tmp_path / "a.jsonl", 1), write(tmp_path / "b.jsonl", 2)
     with pytest.raises(UserError, match=r"b\.jsonl is data\.train"):
         check_apart((a, b), b)
+    with pytest.raises(UserError, match=r"b\.jsonl is data\.train"):
+        check_apart(b, (a, SourceSettings(source=b)))
 
 
 def test_a_copy_of_training_prompts_is_an_error(tmp_path, plain_tokenizer):

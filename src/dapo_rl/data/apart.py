@@ -18,27 +18,35 @@ _REMEDY = "give other prompts, or data.eval=null for no evaluation"
 
 
 def check_apart(train: Any, held_out: Any) -> None:
-    """Raises a UserError if `data.eval` is the file, or the split of a hub data set, that `data.train` is."""
-    same = _place(held_out)
-    if same is not None and same in [_place(source) for source in (train if isinstance(train, tuple) else (train,))]:
-        raise UserError(
-            f"data.eval: {_name(held_out)} is data.train: the run would be evaluated on its training prompts; {_REMEDY}"
-        )
+    """Raises a UserError if `data.eval` is the file, or the split of a hub data set, that `data.train` is, or if the
+    two lists share one."""
+    trained = [_place(source) for source in _entries(train)]
+    for source in _entries(held_out):
+        if (place := _place(source)) is not None and place in trained:
+            raise UserError(
+                f"data.eval: {_name(source)} is data.train: the run would be evaluated on its training prompts; "
+                f"{_REMEDY}"
+            )
 
 
 def shared_prompts(train: PromptSet, held_out: PromptSet | None, sources: tuple[Any, Any]) -> str | None:
     """A note on held-out prompts that are training prompts too. If all of a file's or a hub data set's are, they are a
     copy of training data: raises a UserError."""
-    if held_out is None or train.stream is not None:
+    if held_out is None or train.is_stream:
         return None
     trained = {prompt.token_ids.tobytes() for prompt in train.prompts}
     shared = sum(prompt.token_ids.tobytes() in trained for prompt in held_out.prompts)
     if not shared:
         return None
     what = f"data.eval: {shared:,} of {len(held_out.prompts):,} prompts are training prompts too"
-    if shared == len(held_out.prompts) and None not in map(_place, sources):
+    are_stored = all(_place(source) is not None for each in sources for source in _entries(each))
+    if shared == len(held_out.prompts) and are_stored:
         raise UserError(f"{what}; {_REMEDY}")
     return f"{what}; their accuracy includes what was memorized"
+
+
+def _entries(sources: Any) -> tuple[Any, ...]:
+    return sources if isinstance(sources, tuple) else (sources,)
 
 
 def _place(source: Any) -> tuple[Any, ...] | None:
