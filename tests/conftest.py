@@ -2,9 +2,13 @@
 
 import gc
 import os
+import signal
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `nohup make test &`; processes that tests start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
