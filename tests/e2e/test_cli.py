@@ -179,7 +179,11 @@ def test_check_reports_and_speaks_json(tmp_path):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_loads_by_its_name(name, tmp_path):
-    assert dapo("check", name, cwd=tmp_path).returncode == 0
+    """Those for GPUs do not fit on this machine, which is the only thing wrong with them."""
+    result = dapo("check", name, cwd=tmp_path)
+    fits = "does not fit on " not in result.stdout
+    assert (result.returncode, bool(result.stderr)) == ((0, False) if fits else (2, True))
+    assert fits or result.stderr.startswith("dapo: check: the run does not fit on ")
 
 
 def test_recipes_are_listed_and_printed(tmp_path):

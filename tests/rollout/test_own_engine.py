@@ -136,7 +136,7 @@ def test_what_is_given_and_is_no_engine_is_one_line(tmp_path, mine):
 
     config = Config.load(DEFAULT_RECIPE, QUICK)
     for given, said in (
-        (3, r"^engine: \?:int: int has no method submit; an engine has submit, poll, cancel, "),
+        (3, r"^engine: expected an engine, or a class or function that makes one .*, got 3 \(int\)$"),
         (closed, r"^engine: .*closed: Closed has no method submit; "),
         (lambda: None, r"^engine: .*<lambda> raised TypeError: .*got an unexpected keyword argument 'dtype'"),
     ):

@@ -290,7 +290,7 @@ def test_without_memory_for_copies_a_checkpoint_is_written_at_once(tmp_path, mon
     monkeypatch.setattr(host_copy, "host_memory", lambda: needed - 2)
     monkeypatch.setattr(HostCopy, "take", lambda *_: pytest.fail("copied"))
     scarce = policy_of(model, save_dtype=save_dtype)
-    scarce.optimizer.load_state_dict(policy.optimizer.state_dict())
+    scarce.load(usual)
     assert scarce.save_note == (
         "each checkpoint stops the run until it is written: a copy in host memory would take "
         f"{12 * parameters / 2**20:.1f} MiB of {needed / 2**20:.1f} MiB"
