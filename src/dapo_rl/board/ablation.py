@@ -283,8 +283,8 @@ def _parts(arms: Sequence[BoardArm]) -> list[dict[str, Any]]:
 
 
 def _table(arms: Sequence[BoardArm]) -> dict[str, Any] | None:
-    """The table of the report: means over seeds, with the intervals of accuracy and of the difference. The other
-    intervals are in the tooltips."""
+    """The table of the report: means over seeds, with the intervals of accuracy and of the difference, or their ranges
+    over few seeds. Those of other quantities are in the tooltips."""
     if not any(arm.result for arm in arms):
         return None
     from_paper = any(arm.paper is not None for arm in arms)
@@ -320,7 +320,13 @@ def _interval(arm: BoardArm, name: str) -> str:
         return "–"
     write = (lambda share: f"{100 * share:+.1f}") if name == "difference" else QUANTITIES[name][1]
     width = QUANTITIES["accuracy" if name == "difference" else name][1]
-    return _cell(write, mean) + (f" ± {_cell(width, half)}" if half is not None else "")
+    if half is not None:
+        return f"{_cell(write, mean)} ± {_cell(width, half)}"
+    low, high = _part(arm, name, "low"), _part(arm, name, "high")
+    if low is None or high is None or _part(arm, name, "n") == 1:
+        return _cell(write, mean)
+    ends = [_cell(write, end) for end in (low, high)]
+    return f"{_cell(write, mean)} ({'all equal' if ends[0] == ends[1] else ' to '.join(ends)})"
 
 
 def _is_estimate(arm: BoardArm, name: str) -> bool:

@@ -19,7 +19,7 @@ ORPHANED_SECONDS = 5.0
 """How often the process looks whether the one that started it has ended."""
 
 
-def answer(template: str, messages: list[Any], names: dict[str, Any], render: Any) -> dict[str, str]:
+def _answer(template: str, messages: list[Any], names: dict[str, Any], render: Any) -> dict[str, str]:
     used = math.ceil(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (used + CPU_SECONDS, resource.RLIM_INFINITY))
     try:
@@ -44,7 +44,7 @@ def main() -> None:
     while _comes(requests, parent) and (line := requests.readline()):
         request = json.loads(line)
         for messages, options in request["conversations"]:
-            found = answer(request["template"], messages, {**request["names"], **options}, render_jinja_template)
+            found = _answer(request["template"], messages, {**request["names"], **options}, render_jinja_template)
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
 
