@@ -12,13 +12,14 @@ from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
 from dapo_rl.rewards.answers.forms import has_operations, last_side, same_form
 from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
-from dapo_rl.rewards.answers.shapes import same
+from dapo_rl.rewards.answers.shapes import same, same_equation
 
 _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
 _POINTS = re.compile("[A-Z]{2,4}")
 """Points of a figure; upper and lower case differ."""
 _CHOICE = re.compile(r"\(?([A-Ea-e])\)?")
 _OPTION = re.compile(r"(?:option|choice)\(?([A-Za-z])\)?", re.IGNORECASE)
+_VARIABLE = re.compile("[A-Za-z]")
 _LETTER = re.compile(r"\(?[A-Z]\)?")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _COMMA_INSIDE = re.compile(r"[(\[{][^()\[\]{}]*,")
@@ -45,6 +46,8 @@ def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") 
         return True
     if _conflict(ours.unit, theirs.unit) or _conflict(ours.name, theirs.name):
         return False
+    if _same_equation(ours, theirs):
+        return form == "any" or _same_form(ours.whole, theirs.whole)
     if ours.name and not theirs.name and _PROSE_OR_LETTER.fullmatch(theirs.text):
         return False  # a choice or a word has no name
     if plain_number(ours.text) is not None and plain_number(theirs.text) is not None:
@@ -77,6 +80,19 @@ def _conflict(ours: str, theirs: str) -> bool:
     if not ours or not theirs or ours == theirs:
         return False
     return "°" not in (ours, theirs) or re.sub("[FC]", "", ours + theirs) != "°°"
+
+
+def _same_equation(given: Written, truth: Written) -> bool:
+    """Whether the answer solves the truth for a variable, or has the sides of a solved truth the other way round.
+
+    Accepts `c = a + b` for `a + b = c`, and `2x + 3 = y` for `y = 2x + 3`, but not `2x - y + 3 = 0`, which is not
+    solved.
+    """
+    solved = given.name or truth.name
+    if bool(given.name) == bool(truth.name) or not _VARIABLE.fullmatch(solved) or "=" not in given.whole:
+        return False
+    tree, expected = _tree(given.whole), _tree(truth.whole)
+    return tree is not None and expected is not None and same_equation(expected, tree, swapped=bool(truth.name))
 
 
 def _same_number(given: Written, truth: Written) -> bool:

@@ -56,8 +56,8 @@ def _relation(node: Node) -> Form:
     """`5 < x` is `x > 5`. The name of a value, as in `y = 2x`, is compared elsewhere."""
     assert isinstance(node.value, tuple)
     sides, signs = node.parts, node.value
-    if signs == ("=",) and sides[0].kind == "name":
-        return _form(sides[1])
+    if signs == ("=",) and "name" in (sides[0].kind, sides[1].kind):
+        return _form(sides[1] if sides[0].kind == "name" else sides[0])
     if signs == ("in",):
         return _form(sides[1])
     if set(signs) <= {"=", "!="}:

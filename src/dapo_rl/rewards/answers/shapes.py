@@ -36,6 +36,15 @@ def names_in_list(node: Node) -> set[str]:
     return {name for name in names if name is not None}
 
 
+def same_equation(truth: Node, given: Node, swapped: bool) -> bool:
+    """Whether two equations are multiples of each other, or have the same sides in the opposite order."""
+    if any(node.kind != "relation" or node.value != ("=",) for node in (truth, given)):
+        return False
+    if swapped:
+        return given.parts[1] == truth.parts[0] and _same(truth.parts[1], given.parts[0])
+    return len(names_in(truth)) > 1 and _same_equation(truth.parts, given.parts)
+
+
 def _same(truth: Node, given: Node) -> bool:
     if _differ(_variable(truth), _variable(given)):
         return False
