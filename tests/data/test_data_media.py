@@ -1,4 +1,4 @@
-"""Rows with images, video or audio are refused; no run trains on their text alone."""
+"""Rows with images, video, audio or tools are refused; no run trains on their text alone."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +31,8 @@ def picture():
         (TEXT | {"audio": {"array": [0.1], "sampling_rate": 8}}, "has audio, and audio is not supported"),
         (TEXT | {"figure": {"bytes": b"x", "path": "a.png"}}, "the column 'figure' has an image"),
         (TEXT | {"figures": [{"bytes": b"x", "path": "a.png"}]}, "the column 'figures' has an image"),
+        (TEXT | {"tools": [{"type": "function"}]}, "the column 'tools' has tools, and tools are not supported"),
+        (TEXT | {"tools": '[ {"type": "function"}]'}, "the column 'tools' has tools"),
         (chat({"type": "image"}, {"type": "text", "text": "How many?"}), "message 1 of 'prompt' has an image"),
         (chat({"type": "image_url", "image_url": {"url": "x"}}), "message 1 of 'prompt' has an image"),
         (chat({"type": "input_audio", "input_audio": {}}), "message 1 of 'prompt' has audio"),

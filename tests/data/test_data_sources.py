@@ -192,8 +192,8 @@ def test_rows_in_memory_become_plain():
     looped = {}
     looped["self"] = looped
     assert [b.why for b in load_rows([looped]).bad] == ["nested too deeply"]
-    fails({"prompt": "a"}, "expected a source or a list of rows, got a dict")
-    fails(5, "expected a source or a list of rows, got a int")
+    fails({"prompt": "a"}, "expected a source or a list of rows, got dict")
+    fails(5, "expected a source or a list of rows, got int")
 
 
 def test_a_hugging_face_dataset_is_rows():
@@ -201,7 +201,7 @@ def test_a_hugging_face_dataset_is_rows():
     data = datasets.Dataset.from_list([{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}])
     assert [r.columns for r in load_rows(data).good] == [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}]
     assert [type(r.columns["n"]) for r in load_rows(data.with_format("numpy")).good] == [int, int]
-    fails(datasets.DatasetDict(train=data), "expected a source or a list of rows, got a DatasetDict")
+    fails(datasets.DatasetDict(train=data), "expected a source or a list of rows, got DatasetDict")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Finds images, video and audio in a row. They are not supported: a model would be trained on the text alone."""
+"""Finds images, video, audio and tools in a row. None is supported: a model would be trained on the text alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ _MODULES = ("PIL.", "torchcodec.", "torchvision.", "datasets.features._torchcode
 
 
 class MediaError(UserError):
-    """A row that has an image, video or audio."""
+    """A row that has an image, video, audio or tools."""
 
 
 def refuse_media(where: str, columns: Mapping[str, Any]) -> None:
-    """Raises MediaError for a row with an image, video or audio; empty columns of that name are fine."""
+    """Raises MediaError for a row with an image, video, audio or tools; empty columns of that name are fine."""
     for name, value in columns.items():
+        if name.lower() == "tools" and _are_tools(value):
+            raise MediaError(
+                f"{where}: the column {name!r} has tools, and tools are not supported: a run trains on single "
+                "responses without calls"
+            )
         kind = _COLUMNS.get(name.lower())
         if kind is not None and _holds_something(value):
             raise _refused(where, f"the column {name!r} has", kind)
@@ -58,6 +63,13 @@ def _holds_something(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_holds_something, value.values()))
     return any(map(_holds_something, value)) if isinstance(value, list | tuple) else True
+
+
+def _are_tools(value: Any) -> bool:
+    """Whether a column describes tools as TRL reads them: mappings, or the JSON of a list of them."""
+    if isinstance(value, str):
+        return value.replace(" ", "").startswith("[{")
+    return isinstance(value, list | tuple) and any(isinstance(tool, Mapping) for tool in value)
 
 
 def _of_object(value: Any) -> str | None:

@@ -67,7 +67,7 @@ class BadRowError(ValueError):
 
 
 def make_row(number: int, where: str, value: object) -> Row | BadRow:
-    """Raises MediaError for a row with an image, video or audio."""
+    """Raises MediaError for a row with an image, video, audio or tools."""
     try:
         if not isinstance(value, Mapping):
             raise BadRowError(f"not a mapping of columns but a {type(value).__name__}")

@@ -114,7 +114,7 @@ def check_there(source: Source | None, key: str) -> None:
 
 def _open_values(values: Any, name: str, key: str) -> Rows | RowStream:
     if isinstance(values, Mapping) or not isinstance(values, Iterable):
-        raise UserError(f"{key}: expected a source or a list of rows, got a {type(values).__name__}")
+        raise UserError(f"{key}: expected a source or a list of rows, got {type(values).__name__}")
     prefix = f"{name}:" if name else ""
     if _has_length(values):
         return _partition(key, name, _in_memory(values, prefix))
