@@ -471,7 +471,9 @@ def _prompt_sets(
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
     if config.eval.every is not None and held_out is None:
-        raise UserError("eval.every: there is nothing to evaluate on; set data.eval, or give eval_dataset")
+        raise UserError(
+            "eval.every: there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none"
+        )
     verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
     return train, held_out
 

@@ -79,7 +79,9 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "there is no run in runs/" in mistake("train", "--resume", cwd=tmp_path)
     assert "no run here" in mistake("train", "--resume", "--run", "nothing", cwd=tmp_path)
     assert "did you mean tiny?" in mistake("model", "build", "huge", cwd=tmp_path)
-    assert "eval.every: there is nothing to evaluate on" in mistake("train", "data.eval=null", cwd=tmp_path)
+    assert "there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none" in mistake(
+        "train", "data.eval=null", cwd=tmp_path
+    )
     long = mistake("train", "sampling.max_new_tokens=600", cwd=tmp_path)
     assert "sampling.max_new_tokens: " in long
     assert "context of 512" in long

@@ -14,7 +14,7 @@ from dapo_rl.data.prompts import PromptSet
 from dapo_rl.data.sources import IN_MEMORY
 from dapo_rl.errors import UserError
 
-_REMEDY = "give other prompts, or data.eval=null for no evaluation"
+_REMEDY = "give other prompts, or data.eval=none eval.every=none for no evaluation"
 
 
 def check_apart(train: Any, held_out: Any) -> None:
