@@ -152,6 +152,11 @@ class _Finder(ast.NodeVisitor):
             if part is not None:
                 self.visit(part)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """Decorators such as `@dataclass(frozen=True, slots=True)` change nothing that a run could notice."""
+        for part in node.body:
+            self.visit(part)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Messages are not what is tested here."""
 

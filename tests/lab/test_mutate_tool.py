@@ -26,6 +26,11 @@ def clipped(x: float, low: int = 0, *, strict: bool = False) -> float:
 
 def note(text):
     print("noted " + text)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    left: int = 7
 '''
 
 
@@ -58,7 +63,11 @@ def test_every_kind_of_mutant(tmp_path):
         (line,) = [after.strip() for before, after in lines if before != after]
         changed.setdefault(mutant.kind, []).append(line)
     assert changed == {
-        "off by one": ["LIMIT: int = 4", "def clipped(x: float, low: int = 1, *, strict: bool = False) -> float:"],
+        "off by one": [
+            "LIMIT: int = 4",
+            "def clipped(x: float, low: int = 1, *, strict: bool = False) -> float:",
+            "left: int = 8",
+        ],
         "switch": ["def clipped(x: float, low: int = 0, *, strict: bool = True) -> float:"],
         "and/or": ["if x < low or not strict:"],
         "comparison": ["if x <= low and not strict:"],
