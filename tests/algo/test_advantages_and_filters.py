@@ -180,6 +180,9 @@ def test_k3_is_the_divergence_in_the_mean(seed):
 def test_entropy_by_hand(library):
     logits = np.array([[0.0, 0.0, 0.0, 0.0], [5.0, -np.inf, 5.0, -np.inf], [3.0, -np.inf, -np.inf, -np.inf]])
     np.testing.assert_allclose(call(library, "entropy_from_logits", logits), [math.log(4), math.log(2), 0], atol=1e-6)
+    batch = np.stack([logits[:2], logits[1:]])
+    expected = [[math.log(4), math.log(2)], [math.log(2), 0]]
+    np.testing.assert_allclose(call(library, "entropy_from_logits", batch), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
