@@ -36,8 +36,9 @@ def test_every_epoch_is_a_permutation(size, seed):
     stream = PromptStream(prompts(size), seed)
     for epoch in range(4):
         drawn = []
-        for _ in range(size):
+        for at in range(size):
             assert stream.epoch == epoch
+            assert stream.epochs_drawn == pytest.approx(epoch + at / size)
             drawn.append(stream.draw().id)
         assert Counter(drawn) == Counter(str(n) for n in range(size))
 
@@ -65,8 +66,8 @@ actions = st.lists(st.one_of(st.just("draw"), st.lists(st.integers(0, 11), max_s
 
 
 @light
-@given(sizes, seeds, actions, st.integers(0, 40))
-def test_resuming_at_any_point_gives_the_same_sequence(size, seed, history, more):
+@given(sizes, seeds, actions, st.integers(0, 40), st.sampled_from([0, 3]))
+def test_resuming_at_any_point_gives_the_same_sequence(size, seed, history, more, drawn_before):
     data = prompts(size)
     stream = PromptStream(data, seed)
     for action in history:
@@ -75,7 +76,7 @@ def test_resuming_at_any_point_gives_the_same_sequence(size, seed, history, more
         else:
             stream.push_front([data[n % size] for n in action])
     resumed = PromptStream(prompts(size), seed)
-    ids(resumed, 3)
+    ids(resumed, drawn_before)
     with TemporaryDirectory() as directory:
         stream.save(Path(directory))
         resumed.load(Path(directory))
@@ -131,6 +132,16 @@ def test_other_data_or_another_seed_is_one_line(tmp_path):
         with pytest.raises(UserError, match=message) as caught:
             PromptStream(data, seed).load(tmp_path)
         assert "\n" not in str(caught.value)
+
+
+def test_columns_that_json_cannot_represent_are_compared_as_far_as_they_go(tmp_path):
+    def stream(level):
+        return PromptStream([replace(prompts(1)[0], columns={"table": {(0, 1): object(), "level": level}, "set": {1}})])
+
+    stream(2).save(tmp_path)
+    stream(2).load(tmp_path)
+    with pytest.raises(UserError, match="different prompts or answers"):
+        stream(3).load(tmp_path)
 
 
 def test_what_cannot_be_drawn_from_is_refused():
