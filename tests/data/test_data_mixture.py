@@ -105,10 +105,12 @@ def test_sources_of_the_same_size_have_different_orders():
 def test_a_mixture_resumes_exactly(before, requeued, seed):
     stream = mixture([4, 7, 3], [1, 2.5, 0.5], seed)
     drawn = [stream.draw() for _ in range(before)]
+    requeued = min(requeued, before)
     stream.push_front(drawn[:requeued])
     with TemporaryDirectory() as directory:
         stream.save(Path(directory), [prompt.id for prompt in drawn[-2:]])
         wanted = ids(stream, 30)
+        assert wanted[:requeued] == [prompt.id for prompt in drawn[:requeued]]
         resumed = mixture([4, 7, 3], [1, 2.5, 0.5], seed)
         ids(resumed, 11)  # a used one is overwritten
         resumed.load(Path(directory))
@@ -117,13 +119,14 @@ def test_a_mixture_resumes_exactly(before, requeued, seed):
 
 
 def test_a_prompt_rests_in_its_source():
-    stream = mixture([2, 2], [1, 1])
-    first = stream.draw()
-    stream.rest(first, 1)
-    later = ids(stream, 11)
-    own = [name for name in later if name.startswith(first.origin)]
-    assert first.id not in own[:2]  # the rest of this pass, and the next
-    assert first.id in own[2:4]
+    for seed in range(5):
+        stream = mixture([3, 3], [1, 1], seed)
+        first = stream.draw()
+        stream.rest(first, 1)
+        later = ids(stream, 20)
+        own = [name for name in later if name.startswith(first.origin)]
+        assert first.id not in own[:4]  # the rest of this pass, and the next
+        assert first.id in own[4:7]
 
 
 class Rows:
@@ -151,6 +154,7 @@ def test_a_stream_is_mixed_by_weight_and_resumes(file_of, plain_tokenizer, monke
     found, stream = lazy_mixture(file_of, plain_tokenizer, monkeypatch)
     drawn = [stream.draw() for _ in range(8)]
     assert [prompt.id for prompt in drawn if prompt.origin == "org/stream"] == [f"org/stream:{n}" for n in range(6)]
+    assert (stream.epochs_drawn, stream.epoch) == (0.0, 0)  # no pass over the stream has ended
     assert found.counts() == {"train_prompts": 6 + 4, "too_long": 0, "bad_rows": 0}
     stream.push_front(drawn[2:4])
     with TemporaryDirectory() as directory:
