@@ -190,10 +190,11 @@ def test_a_changed_source_is_named_on_resume(file_of, plain_tokenizer, tmp_path)
 
 
 def test_an_entry_without_a_prompt_is_an_error(file_of, plain_tokenizer):
-    file_of("b.jsonl", 2, prompt="")
+    path = Path(file_of("b.jsonl", 2, prompt=""))
+    path.write_text(path.read_text() + "broken\n")
     for listed in [("a.jsonl", "b.jsonl"), ("a.jsonl", SourceSettings(source="b.jsonl", weight=2))]:
         file_of("a.jsonl", 2)
-        with pytest.raises(UserError, match=r"^data.train: b.jsonl: none of 2 rows gives a prompt: 2 rows are bad: b"):
+        with pytest.raises(UserError, match=r"^data.train: b.jsonl: none of 3 rows gives a prompt: 3 rows are bad: b"):
             training_prompts(listed, plain_tokenizer, SETTINGS)
 
 
