@@ -71,6 +71,11 @@ def test_a_line_that_is_not_ours_is_named(run, line, why, last):
         assert str(caught.value).endswith("; delete the line")
 
 
+@pytest.mark.parametrize("record", [{"step": 0}, {"step": 2**53 - 1}, {"step": 1, "a": 1e100, "b": -1e100}])
+def test_the_limits_of_a_line_are_included(record):
+    assert parse_metrics(json.dumps(record).encode()) == record
+
+
 def test_a_log_that_is_no_file_is_one_line(run):
     os.mkfifo(run.metrics_path)
     with pytest.raises(UserError, match="cannot be read: it is a pipe or a device"):
