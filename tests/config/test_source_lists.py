@@ -29,6 +29,13 @@ def test_a_list_of_one_is_the_source():
     assert isinstance(train_of("[{source: a.parquet, weight: 2}]"), SourceSettings)
 
 
+def test_a_source_is_a_list_of_one_entry_and_none_of_no_entry():
+    given = train_of("{source: a.parquet, weight: 2}")
+    assert entries_of("a.parquet") == (SourceSettings(source="a.parquet"),)
+    assert entries_of(given) == (given,)
+    assert (entries_of(None), source_name(None), source_name("a.parquet")) == ((), "none", "a.parquet")
+
+
 def test_what_is_recorded_gives_the_same_settings():
     config = Config.load(None, ["data.train=[a.parquet, {source: arithmetic, size: 3, weight: 2}]"])
     assert config.resolved()["data"]["train"] == ["a.parquet", {"source": "arithmetic", "weight": 2.0, "size": 3}]
