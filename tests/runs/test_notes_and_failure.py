@@ -2,12 +2,14 @@
 
 import json
 import os
+from io import StringIO
 
 import pytest
 
 from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.runs.directory import NOTHING, RunDirectory
+from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.runs.failure import forget_failure, write_failure
 from dapo_rl.runs.notes import LONGEST_NOTE, NotedDisplay, Notes, forget_notes_after
 
@@ -85,6 +87,24 @@ def test_a_display_notes_only_during_a_run(tmp_path):
     display.note("after")
     assert shown == ["before", "during", "after"]
     assert [note["text"] for note in written(tmp_path)] == ["during"]
+
+
+def test_a_display_that_notes_opens_and_closes_its_display():
+    events = []
+
+    class Opens(PlainDisplay):
+        def __enter__(self):
+            events.append("open")
+            return super().__enter__()
+
+        def __exit__(self, kind, error, trace):
+            events.append("close")
+            super().__exit__(kind, error, trace)
+
+    stream = StringIO()
+    with NotedDisplay(Opens(stream)) as display:
+        display.note("a note")
+    assert (events, stream.getvalue()) == (["open", "close"], "a note\n")
 
 
 def raised(error):
