@@ -49,6 +49,25 @@ def test_a_second_look_reads_only_what_is_new(tmp_path, monkeypatch):
     assert log.column("a")[1].tolist()[-2:] == [5, 6]
 
 
+def test_a_log_is_behind_until_its_end_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("dapo_rl.board.curves.CHUNK", 64)
+    path = tmp_path / "metrics.jsonl"
+    log = log_of(path)
+    assert not log.is_behind  # there is nothing to read
+    path.write_text(lines({"step": s, "a": s} for s in range(1, 21)))
+    log.refresh(most=64)
+    assert log.is_behind
+    assert log.last_step < 20
+    log.refresh()
+    assert not log.is_behind
+    assert log.last_step == 20
+    log.refresh(most=64)
+    assert not log.is_behind  # nothing is new
+    path.unlink()
+    log.refresh()
+    assert not log.is_behind
+
+
 def test_a_log_that_a_resumed_run_rewrote_is_read_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines({"step": s, "a": s} for s in range(1, 10)))
