@@ -189,6 +189,8 @@ def test_the_limits_of_a_call():
     assert as_verifier([other, "exact"], ours).timeout_s is None
     assert as_verifier([waiting, twice, working], ours).timeout_s == 9 + 4
     assert as_verifier([waiting, working, other], ours).timeout_s == 7 + 4 + 2
+    working.timeout_s = 20
+    assert as_verifier([waiting, working], ours).timeout_s == 7 + 20
     working.timeout_s = "soon"
     with pytest.raises(UserError, match=r"working\.timeout_s: 'soon' is not a number of seconds above 0"):
         as_verifier(working, ours)
