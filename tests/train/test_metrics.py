@@ -45,6 +45,19 @@ def test_the_spread_of_rewards_is_over_samples_and_over_groups():
     assert math.isnan(empty["reward/zero_std_share"])
 
 
+def test_the_lengths_are_those_of_every_sampled_response():
+    right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
+    kept = Group(0, make_prompt("p"), (make_sample(2, "stop"), make_sample(4, "stop")), (right, wrong))
+    dropped = Group(1, make_prompt("q"), (make_sample(7, "length"), make_sample(3, "stop")), (wrong, wrong))
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
+    fill = Fill((kept,), ((dropped, "filtered"),), (kept, dropped), tokens_generated=16)
+    metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
+    assert metrics["response_length/mean"] == 4.0
+    assert metrics["response_length/max"] == 7
+    assert metrics["response_length/clip_ratio"] == 0.25
+    assert metrics["acc/mean"] == 0.25
+
+
 def test_each_reward_function_has_its_curve_and_what_it_logs_is_averaged():
     def verdict(math_score, length, metrics=None):
         parts = (RewardPart("math", math_score), *([RewardPart("length", length, 0.5)] if length is not None else []))
