@@ -147,6 +147,7 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
         (["algo.clip_high=1"], "algo.clip_high", "outside [0, 1)"),
         (["algo.clip_ratio_c=0.9"], "algo.clip_ratio_c", "not above 1"),
         (["train.mini_batches=5"], "train.mini_batches", "the nearest that does is 4"),
+        (["train.mini_batches=3", "sampling.prompts_per_step=7"], "train.mini_batches", "the nearest that does is 1"),
         (["sampling.cap=3"], "sampling.cap", "use 16 or more"),
         (["sampling.ahead=0.5", "sampling.surplus=drop"], "sampling.ahead", "set sampling.surplus=carry"),
         (["sampling.ahead=0.5", "sampling.max_staleness=0"], "sampling.ahead", "set sampling.max_staleness=1"),
