@@ -75,6 +75,11 @@ def test_the_length_of_an_answer_line_is_bounded():
     assert extract_answer("Answer: " + "1" * (MAX_ANSWER_CHARS + 1)) is None
 
 
+def test_a_line_below_of_more_than_three_words_is_a_sentence():
+    assert extract_answer("Answer:\nthe red house") == "the red house"
+    assert extract_answer("Answer:\nthe big red house") is None
+
+
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
