@@ -75,6 +75,15 @@ def test_the_length_of_an_answer_line_is_bounded():
     assert extract_answer("Answer: " + "1" * (MAX_ANSWER_CHARS + 1)) is None
 
 
+@pytest.mark.parametrize(
+    ("repeating", "fraction"),
+    [(r"0.\overline{3}", "1/3"), (r"0.1\overline{6}", "1/6"), (r"2.05\overline{27}", "1129/550")],
+)
+def test_a_repeating_decimal_is_its_fraction(repeating, fraction):
+    assert answers_equal(fraction, repeating)
+    assert not answers_equal(fraction, repeating.replace("{", "{1"))
+
+
 def test_a_line_below_of_more_than_three_words_is_a_sentence():
     assert extract_answer("Answer:\nthe red house") == "the red house"
     assert extract_answer("Answer:\nthe big red house") is None
