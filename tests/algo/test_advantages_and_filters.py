@@ -83,9 +83,10 @@ def test_a_constant_group_has_no_advantage_despite_rounding():
     assert algo.group_advantages(torch.full((1, 7), 0.1)).abs().max() == 0
 
 
-def test_a_group_of_one_cannot_be_normalised():
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_a_group_of_one_cannot_be_normalised(ddof):
     with pytest.raises(ValueError, match="group of 1"):
-        algo.group_advantages(torch.zeros(3, 1))
+        algo.group_advantages(torch.zeros(3, 1), ddof=ddof)
 
 
 @BOTH
