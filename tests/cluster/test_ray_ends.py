@@ -12,6 +12,7 @@ from pathlib import Path
 import forked
 import pytest
 from patience import lives, wait_until
+from support import DAPO, SMALL
 
 from dapo_rl.cluster import ray_guard
 from dapo_rl.cluster.own_ray import PREFIX, SOCKETS
@@ -114,3 +115,18 @@ def test_the_guard_ends_what_it_was_told_of(tmp_path, how, keep):
     assert directory.exists() == keep
     driver.kill()
     driver.wait()
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_process_group_lets_the_run_save(tmp_path):
+    """As `timeout` sends it, and some schedulers."""
+    words = [DAPO, "train", *SMALL, "data.eval=null", "eval.every=null", "train.steps=1000", "cluster.backend=ray"]
+    how = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*words, "--run", "run"], start_new_session=True, **how) as process:
+        for line in process.stdout:
+            if line.startswith("step"):
+                break
+        os.killpg(process.pid, signal.SIGTERM)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"))

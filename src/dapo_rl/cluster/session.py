@@ -6,7 +6,8 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,25 @@ def _connect(ray: Any, address: str | None, how: dict[str, Any]) -> None:
     enough."""
     for started in range(1, STARTS + 1):
         try:
-            ray.init(address=address or "local", **how)
+            with _in_groups_of_their_own(ray) if address is None else nullcontext():
+                ray.init(address=address or "local", **how)
             return
         except Exception as error:
             if started == STARTS or SLOW_START not in str(error):
                 raise
+
+
+@contextmanager
+def _in_groups_of_their_own(ray: Any) -> Iterator[None]:
+    """Starts Ray's processes outside this process group. A signal to the group, such as that of `timeout`, asks the
+    run to save and stop, for which it still needs them."""
+    services = ray._private.services
+    plain = services.ConsolePopen
+    services.ConsolePopen = partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain
 
 
 def _set_environment(address: str | None) -> None:
