@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 
 import forked
@@ -141,6 +142,15 @@ def test_a_bug_leaves_its_traceback_and_a_refused_resumption_leaves_nothing(tmp_
     assert not (path / "error.json").exists()
 
 
+@pytest.fixture
+def usual_ctrl_c():
+    """Python's own handler, whatever the tests were started with: a run leaves any other in place."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("usual_ctrl_c")
 def test_ctrl_c_is_no_failure(tmp_path):
     class Interrupts(TrainerCallback):
         def on_log(self, args, state, control, **kwargs):
