@@ -1,4 +1,4 @@
-# `make demo ARGS="seed=1"` and `make test ARGS="tests/algo"` hand words on.
+# `make demo ARGS="seed=1"` and `make test ARGS="tests/objectives"` hand words on.
 # Everything goes through `make setup`, which does nothing where everything is set up.
 PYTHON ?= python3
 VENV := .venv
@@ -42,7 +42,7 @@ site: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 	$(BIN)/python tools/site_check.py build/site
 
-# The tables of docs/losses.md, from the entries of dapo_rl.family.
+# The tables of docs/losses.md, from the entries of dapo_rl.objectives.
 tables: setup
 	$(BIN)/python tools/losses_tables.py
 

@@ -10,10 +10,10 @@ seed, the sample's index and the token's position, so a resumed run continues bi
 import numpy as np
 import torch
 
+from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.stopping import make_sample, stop_token_ids
+from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.models.load import pad_id, take_over
-from dapo_rl.rollout.draw import DrawParams, draw_tokens, row_keys, uniforms
-from dapo_rl.rollout.ending import make_sample, stop_token_ids
-from dapo_rl.rollout.engine import Begun, Completion, Request
 
 
 class PlainEngine:

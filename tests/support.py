@@ -12,9 +12,9 @@ import torch
 from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dapo_rl.engines.protocol import Begun, Completion, Request
 from dapo_rl.models.tokenizer import build_tokenizer
 from dapo_rl.models.weights import ModelWeights, WeightSource
-from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import Prompt, Sample, Verdict
 
 if TYPE_CHECKING:

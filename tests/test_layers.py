@@ -9,15 +9,17 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"family"},
+    {"choices"},
+    {"objectives"},
     {"foreign", "recipes"},
-    {"version", "types", "choices", "palette", "fates", "recipe", "config", "demo", "completion"},
-    {"algo", "data", "rewards", "envs", "models", "runs", "moving"},
+    {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
+    {"data", "rewards", "envs", "models", "runs", "moving"},
+    {"engines"},
     {"rollout"},
     {"evals"},
     {"train"},
     {"cluster"},
-    {"build"},
+    {"algo", "build"},
     {"trainer"},
     {"lab"},
     {"board", "launch"},
@@ -27,13 +29,10 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
     ("fates", "palette"),
-    ("config", "choices"),
     ("config", "recipe"),
-    ("completion", "choices"),
     ("completion", "config"),
     ("demo", "config"),
     ("demo", "recipe"),
-    ("models", "algo"),
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {
@@ -97,5 +96,5 @@ def test_settings_data_rewards_and_run_directories_do_without_torch():
 
 def test_the_loop_knows_no_concrete_engine():
     for path in (PACKAGE / "train").glob("*.py"):
-        engines = {f"dapo_rl.rollout.{name}" for name in ("build", "hf", "native.engine", "vllm")}
+        engines = {f"dapo_rl.engines.{name}" for name in ("build", "hf", "native.engine", "vllm")}
         assert not engines & set(imports_of(path)), path

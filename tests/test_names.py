@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 COMMANDS = "cli.py"
 """Its functions are named after the commands, as `dapo train` is after the loop that it runs."""
-TWINS = ("algo/reference.py", "algo/reference_credit.py")
+TWINS = ("objectives/numpy_twin.py", "objectives/numpy_twin_credit.py")
 """Each NumPy twin has the name of the function that it checks."""
 SHARED = {"main"}
 """The entry points of modules that run with `python -m`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapo_rl.rollout.native.kernels.attention import decode_attention, splits_for
+from dapo_rl.engines.native.kernels.attention import decode_attention, splits_for
 
 WIDTH, PAGE = 128, 64
 BANDWIDTH = 4.2e12

@@ -11,13 +11,13 @@ from statistics import median
 import torch
 
 from dapo_rl.config import ModelSettings
+from dapo_rl.engines.native.budget import CacheLayout
+from dapo_rl.engines.native.cache import KVCache
+from dapo_rl.engines.native.decode import CachedAttention, forward_of
+from dapo_rl.engines.native.direct import direct_forward
+from dapo_rl.engines.native.pages import Pages
+from dapo_rl.engines.native.probe import probe
 from dapo_rl.models.load import load_model
-from dapo_rl.rollout.native.budget import CacheLayout
-from dapo_rl.rollout.native.cache import KVCache
-from dapo_rl.rollout.native.decode import CachedAttention, forward_of
-from dapo_rl.rollout.native.direct import direct_forward
-from dapo_rl.rollout.native.pages import Pages
-from dapo_rl.rollout.native.probe import probe
 
 REACH, REPEATS = 40, 100
 

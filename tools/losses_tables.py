@@ -1,4 +1,4 @@
-"""Writes the tables of losses and advantages of docs/losses.md from `dapo_rl.family`: `make tables`."""
+"""Writes the tables of losses and advantages of docs/losses.md from `dapo_rl.objectives`: `make tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dapo_rl.config import AlgoSettings
-from dapo_rl.family import ADVANTAGES, LOSSES, AdvantageEntry, LossEntry
+from dapo_rl.objectives import ADVANTAGES, LOSSES, AdvantageEntry, LossEntry
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "losses.md"
 

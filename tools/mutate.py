@@ -1,6 +1,6 @@
 """Mutation testing: breaks one place of the code at a time and runs tests that should notice.
 
-    python tools/mutate.py src/dapo_rl/algo tests/algo --count 20 --seed 1
+    python tools/mutate.py src/dapo_rl/objectives tests/objectives --count 20 --seed 1
 
 The first path is the module or package to break, the others are given to pytest. All of it happens in a temporary copy
 of the files that git knows. Each mutant is one change: a comparison, a constant, `and` or `or`, `not`, `min` or `max`,

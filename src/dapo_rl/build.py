@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.format import counted
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.cluster.build_engines import build_engine_pool, check_engines, takes_turns
@@ -33,6 +32,9 @@ from dapo_rl.data import (
 )
 from dapo_rl.data.apart import check_apart, shared_prompts
 from dapo_rl.data.sources import IN_MEMORY, as_sources, check_there
+from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
+from dapo_rl.engines.custom import CustomEngine
+from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
     check_context,
@@ -67,14 +69,13 @@ from dapo_rl.models.recompute import can_recompute
 from dapo_rl.models.size import ModelSize
 from dapo_rl.models.values import value_model
 from dapo_rl.models.weights import ModelWeights
+from dapo_rl.objectives.advantages import Advantages
+from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.saved_state import SavedRewardState
 from dapo_rl.rewards.state import RewardState
-from dapo_rl.rollout.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
-from dapo_rl.rollout.custom import CustomEngine
-from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.trackers import check_installed

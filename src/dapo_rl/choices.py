@@ -1,7 +1,7 @@
 """The choices of settings, each name defined once with its meaning. Imports no torch.
 
-`dapo_rl.algo` implements them; settings, `dapo check`, the ablation and docs/losses.md read this table. Losses and
-advantages are in `dapo_rl.family`.
+`dapo_rl.objectives` implements them and has the tables of losses and advantages. Settings, `dapo check`, the ablation
+and docs/losses.md read this table.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.choices import ENGINES
 from dapo_rl.config import known_keys
 from dapo_rl.errors import UserError
-from dapo_rl.family import ADVANTAGES, LOSSES
+from dapo_rl.objectives import ADVANTAGES, LOSSES
 from dapo_rl.recipes import SUFFIX, recipe_names
 
 INSTRUCTION, LINE, BREAKS = "_DAPO_COMPLETE", "_DAPO_LINE", "_DAPO_BREAKS"

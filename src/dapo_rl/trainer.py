@@ -27,11 +27,11 @@ from dapo_rl.data import once_each
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, open_rows
 from dapo_rl.data.splits import choose_splits
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
 from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.verdicts import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory

@@ -148,7 +148,7 @@ def test_a_process_in_a_real_group():
         f"from pathlib import Path; Path({str(group.path / 'cgroup.procs')!r}).write_text('0')\n"
         "import torch\n"
         "from dapo_rl.base.memory import host_memory\n"
-        "from dapo_rl.rollout.native.budget import memory_share\n"
+        "from dapo_rl.engines.native.budget import memory_share\n"
         "print(host_memory(), memory_share(torch.device('cpu')))"
     )
     try:

@@ -28,7 +28,7 @@ PRELOADED = (
     "dapo_rl.cluster.build_policy",
     "dapo_rl.cluster.engine_actor",
     "dapo_rl.cluster.rank",
-    "dapo_rl.rollout.native.engine",
+    "dapo_rl.engines.native.engine",
     "torch.distributed.checkpoint.state_dict",
     "transformers.models.llama.modeling_llama",
     "google.protobuf.json_format",  # Ray imports these

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from dapo_rl.cluster.stored_weights import WeightsLostError
+from dapo_rl.engines.protocol import Begun, Completion
 from dapo_rl.errors import UserError
-from dapo_rl.rollout.engine import Begun, Completion
 from dapo_rl.types import Sample
 
 LONGEST = 40

@@ -18,8 +18,8 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import pack_weight
 from dapo_rl.config import ClusterSettings, SamplingSettings
+from dapo_rl.engines.protocol import Request, SamplingParams, engine_metrics
 from dapo_rl.errors import UserError
-from dapo_rl.rollout.engine import Request, SamplingParams, engine_metrics
 from dapo_rl.rollout.sampler import Sampler
 
 GROUP = 4

@@ -5,7 +5,7 @@ import pytest
 
 from dapo_rl.cluster.engine_actor import EngineReport
 from dapo_rl.cluster.engine_replica import EngineReplica, Order, Totals
-from dapo_rl.rollout.engine import Begun, Request, SamplingParams
+from dapo_rl.engines.protocol import Begun, Request, SamplingParams
 
 
 def begun(index, tokens):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.cluster.packing import PackedSamples
-from dapo_rl.rollout.engine import Completion
+from dapo_rl.engines.protocol import Completion
 from dapo_rl.types import Sample
 
 

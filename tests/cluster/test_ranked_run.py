@@ -18,9 +18,9 @@ from transformers import TrainerCallback
 
 from dapo_rl import Config, DAPOTrainer, build
 from dapo_rl.cluster import build_policy
+from dapo_rl.engines.build import build_engine
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
-from dapo_rl.rollout.build import build_engine
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.disk import DiskNeed
 

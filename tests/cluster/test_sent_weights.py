@@ -16,8 +16,8 @@ from dapo_rl.cluster.network import open_tcp_store
 from dapo_rl.cluster.sent_weights import ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.config import ClusterSettings
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import RankLostError
-from dapo_rl.rollout.engine import Request, SamplingParams
 
 ENGINES = 2
 

@@ -76,7 +76,7 @@ def test_the_example_verifier_wants_the_right_answer_and_sound_steps():
 
 
 def test_the_page_on_engines_has_the_protocols_methods():
-    from dapo_rl.rollout.custom import ENGINE_METHODS
+    from dapo_rl.engines.custom import ENGINE_METHODS
 
     page = (REPOSITORY / "docs" / "engines.md").read_text()
     assert tuple(re.findall(r"^\| `(\w+)\(", page, flags=re.M)) == ENGINE_METHODS

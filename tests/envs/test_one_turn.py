@@ -48,7 +48,7 @@ def test_a_conversation_of_several_turns():
 
 def test_turns_and_observations_are_one_sample_with_a_mask():
     """What the engine gets for the next turn: all tokens so far, those of the environment without a gradient."""
-    from dapo_rl.rollout.engine import Begun
+    from dapo_rl.engines.protocol import Begun
 
     first = make_sample(3, version=4)
     observed = np.arange(40, 42, dtype=np.int32)

@@ -9,16 +9,16 @@ import pytest
 import torch
 import transformers
 
+from dapo_rl.engines.native.fuse import fuse
+from dapo_rl.engines.native.state import SlotState
 from dapo_rl.models.attention import attending
-from dapo_rl.rollout.native.fuse import fuse
-from dapo_rl.rollout.native.state import SlotState
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
-from dapo_rl.rollout.native import kernels  # noqa: E402
+from dapo_rl.engines.native import kernels  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

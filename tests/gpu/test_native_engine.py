@@ -8,11 +8,11 @@ if not torch.cuda.is_available():
 
 from support import ids, small_model, tokenizer, weights_of
 
+from dapo_rl.engines.hf import HFEngine
+from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.models.forward import response_logps
 from dapo_rl.models.load import pad_id
-from dapo_rl.rollout.engine import Request, SamplingParams
-from dapo_rl.rollout.hf import HFEngine
-from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.types import TrainSample
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from support import SMALL, small_model
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 

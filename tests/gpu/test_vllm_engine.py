@@ -10,9 +10,9 @@ pytest.importorskip("vllm")
 from support import ids, weights_of
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.vllm import VLLMEngine
 from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.rollout.engine import Request, SamplingParams
-from dapo_rl.rollout.vllm import VLLMEngine
 
 pytestmark = pytest.mark.gpu
 

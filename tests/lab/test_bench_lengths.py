@@ -7,6 +7,9 @@ import pytest
 from support import ids, small_model, tokenizer
 from typer.testing import CliRunner
 
+from dapo_rl.engines.hf import HFEngine
+from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.command import app
 from dapo_rl.lab.bench.floor import Limit, Size, rollout_floor, update_floor
@@ -14,9 +17,6 @@ from dapo_rl.lab.bench.lengths import SIGMA, draw_lengths, fixed_length, longest
 from dapo_rl.lab.bench.run import _run
 from dapo_rl.lab.bench.update import _samples
 from dapo_rl.lab.bench.work import Job, Work
-from dapo_rl.rollout.engine import Request, SamplingParams
-from dapo_rl.rollout.hf import HFEngine
-from dapo_rl.rollout.native.engine import NativeEngine
 
 
 def work(**changes):

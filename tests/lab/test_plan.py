@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dapo_rl.config import Config
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import NoWeights, World
 from dapo_rl.lab.check_memory import Need
@@ -22,7 +23,6 @@ from dapo_rl.lab.plan.show import print_plan
 from dapo_rl.lab.plan.timed_engine import TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
 from dapo_rl.lab.plan.ways import Simulation, simulated_share
-from dapo_rl.rollout.engine import Request, SamplingParams
 
 IDEAL = Shares(matmul=1.0, bandwidth=1.0, layer_s=0.0, passes=0.0)
 PAPER = "dapo-math-qwen2.5-32b"

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSettings, TrainSettings
+from dapo_rl.engines.build import build_engine
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model, save_model
 from dapo_rl.models.lora import add_lora, has_lora, plain_weights, save_adapter
-from dapo_rl.rollout.build import build_engine
-from dapo_rl.rollout.engine import Request, SamplingParams
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import TrainSample
 

@@ -7,8 +7,8 @@ from support import Prompts, ScriptedEngine, make_sample
 
 from dapo_rl.base.saved import parse_state
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.sampler_state import SavedSampler

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample
 
 from dapo_rl.config import Config
-from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.judging import fate_of
 from dapo_rl.rollout.sampler import Sampler

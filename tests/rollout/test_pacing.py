@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support import Prompts, small_model, tokenizer, weights_of
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo, SimulatedEngine, World
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.flights import Flights
-from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.rollout.pacing import Ahead, may_start
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict

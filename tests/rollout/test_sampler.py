@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError, UserError
 from dapo_rl.rollout import sampler as sampler_module
 from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.judging import Judging
 from dapo_rl.rollout.sampler import Sampler
 

@@ -7,8 +7,8 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict
 

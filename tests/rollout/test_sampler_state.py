@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_prompt
 
+from dapo_rl.engines.protocol import Begun, Request, SamplingParams
 from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.engine import Begun, Request, SamplingParams
 from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed

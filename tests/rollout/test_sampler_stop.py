@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample, small_model, tokenizer, weights_of
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import StopRequested
 from dapo_rl.rollout import flights, judging, verdicts
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.flights import poll_engine
-from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.types import Verdict

@@ -5,7 +5,7 @@ import math
 import pytest
 from support import ScriptedEngine, TextVerifier, make_prompt, make_sample
 
-from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.train.evaluate import evaluate
 
 TEXTS = {

@@ -12,7 +12,7 @@ from dapo_rl import DAPOTrainer, algo
 from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import Config
-from dapo_rl.rollout.engine import SamplingParams
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
 from dapo_rl.train.batch import make_batch, shaped_rewards, split_mini_batches

@@ -7,8 +7,8 @@ import pytest
 from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.config import Config
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.batch import make_batch
 from dapo_rl.train.ledger import Ledger

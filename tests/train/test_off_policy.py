@@ -16,7 +16,7 @@ from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.family import LOSSES
+from dapo_rl.objectives import LOSSES
 from dapo_rl.train.batch import make_batch, with_proximal
 from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
@@ -293,7 +293,7 @@ def test_a_run_that_trains_on_carried_groups_first_knows_its_mismatch(tmp_path):
 NOISY = """
 import dataclasses
 import numpy as np
-from dapo_rl.rollout.native.engine import NativeEngine
+from dapo_rl.engines.native.engine import NativeEngine
 
 class Noisy(NativeEngine):
     def __init__(self, model, tokenizer, settings, *, dtype, longest):

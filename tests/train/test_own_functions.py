@@ -9,9 +9,9 @@ from support import REPOSITORY
 from test_batch import GROUP, config
 from test_policy import gradient, make_policy, samples_for, small_model
 
-from dapo_rl.algo.loss import policy_token_losses
 from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.objectives.aggregation import policy_token_losses
 from dapo_rl.train.batch import make_batch
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.trainer import DAPOTrainer
@@ -48,7 +48,7 @@ def inputs():
 @pytest.mark.parametrize("settings", [{}, {"kl_coef": 0.1, "reference": small_model(1)}, {"dtype": torch.bfloat16}])
 @pytest.mark.parametrize("token_budget", [1, 20, 10**6])
 def test_the_loss_of_dapo_from_a_file_gives_the_same_gradient(tmp_path, token_budget, settings):
-    spec = own(tmp_path, "from dapo_rl.algo.loss import policy_token_losses as f")
+    spec = own(tmp_path, "from dapo_rl.objectives.aggregation import policy_token_losses as f")
     samples = samples_for(small_model(), masked=(2,))
     train = {"lr": 1e-3, "gradient_checkpointing": True}
     ours, theirs = (
@@ -148,14 +148,14 @@ def test_a_model_that_diverged_is_not_the_fault_of_the_loss(tmp_path):
     samples = samples_for(small_model())
     model = small_model()
     torch.nn.init.constant_(model.model.norm.weight, torch.nan)
-    spec = own(tmp_path, "from dapo_rl.algo.loss import policy_token_losses as f")
+    spec = own(tmp_path, "from dapo_rl.objectives.aggregation import policy_token_losses as f")
     with pytest.raises(NonFiniteError):
         make_policy(model, loss=spec).update(samples, lr=1e-3)
 
 
 def test_out_of_memory_in_a_loss_halves_the_micro_batch(tmp_path):
     body = (
-        "from dapo_rl.algo.loss import policy_token_losses\n\n\ndef f(new_logps, *tensors, **settings):\n"
+        "from dapo_rl.objectives.aggregation import policy_token_losses\n\n\ndef f(new_logps, *tensors, **settings):\n"
         "    if len(new_logps) > 2:\n        raise torch.OutOfMemoryError('CUDA out of memory')\n"
         "    return policy_token_losses(new_logps, *tensors, **settings)"
     )

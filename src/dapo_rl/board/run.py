@@ -26,7 +26,7 @@ from dapo_rl.board.contents import (
 )
 from dapo_rl.board.curves import MetricsLog
 from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
-from dapo_rl.family import GAE
+from dapo_rl.objectives import GAE
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")

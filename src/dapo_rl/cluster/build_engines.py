@@ -13,11 +13,11 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings, Config, SamplingSettings
+from dapo_rl.engines.build import build_engine, is_engine
+from dapo_rl.engines.native.budget import memory_share
+from dapo_rl.engines.protocol import Engine
 from dapo_rl.errors import UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.build import build_engine, is_engine
-from dapo_rl.rollout.engine import Engine
-from dapo_rl.rollout.native.budget import memory_share
 
 SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""

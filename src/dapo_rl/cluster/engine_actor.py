@@ -19,8 +19,8 @@ from dapo_rl.cluster.lent_weights import BorrowedWeights, BrokenOffError, borrow
 from dapo_rl.cluster.packing import Done, PackedSamples
 from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
+from dapo_rl.engines.protocol import Completion, Engine, Request, preempted_samples, rest_engine
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.rollout.engine import Completion, Engine, Request, preempted_samples, rest_engine
 
 POLL_S = 0.1
 """Seconds that the engine generates before the thread looks for commands."""

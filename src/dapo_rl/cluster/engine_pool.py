@@ -26,9 +26,9 @@ from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
 from dapo_rl.cluster.session import import_ray, ray_logs
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
+from dapo_rl.engines.protocol import Completion, EngineFigures, Request
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Completion, EngineFigures, Request
 
 LOOK_S = 0.25
 """Seconds between looks at engines that are lost or starting."""

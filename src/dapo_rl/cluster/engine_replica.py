@@ -11,7 +11,7 @@ from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
 from dapo_rl.cluster.losses import LESS_FOR_ENGINES, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.session import import_ray
 from dapo_rl.cluster.stored_weights import StoredWeights
-from dapo_rl.rollout.engine import Request
+from dapo_rl.engines.protocol import Request
 
 FIRST_PATIENCE = 10
 """The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dapo_rl.rollout.engine import Completion
+from dapo_rl.engines.protocol import Completion
 from dapo_rl.types import BoolArray, FinishReason, FloatArray, IntArray, Sample
 
 Done = tuple[int, Completion]

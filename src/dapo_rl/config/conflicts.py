@@ -11,7 +11,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ENGINES, FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
 from dapo_rl.config.sections import ClusterSettings
-from dapo_rl.family import ADVANTAGES, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 
 if TYPE_CHECKING:
     from dapo_rl.config.root import Config

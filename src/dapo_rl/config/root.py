@@ -28,7 +28,7 @@ from dapo_rl.config.sections import (
     TrainSettings,
 )
 from dapo_rl.errors import UserError
-from dapo_rl.family import GAE
+from dapo_rl.objectives import GAE
 from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
 

@@ -13,7 +13,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import Aggregation, ImportanceMode, KLKind, Normalize, Proximal
 from dapo_rl.config.section import Section
 from dapo_rl.config.sources import Sources, read_sources
-from dapo_rl.family import LOSSES
+from dapo_rl.objectives import LOSSES
 
 
 class LoraSettings(Section):

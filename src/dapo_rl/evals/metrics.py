@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo_rl.algo import pass_at_k
+from dapo_rl.objectives.pass_rate import pass_at_k
 
 RESAMPLES = 10_000
 LEVEL = 0.95

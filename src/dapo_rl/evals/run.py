@@ -20,6 +20,8 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
+from dapo_rl.engines.build import build_engine, closing_engine
+from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.evals.figures import Figures, compare, read_figures
 from dapo_rl.evals.plan import EvalPlan, fingerprint
@@ -38,8 +40,6 @@ from dapo_rl.models.load import (
 )
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build import build_engine, closing_engine
-from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.types import Prompt
 
 SETTINGS = "settings.json"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.rollout.flights import poll_engine
 from dapo_rl.rollout.verdicts import check_nothing, submit
 from dapo_rl.types import Pending, Prompt, Sample, Verifier

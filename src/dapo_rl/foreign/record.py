@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dapo_rl.family.losses import losses_by
+from dapo_rl.objectives.losses import losses_by
 
 
 class NoCounterpartError(ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.family.losses import losses_by
 from dapo_rl.foreign.record import (
     EPOCHS,
     LOADING,
@@ -32,6 +31,7 @@ from dapo_rl.foreign.record import (
     to_each,
     trackers,
 )
+from dapo_rl.objectives.losses import losses_by
 
 BATCH = "batch sizes count completions; prompts per step = generation batch / num_generations"
 UPDATES = "counts updates; train.steps counts steps of several updates"

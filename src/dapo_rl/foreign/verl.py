@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.family.losses import losses_by
 from dapo_rl.foreign.critics import VERL_CRITIC, VERL_CRITIC_DEFAULTS
 from dapo_rl.foreign.record import (
     CORRECTIONS,
@@ -35,6 +34,7 @@ from dapo_rl.foreign.record import (
     trackers,
 )
 from dapo_rl.foreign.verl_training import ACTOR, MODEL, ROLLOUT, VERL_TRAINING
+from dapo_rl.objectives.losses import losses_by
 
 VAL = f"{ROLLOUT}.val_kwargs"
 OVERLONG = "reward_kwargs.overlong_buffer_cfg"

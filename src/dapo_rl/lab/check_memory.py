@@ -36,6 +36,8 @@ import torch
 from dapo_rl.base.format import gib
 from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
+from dapo_rl.engines.build import MAX_BATCH
+from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check_ranks import ranks_report
 from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
@@ -43,8 +45,6 @@ from dapo_rl.lab.model_size import size_of
 from dapo_rl.models.load import compute_dtype
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
-from dapo_rl.rollout.build import MAX_BATCH
-from dapo_rl.rollout.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
 from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 

@@ -24,13 +24,13 @@ from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config, source_name
 from dapo_rl.data import stream_of
 from dapo_rl.data.chat import PromptReader
+from dapo_rl.engines.protocol import SamplingParams
+from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
 from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
-from dapo_rl.rollout.ending import stop_token_ids
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.grading import Grading
 from dapo_rl.rollout.judging import fate_of
 from dapo_rl.runs.display import PlainDisplay

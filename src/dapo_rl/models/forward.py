@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import entropy_from_logits
+from dapo_rl.objectives.kl import entropy_from_logits
 from dapo_rl.types import IntArray, TrainSample
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dapo_rl.family import LOSSES
 from dapo_rl.moving.draft import Draft, Status
+from dapo_rl.objectives import LOSSES
 
 
 def nearest_divisor(number: int, wanted: float) -> int:

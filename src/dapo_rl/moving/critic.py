@@ -6,11 +6,11 @@ from typing import Any
 
 from dapo_rl.choices import KL_KINDS
 from dapo_rl.errors import UserError
-from dapo_rl.family import GAE
 from dapo_rl.foreign.critics import AREAL_SHARED, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS, VERL_SHARED
 from dapo_rl.foreign.record import KL_IN_LOSS
 from dapo_rl.foreign.verl_training import ACTOR, MODEL
 from dapo_rl.moving.draft import Draft, default_of, written
+from dapo_rl.objectives import GAE
 
 _VERL_KINDS = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
 _STRAIGHT_THROUGH = {"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2"}

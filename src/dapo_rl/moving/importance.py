@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dapo_rl.family import LOSSES
 from dapo_rl.foreign.record import PER_TOKEN
 from dapo_rl.foreign.verl_training import ACTOR
 from dapo_rl.moving.draft import Draft
+from dapo_rl.objectives import LOSSES
 
 _TOKEN_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
 """Their modes with a weight for each token."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dapo_rl.family import ADVANTAGES
 from dapo_rl.moving.batches import nearest_divisor
 from dapo_rl.moving.draft import Draft, default_of
+from dapo_rl.objectives import ADVANTAGES
 
 NO_SOURCE = "TRAIN_DATA.parquet"
 """`data.train` of a run whose data are not known: a file that does not exist, so that nothing else is trained on."""

@@ -8,11 +8,11 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.family.losses import losses_by
 from dapo_rl.moving.batches import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
 from dapo_rl.moving.draft import Draft, written
 from dapo_rl.moving.hydra import UnknownValue
 from dapo_rl.moving.importance import trl_importance
+from dapo_rl.objectives.losses import losses_by
 
 _BATCH_KEYS = (
     "global_batch_size",

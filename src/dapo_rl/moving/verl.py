@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dapo_rl.family import ADVANTAGES, LOSSES
 from dapo_rl.foreign.verl import OVERLONG, VAL
 from dapo_rl.foreign.verl_training import ACTOR, MODEL
 from dapo_rl.moving.asynchronous import async_batches, async_steps, async_warmup, explain_one_step_off, is_fully_async
@@ -18,6 +17,7 @@ from dapo_rl.moving.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_
 from dapo_rl.moving.draft import Draft
 from dapo_rl.moving.importance import verl_importance
 from dapo_rl.moving.scoring import data_sources, score_by_source
+from dapo_rl.objectives import ADVANTAGES, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""

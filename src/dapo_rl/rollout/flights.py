@@ -8,9 +8,9 @@ from time import monotonic
 
 import numpy as np
 
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
-from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Completion, Engine, Request, SamplingParams
 from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
 from dapo_rl.types import Group, Prompt, Sample, Verdict
 

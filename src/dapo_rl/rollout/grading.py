@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from dapo_rl.algo import dynamic_sampling_filter
 from dapo_rl.fates import Fate
+from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
 from dapo_rl.types import Group, Verdict
 
 SAME = 1e-6

@@ -22,10 +22,10 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.admission import Admission, at_cap
-from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.fill import Fill, Filling
 from dapo_rl.rollout.flights import Flight, Flights
 from dapo_rl.rollout.grading import Grading

@@ -23,10 +23,10 @@ from dapo_rl.base.saved import (
     restoring,
     write_state,
 )
+from dapo_rl.engines.protocol import Request
 from dapo_rl.fates import Fate, Former
 from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.engine import Request
 from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed

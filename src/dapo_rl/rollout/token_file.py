@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from dapo_rl.rollout.engine import Begun
+from dapo_rl.engines.protocol import Begun
 from dapo_rl.types import FinishReason, Sample
 
 TOKENS = "samples.safetensors"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import overlong_reward_shaping, soft_overlong_punishment
-from dapo_rl.algo.registry import Advantages
 from dapo_rl.config import Config
+from dapo_rl.objectives.advantages import Advantages
+from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.own import build_advantages
 from dapo_rl.types import FloatArray, Group, Sample, SeenTokens, TrainedGroup, TrainSample
 

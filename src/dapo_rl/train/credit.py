@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import kl_penalty
-from dapo_rl.algo.gae import adaptive_lambda, decoupled_gae, token_rewards, whitened
-from dapo_rl.algo.value import explained_variance
 from dapo_rl.config import Config, CriticSettings
+from dapo_rl.objectives.critic import explained_variance
+from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_gae, token_rewards, whitened
+from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.train.batch import replace_samples
 from dapo_rl.train.learner import padded
 from dapo_rl.types import FloatArray, TrainedGroup, TrainSample

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.algo.value import value_loss
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
@@ -18,6 +17,7 @@ from dapo_rl.models.response_pass import ResponsePass
 from dapo_rl.models.stored import done_now, save_hashed
 from dapo_rl.models.transfer import to_device
 from dapo_rl.models.values import ResponseValues, TokenValues
+from dapo_rl.objectives.critic import value_loss
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.types import FloatArray, TrainSample, Update

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import Answered, answer
-from dapo_rl.rollout.engine import Engine, SamplingParams
 from dapo_rl.rollout.verdicts import await_verdicts, check_nothing
 from dapo_rl.types import Prompt, Verifier
 

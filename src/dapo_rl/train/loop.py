@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from dapo_rl.algo.registry import Advantages
 from dapo_rl.base.format import counted
 from dapo_rl.base.hashing import Rest
 from dapo_rl.config import Config
+from dapo_rl.engines.protocol import Engine, engine_metrics, preempted_samples, rest_engine
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Engine, engine_metrics, preempted_samples, rest_engine
+from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.interrupted import Remains
 from dapo_rl.rollout.sampler import Sampler

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from dapo_rl.algo import kl_penalty
 from dapo_rl.choices import is_function
 from dapo_rl.config import Config
+from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.types import BoolArray, FloatArray, TrainedGroup, TrainSample
 
 LARGE_KL = 0.01

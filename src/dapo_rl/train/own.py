@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo_rl.algo.registry import Advantages, TokenLosses
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.choices import is_function
 from dapo_rl.config import AlgoSettings
 from dapo_rl.errors import UserError
-from dapo_rl.family import ADVANTAGES, LOSSES, RatioOf
-from dapo_rl.family.losses import advantages_like, probability_ratio
+from dapo_rl.objectives import ADVANTAGES, LOSSES, RatioOf
+from dapo_rl.objectives.advantages import Advantages
+from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_ratio
 
 
 def build_losses(algo: AlgoSettings) -> TokenLosses:

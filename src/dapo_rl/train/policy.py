@@ -14,13 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.algo import aggregate, importance_weights, kl_penalty
-from dapo_rl.algo.importance import above_cap
-from dapo_rl.algo.loss import clipped_tokens
-from dapo_rl.algo.registry import TokenLosses
-from dapo_rl.algo.value import positive_lm_loss
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.load import save_model
@@ -30,7 +26,11 @@ from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.models.stored import StoredModel, done_now, save_hashed, stored_weights
 from dapo_rl.models.transfer import to_device
 from dapo_rl.models.weights import ModelWeights
-from dapo_rl.rollout.draw import derive_seed
+from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
+from dapo_rl.objectives.critic import positive_lm_loss
+from dapo_rl.objectives.importance import above_cap, importance_weights
+from dapo_rl.objectives.kl import kl_penalty
+from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.counts import Counts
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
+from dapo_rl.engines.native.budget import PAGE_TOKENS
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
-from dapo_rl.rollout.native.budget import PAGE_TOKENS
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from dapo_rl.engines.build import build_engine
+from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
@@ -18,10 +22,6 @@ from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, vllm_options
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import check_context, pad_id, pick_device
-from dapo_rl.rollout.build import build_engine
-from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Engine, Request, SamplingParams
-from dapo_rl.rollout.native.engine import NativeEngine
 from dapo_rl.types import IntArray
 
 WARMUP_SHARE = 16
@@ -113,7 +113,7 @@ def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
 
 
 def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
-    from dapo_rl.rollout.vllm import VLLMEngine
+    from dapo_rl.engines.vllm import VLLMEngine
 
     if not torch.cuda.is_available():
         raise UserError("--engine: vllm needs a GPU here")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dapo_rl.algo import dynamic_sampling_filter
+from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.fates import Fate
-from dapo_rl.rollout.draw import derive_seed
-from dapo_rl.rollout.engine import Engine, Request, SamplingParams
+from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Prompts
 from dapo_rl.types import Group, Sample, Verifier

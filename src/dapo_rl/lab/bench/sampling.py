@@ -22,9 +22,9 @@ from rich.text import Text
 from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import Begun, Completion, Request, SamplingParams
 from dapo_rl.lab.bench.rounds import Rounds
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Begun, Completion, Request, SamplingParams
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Prompt, Sample, Verdict

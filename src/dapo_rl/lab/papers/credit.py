@@ -6,8 +6,8 @@ import math
 
 from dapo_rl.choices import NORMALIZATIONS, is_function
 from dapo_rl.config import Config
-from dapo_rl.family import ADVANTAGES
 from dapo_rl.lab.papers.record import Finding, times_the_paper
+from dapo_rl.objectives import ADVANTAGES
 
 
 def compare_advantage(config: Config) -> Finding:

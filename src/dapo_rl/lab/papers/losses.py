@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dapo_rl.choices import AGGREGATIONS, is_function
 from dapo_rl.config import Config
-from dapo_rl.family import LOSSES
 from dapo_rl.lab.papers.record import Finding
+from dapo_rl.objectives import LOSSES
 
 
 def compare_objective(config: Config) -> Finding:

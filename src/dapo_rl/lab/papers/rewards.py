@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dapo_rl.choices import NORMALIZATIONS, VERIFIERS, is_function
 from dapo_rl.config import Config
-from dapo_rl.family import ADVANTAGES
 from dapo_rl.lab.papers.record import Finding
+from dapo_rl.objectives import ADVANTAGES
 
 
 def compare_soft_punishment(config: Config) -> Finding:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dapo_rl.engines.protocol import Begun, Request
 from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.rollout.engine import Begun, Request
 from dapo_rl.types import BoolArray, IntArray
 
 ROOM = 0.95

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_rl.engines.protocol import Begun, Completion, Request
 from dapo_rl.lab.bench.sampling import World
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.engine import Begun, Completion, Request
 from dapo_rl.types import FinishReason, Sample
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo_rl.config import SamplingSettings
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.lab.bench.rounds import Rounds
 from dapo_rl.lab.bench.sampling import EndlessPrompts, NoWeights, SaysSo, Strategy, World
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
@@ -13,7 +14,6 @@ from dapo_rl.lab.plan.rates import Rates
 from dapo_rl.lab.plan.replica import Replica
 from dapo_rl.lab.plan.timed_engine import Load, TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
-from dapo_rl.rollout.engine import SamplingParams
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
 

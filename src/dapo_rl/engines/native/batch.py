@@ -1,0 +1,231 @@
+"""The samples that are being generated: their slots, their pages, and how they get their next tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo_rl.engines.native.budget import KVBudget
+from dapo_rl.engines.native.cache import KVCache, LayerShape
+from dapo_rl.engines.native.decode import Forward, eager_step, forward_of
+from dapo_rl.engines.native.direct import direct_forward
+from dapo_rl.engines.native.finish import Finisher
+from dapo_rl.engines.native.graphs import GraphedSteps, Look
+from dapo_rl.engines.native.pages import Pages
+from dapo_rl.engines.native.row import NO_SLOT, BatchRow
+from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
+from dapo_rl.models.products import enough_threads, largest_product
+from dapo_rl.models.transfer import to_device
+
+STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
+"""Decode steps between looks at the rows: on a GPU each look takes the host's time."""
+
+
+class Batch:
+    def __init__(
+        self,
+        model: Any,
+        layers: Mapping[int, LayerShape],
+        is_stop_V: Tensor,
+        finisher: Finisher,
+        budget: KVBudget,
+        dtype: torch.dtype,
+        *,
+        page_tokens: int | None,
+        reserved: bool,
+    ) -> None:
+        """`page_tokens` are chosen for the device by default. If `reserved`, the memory of pages can be given up."""
+        self.device = budget.device
+        self._model, self._layers, self._is_stop_V, self._dtype = model, layers, is_stop_V, dtype
+        self._finisher, self._budget = finisher, budget
+        self._page_tokens, self._reserved = page_tokens, reserved
+        self._largest_product = largest_product(model)
+        plain = self.device.type == "cpu" and dtype == torch.float32
+        self._forward: Forward = (direct_forward(model) if plain else None) or forward_of(model)
+        self.rows: list[BatchRow] = []
+        """The samples that decode."""
+        self.finished: list[Completion] = []
+        self._looks: deque[Look] = deque()
+        """On a GPU, looks at rows whose results are not yet known here."""
+        self.version = 0
+        self.make_room(0)
+
+    def make_room(self, longest: int) -> None:
+        """Takes the memory for contexts of this length, after giving up what was taken; no pages may be in use."""
+        on_gpu = self.device.type == "cuda"
+        self._graphs: GraphedSteps | None = None
+        self.cache = KVCache({}, 0, 0, self._dtype, self.device)
+        room = self._budget.capacity(longest)
+        layout = self._budget.layout(longest, self._page_tokens)
+        self.pages = Pages(layout, room, self.device)
+        self.cache = KVCache(self._layers, layout.pages, layout.page_tokens, self._dtype, self.device, self._reserved)
+        self.state = SlotState.empty(layout.slots + on_gpu, room, self.device)
+        if on_gpu:
+            parts = (self._model, self.cache, self.pages, self.state, self._is_stop_V)
+            self._graphs = GraphedSteps(*parts, reach=longest)
+
+    def has_room_for(self, request: Request, longest: int) -> bool:
+        """Whether the table has room for a request. If its length was not announced (`longest`), memory is taken again
+        for it, once nothing is in use."""
+        if request.longest > self.pages.longest:
+            if self.pages.used:
+                return False
+            self.make_room(max(request.longest, longest))
+        return True
+
+    # Starting.
+
+    def start(self, rows: Sequence[BatchRow], logits_BV: Tensor) -> None:
+        """Draws the first tokens of rows after their prompts."""
+        slots, keys_B = self._set_params(rows)
+        how = self.state.how(slots, any(row.request.params.truncates for row in rows))
+        tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
+        advance = self.state.advance if self._graphs is None else self._graphs.advance
+        advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
+        for row in rows:
+            row.written = 1
+        self.rows += rows
+
+    def resume(self, rows: Sequence[BatchRow]) -> None:
+        """Continues rows that have tokens."""
+        self._set_params(rows)
+        self.state.resume([row.slot for row in rows], [row.begun for row in rows])
+        for row in rows:
+            row.written = len(row.begun.token_ids)
+        self.rows += rows
+
+    def _set_params(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
+        """Sets the rows' sampling parameters; returns their slots and random-number keys."""
+        slots = to_device(np.array([row.slot for row in rows]), self.device)
+        keys = row_keys([(row.request.seed, row.index) for row in rows]).numpy()
+        params = [row.request.params_of(row.index) for row in rows]
+        self.state.start(slots, keys, [len(row.request.prompt_ids) for row in rows], params)
+        return slots, self.state.key[slots]
+
+    # Decoding: every row gets its next tokens.
+
+    def step(self, waiting: Sequence[BatchRow], put_back: Callable[[BatchRow, Begun], None]) -> int:
+        """Decodes. If pages run out, the youngest rows are put back; returns their number. `waiting` are rows that have
+        slots, but do not decode yet."""
+        steps = STEPS_PER_LOOK[self.device.type]
+        left = self._extend(steps, put_back)
+        if not self.rows:
+            return left
+        truncates = any(row.request.params.truncates for row in self.rows)
+        if self._graphs is None:
+            self._close_gaps(waiting)
+            self.pages.write_table()
+            count = len(self.rows)
+            with enough_threads(count * self._largest_product):
+                eager_step(self._forward, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
+        else:
+            self.pages.write_table()
+            self._looks.append(self._graphs.run(self.rows, steps, truncates))
+        return left
+
+    def _extend(self, steps: int, put_back: Callable[[BatchRow, Begun], None]) -> int:
+        """Gives the rows pages for the next steps, the oldest first."""
+        if self.pages.whole:
+            return 0
+        short = self._short(steps)
+        if sum(self.pages.lacking(row.slot, tokens) for row, tokens in short) > self.pages.free:
+            self.drain()
+            short = self._short(steps)
+        by_age = sorted(self.rows, key=lambda row: row.age) if short else []
+        count = len(by_age)
+        for row, tokens in sorted(short, key=lambda pair: pair[0].age):
+            while row.slot != NO_SLOT and self.pages.lacking(row.slot, tokens) > self.pages.free:
+                self.leave([by_age.pop()], put_back)
+            if row.slot != NO_SLOT:
+                self.pages.extend(row.slot, tokens)
+        return count - len(by_age)
+
+    def _short(self, steps: int) -> list[tuple[BatchRow, int]]:
+        """Rows that lack pages for the next steps, and the tokens that they can have then."""
+        ahead = steps * (1 + len(self._looks))
+        return [(row, row.context + ahead) for row in self.rows if row.context + ahead > self.pages.room(row.slot)]
+
+    def _close_gaps(self, waiting: Sequence[BatchRow]) -> None:
+        """Moves rows to other slots, so that those that decode occupy the first slots."""
+        count = len(self.rows)
+        behind = [row for row in self.rows if row.slot >= count]
+        for row in waiting:
+            if row.slot < count:
+                other = behind.pop()
+                if self.pages.whole:
+                    self.cache.swap(row.slot, other.slot)
+                self.pages.swap(row.slot, other.slot)
+                self.state.move(other.slot, row.slot)
+                row.slot, other.slot = other.slot, row.slot
+        taken = {row.slot for row in self.rows}
+        gaps = [slot for slot in range(count) if slot not in taken]
+        for row, gap in zip(behind, gaps, strict=True):
+            if self.pages.whole:
+                self.cache.move(row.slot, gap, int(self.state.position[row.slot]))
+            self.pages.swap(row.slot, gap)
+            self.state.move(row.slot, gap)
+            row.slot = gap
+
+    # Ending: finished rows become samples, others return to the queue.
+
+    def collect(self) -> None:
+        """Collects finished rows. On a GPU these are the results of the last look but one, so that the device always
+        has work."""
+        if self._graphs is not None:
+            while len(self._looks) > 1 or (self._looks and not self.rows):
+                self._use(self._looks.popleft())
+        elif self.rows:
+            slots = torch.tensor([row.slot for row in self.rows])
+            done, generated = torch.stack([self.state.done[slots].int(), self.state.generated[slots]]).tolist()
+            self._take_note(self.rows, done, generated)
+
+    def drain(self) -> None:
+        """Collects all that the device was given to do."""
+        while self._looks:
+            self._use(self._looks.popleft())
+
+    def leave(self, rows: Sequence[BatchRow], put_back: Callable[[BatchRow, Begun], None]) -> None:
+        """Takes rows out, with their tokens."""
+        for row, begun in zip(rows, self._finisher.written(self.state, rows, self.version), strict=True):
+            put_back(row, begun)
+        self.release(rows)
+
+    def release(self, rows: Sequence[BatchRow]) -> None:
+        if not rows:
+            return
+        self.state.done[to_device(np.array([row.slot for row in rows]), self.device)] = True
+        for row in rows:
+            self.pages.end(row.slot)
+            row.slot = NO_SLOT
+        self.rows = [row for row in self.rows if row.slot != NO_SLOT]
+
+    def _use(self, look: Look) -> None:
+        assert self._graphs is not None
+        done, generated = look.wait()
+        running = [n for n, row in enumerate(look.rows) if row.slot != NO_SLOT]
+        rows = [look.rows[n] for n in running]
+        reading = self._graphs.reading(look)
+        self._take_note(rows, [done[n] for n in running], [generated[n] for n in running], reading)
+
+    def _take_note(
+        self,
+        rows: Sequence[BatchRow],
+        done: Sequence[int],
+        generated: Sequence[int],
+        reading: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """Notes how far the rows have come; finished ones become samples."""
+        for row, count in zip(rows, generated, strict=True):
+            row.written = count
+        with reading or nullcontext():
+            completions, leaving = self._finisher.collect(self.state, rows, done, self.version)
+        self.finished += completions
+        self.release(leaving)

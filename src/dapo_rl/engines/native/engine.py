@@ -1,0 +1,182 @@
+"""The `native` engine: continuous batching on the Hugging Face module itself.
+
+A sample that is being generated has a slot, and its keys and values are in pages of one pool. A prompt is computed once
+for its group, whose samples share its pages. Free slots and pages go to the next samples in the queue. When pages run
+out, the youngest samples return to the queue with their tokens, and are recomputed later.
+
+When new weights arrive, all running samples return to the queue in the same way. The queue is then the complete state:
+another engine that is given the queue continues with the same samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from time import monotonic
+from typing import Any
+
+import torch
+
+from dapo_rl.engines.native.batch import Batch
+from dapo_rl.engines.native.budget import KVBudget, memory_share
+from dapo_rl.engines.native.cache import bytes_per_token
+from dapo_rl.engines.native.decode import CachedAttention
+from dapo_rl.engines.native.finish import Finisher
+from dapo_rl.engines.native.fuse import Fused, fuse
+from dapo_rl.engines.native.graphs import KernelAttention
+from dapo_rl.engines.native.own import own_model, reserved_model
+from dapo_rl.engines.native.prepack import can_prepack
+from dapo_rl.engines.native.probe import probe
+from dapo_rl.engines.native.queueing import Queue
+from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.stopping import stop_token_ids
+from dapo_rl.errors import UserError
+from dapo_rl.models.gpu_memory import ReservedMemory
+from dapo_rl.models.load import take_over
+from dapo_rl.models.products import quick_products
+from dapo_rl.models.weights import WeightSource
+
+PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
+"""Known tokens per pass of the model. What is beyond them waits for a decode step, if samples are running."""
+
+
+class NativeEngine:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_batch: int = 256,
+        kv_memory_bytes: int | None = None,
+        longest: int = 0,
+        page_tokens: int | None = None,
+        prefill_tokens: int | None = None,
+        copies: bool = True,
+        rests: bool = False,
+    ) -> None:
+        """`longest` is the longest context of the run, if known: the memory is taken for it once, and a model that does
+        not support it is rejected now. `page_tokens` and `prefill_tokens` are chosen for the device by default.
+
+        Without `copies` the engine changes the model itself, if it cannot sample from it as it is: nothing else may
+        use the model then. If it `rests`, on a GPU, `rest` gives up the memory of its weights and pages.
+        """
+        self.version = 0
+        stop_ids = stop_token_ids(model, tokenizer)
+        self._device = next(model.parameters()).device
+        self._on_gpu = self._device.type == "cuda"
+        self._weights: ReservedMemory | None = None
+        if rests and self._on_gpu:
+            self._model, self._weights = reserved_model(model, dtype)
+        else:
+            self._model = own_model(model, dtype, copies)
+        self._dtype = dtype
+        layers, vocabulary = probe(self._model, longest, KernelAttention if self._on_gpu else CachedAttention)
+        # In float32 on a CPU the engine samples from the trained module itself, whose weights must not move.
+        prepack = dtype == torch.bfloat16 and can_prepack(self._model.get_output_embeddings().weight)
+        self._fused = fuse(self._model, prepack=prepack) if self._on_gpu or prepack else Fused()
+        is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
+        is_stop_V[[i for i in stop_ids if i < vocabulary]] = True
+        memory = memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
+        self._budget = KVBudget(memory, bytes_per_token(layers, dtype, self._device), max_batch, self._device)
+        self._budget.check(longest)
+        self._longest = longest
+        self._batch = Batch(
+            self._model,
+            layers,
+            is_stop_V,
+            Finisher(tokenizer, stop_ids),
+            self._budget,
+            dtype,
+            page_tokens=page_tokens,
+            reserved=self._weights is not None,
+        )
+        pass_tokens = prefill_tokens or PREFILL_TOKENS[self._device.type]
+        self._queue = Queue(self._model, self._batch, longest, pass_tokens)
+        self.preempted = 0
+        """Samples that had to return to the queue because pages ran out."""
+        self._full_steps = self._full_pages = 0
+        """Steps in which samples waited, and the sum of the pages that were in use in them."""
+
+    @property
+    def pending(self) -> int:
+        """Samples submitted and not yet returned."""
+        return self._queue.samples + len(self._batch.rows) + len(self._batch.finished)
+
+    @property
+    def memory(self) -> dict[str, int | None]:
+        """Pages of the cache, those in use at a time (at most, and at full load, while samples wait), and the
+        tokens of a page."""
+        pages = self._batch.pages
+        return {
+            "pages": pages.usable,
+            "most_used": pages.most_used,
+            "used_at_full_load": round(self._full_pages / self._full_steps) if self._full_steps else None,
+            "page_tokens": pages.page_tokens,
+        }
+
+    def submit(self, request: Request) -> None:
+        self._budget.check(request.longest)
+        if 0 < self._longest < request.longest:
+            raise UserError(
+                f"engine=native: a request of up to {request.longest} tokens is longer than the {self._longest} that "
+                "the memory was taken for"
+            )
+        self._queue.add(request)
+
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        deadline = None if timeout_s is None else monotonic() + timeout_s
+        batch = self._batch
+        with torch.inference_mode(), quick_products(self._device, self._dtype):
+            while not batch.finished and self.pending and (deadline is None or monotonic() < deadline):
+                self._queue.admit()
+                batch.collect()
+                if not batch.finished:
+                    self._step()
+        finished, batch.finished = batch.finished, []
+        return finished
+
+    def cancel(self, ids: Collection[str]) -> int:
+        batch = self._batch
+        with torch.inference_mode():
+            batch.drain()
+            lost = sum(len(done.sample.token_ids) for done in batch.finished if done.request_id in ids)
+            batch.finished = [done for done in batch.finished if done.request_id not in ids]
+            rows = [row for row in batch.rows if row.request.id in ids]
+            lost += sum(row.written for row in rows)
+            batch.release(rows)
+            return lost + self._queue.cancel(ids)
+
+    def rest(self) -> None:
+        """Gives up the memory of weights and pages until the next `receive`, if the engine was built for that."""
+        self._back_to_the_queue()
+        for memory in (self._weights, self._batch.cache.memory):
+            if memory is not None:
+                memory.release()
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        """Loads new weights; there is nothing to copy if the engine samples from the trained module itself."""
+        self._back_to_the_queue()
+        for memory in (self._weights, self._batch.cache.memory):
+            if memory is not None:
+                memory.restore()
+        take_over(self._model, source)
+        self._fused.refresh()
+        self.version = self._batch.version = version
+
+    def take_unfinished(self) -> list[Request]:
+        self._back_to_the_queue()
+        return self._queue.take_all()
+
+    def _step(self) -> None:
+        if self._queue.samples:
+            self._full_steps += 1
+            self._full_pages += self._batch.pages.used
+        self.preempted += self._batch.step(self._queue.filling_rows, self._queue.put_back)
+        self._batch.collect()
+
+    def _back_to_the_queue(self) -> None:
+        """Returns all samples that have slots to the queue."""
+        with torch.inference_mode():
+            self._batch.drain()
+            self._batch.leave(self._batch.rows, self._queue.put_back)
+            self._queue.give_up_pages()

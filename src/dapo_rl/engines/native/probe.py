@@ -1,0 +1,82 @@
+"""Compares the engine with the model on a few tokens, before the first request.
+
+An architecture is rejected if it keeps its own state, uses attention other than plain causal attention, or does not
+look up its attention function by name: the engine would compute different logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapo_rl.engines.native.budget import CacheLayout
+from dapo_rl.engines.native.cache import KVCache, LayerShape
+from dapo_rl.engines.native.decode import next_logits
+from dapo_rl.engines.native.pages import Pages
+from dapo_rl.errors import UserError
+from dapo_rl.models.attention import Attend, UnsupportedAttentionError, depends_on_neighbours
+from dapo_rl.models.packed import pack
+
+DecodeAttention = Callable[[KVCache, Pages, Tensor, Tensor], Attend]
+"""Builds the attention of a decode step from the cache, its pages, the rows' slots and their positions."""
+
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+"""The mean difference of log-probabilities that rounding explains; a different computation differs by more than 1."""
+
+
+def probe(model: Any, longest: int, decode: DecodeAttention) -> tuple[dict[int, LayerShape], int]:
+    """The layers with keys and values, and the vocabulary size; raises a UserError if the model is not supported."""
+    name = type(model).__name__
+    try:
+        if reason := depends_on_neighbours(model, longest):
+            raise UnsupportedAttentionError(reason)
+        difference, layers, vocabulary = _compare(model, longest, decode)
+    except UnsupportedAttentionError as error:
+        raise UserError(f"engine=native: {name} has {error}, which is not supported; use engine=hf") from None
+    except Exception as error:  # the model's code can raise anything
+        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        raise UserError(f"engine=native: {name} is not supported ({reason}); use engine=hf") from error
+    if not difference < _TOLERANCE[next(model.parameters()).dtype]:
+        raise UserError(
+            f"engine=native: {name} gives different probabilities with this engine's KV cache (log-probabilities "
+            f"differ by {difference:.2g}); it may keep other state or use a sliding window; use engine=hf"
+        )
+    return layers, vocabulary
+
+
+@torch.inference_mode()
+def _compare(model: Any, longest: int, decode: DecodeAttention) -> tuple[float, dict[int, LayerShape], int]:
+    parameter = next(model.parameters())
+    device, dtype = parameter.device, parameter.dtype
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    sequences = [torch.randint(vocabulary, (n,), generator=generator).tolist() for n in (9, 6)]
+    plain = torch.stack(
+        [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -1] for ids in sequences]
+    )
+    prompts = [ids[:-1] for ids in sequences]
+    packed, _ = pack([(prompt, ()) for prompt in prompts], device, share_prompts=False)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def prefill(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
+        kept[layer] = (k_TKD.clone(), v_TKD.clone())
+        return packed(layer, q_THD, k_TKD, v_TKD, scale)
+
+    next_logits(model, packed.input_ids_T, packed.position_ids_T, prefill, max(longest, packed.longest))
+    if not kept:
+        raise UnsupportedAttentionError("no attention that transformers looks up by name")
+    layers = {layer: LayerShape(k.shape[1], k.shape[2], v.shape[2]) for layer, (k, v) in kept.items()}
+    layout = CacheLayout(16, len(sequences), len(sequences), whole=True)
+    pages, cache = Pages(layout, 16, device), KVCache(layers, layout.pages, layout.page_tokens, dtype, device)
+    pages_T = torch.tensor([slot for slot, prompt in enumerate(prompts) for _ in prompt], device=device)
+    for layer, (k, v) in kept.items():
+        cache.put(layer, pages_T, packed.position_ids_T, k, v)
+    last = torch.tensor([ids[-1] for ids in sequences], device=device)
+    positions = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    attend = decode(cache, pages, torch.arange(len(sequences), device=device), positions)
+    ours = next_logits(model, last, positions, attend, max(longest, packed.longest))
+    difference = (ours.float().log_softmax(-1) - plain.float().log_softmax(-1)).abs().mean().item()
+    return difference, layers, ours.shape[-1]

@@ -1,0 +1,224 @@
+"""The Engine protocol, which turns requests into samples, and its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from dapo_rl.config import SamplingSettings
+from dapo_rl.models.weights import WeightSource
+from dapo_rl.types import BoolArray, FloatArray, IntArray, Record, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    """Every response has exactly max_new_tokens tokens; for benchmarks."""
+
+    @classmethod
+    def of(cls, settings: SamplingSettings) -> SamplingParams:
+        """The parameters with which a run samples its training data."""
+        return cls(
+            max_new_tokens=settings.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            stop=settings.stop,
+            ignore_eos=settings.ignore_eos,
+        )
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-p, top-k or min-p can exclude tokens."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun(Record):
+    """A partial sample: the tokens that an engine has generated so far, or earlier turns."""
+
+    index: int
+    """Its index in the request."""
+    token_ids: IntArray
+    logps: FloatArray
+    versions: IntArray
+    mask: BoolArray = True  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self._set_arrays(token_ids=np.int32, logps=np.float32, versions=np.int32, mask=np.bool_)
+
+    @classmethod
+    def nothing(cls, index: int) -> Begun:
+        """A sample without tokens."""
+        return cls(index, np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+    def then(self, token_ids: IntArray, logps: FloatArray, version: int) -> Begun:
+        """A copy with more policy tokens appended."""
+        more = len(token_ids)
+        return Begun(
+            self.index,
+            np.concatenate([self.token_ids, token_ids]),
+            np.concatenate([self.logps, logps]),
+            np.concatenate([self.versions, np.full(more, version, np.int32)]),
+            np.concatenate([self.mask, np.ones(more, np.bool_)]),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request(Record):
+    """A group of `count` samples of one prompt, or the unfinished ones among them."""
+
+    id: str
+    prompt_ids: IntArray
+    count: int
+    params: SamplingParams
+    """`max_new_tokens` limits the whole response, including tokens generated earlier."""
+    seed: int
+    """Determines every random number of the group, together with the sample's index and the token's position."""
+    begun: tuple[Begun, ...] = ()
+    """Partial samples to continue."""
+    new: tuple[int, ...] | None = None
+    """Indices of the samples to generate from their first token; all by default."""
+    limits: tuple[int, ...] | None = None
+    """`max_new_tokens` of each sample, at most that of `params`; for benchmarks."""
+
+    def __post_init__(self) -> None:
+        self._set_arrays(prompt_ids=np.int32)
+        if self.new is None:
+            object.__setattr__(self, "new", tuple(range(self.count)))
+        if len({*self.indices}) < self.samples or not all(0 <= index < self.count for index in self.indices):
+            raise ValueError(f"Request: {list(self.indices)} are not different samples of {self.count}")
+        if self.limits is not None and (
+            len(self.limits) != self.count or not all(0 < limit <= self.params.max_new_tokens for limit in self.limits)
+        ):
+            raise ValueError(f"Request: {self.limits} are not {self.count} limits of 1 to {self.params.max_new_tokens}")
+
+    @property
+    def starting(self) -> tuple[int, ...]:
+        """`new`, with its default applied."""
+        assert self.new is not None
+        return self.new
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        return (*(sample.index for sample in self.begun), *self.starting)
+
+    @property
+    def samples(self) -> int:
+        return len(self.begun) + len(self.starting)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether none of its samples has tokens yet."""
+        return len(self.starting) == self.count
+
+    def params_of(self, index: int) -> SamplingParams:
+        """The parameters of one of its samples."""
+        return self.params if self.limits is None else replace(self.params, max_new_tokens=self.limits[index])
+
+    def left(self, written: Iterable[Begun]) -> Request:
+        """The remaining request: samples with tokens continue, those without start."""
+        written = list(written)
+        return replace(
+            self,
+            begun=tuple(begun for begun in written if len(begun.token_ids)),
+            new=tuple(begun.index for begun in written if not len(begun.token_ids)),
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(len(sample.token_ids) for sample in self.begun)
+
+    @property
+    def longest(self) -> int:
+        """The longest context that it can reach."""
+        return len(self.prompt_ids) + self.params.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    request_id: str
+    index: int
+    """The sample's index in the request."""
+    sample: Sample
+
+
+class Engine(Protocol):
+    """Generates samples. They depend on requests and weights alone, not on how requests are batched.
+
+    An engine may also have `close()`; `rest()`, which gives up its GPU memory until the next `receive`; `preempted`,
+    the number of samples that had to wait in mid-generation because memory ran out; `pending`, the number of samples
+    submitted and not yet returned; and `figures()`, which says what each engine of several did since the last call.
+    """
+
+    @property
+    def version(self) -> int:
+        """The version of the weights in use."""
+        ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        """Generates until samples finish, and returns them; returns [] after `timeout_s` or if there is no work."""
+        ...
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Cancels requests; returns the number of generated tokens that are lost."""
+        ...
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        """Loads new weights. Unfinished samples continue with them."""
+        ...
+
+    def take_unfinished(self) -> list[Request]:
+        """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
+        where they stopped. What has finished is returned by the next `poll`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFigures:
+    """What one of several engines did since the last look."""
+
+    queue: int
+    """Samples that it has not finished."""
+    version: int
+    tokens_per_s: float
+    """Tokens of finished samples."""
+    busy: float
+    """Share of the time in which it generated."""
+    lost: int
+    """How often it was lost since the start of the run."""
+
+
+def rest_engine(engine: Engine) -> None:
+    """Lets an engine that can rest give up the memory of its weights and its cache until the next `receive`.
+    Unfinished samples are kept with their tokens."""
+    rest: Callable[[], None] = engine.rest  # type: ignore[attr-defined]
+    rest()
+
+
+def preempted_samples(engine: Engine) -> int:
+    """How often a sample had to wait in mid-generation so far."""
+    return int(getattr(engine, "preempted", 0))
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """The figures of each of several engines since the last call, by its number."""
+    figures: Callable[[], list[EngineFigures]] | None = getattr(engine, "figures", None)
+    if figures is None:
+        return {}
+    return {f"engine/{i}/{name}": value for i, of_one in enumerate(figures()) for name, value in asdict(of_one).items()}
