@@ -10,10 +10,11 @@ seed, the sample's index and the token's position, so a resumed run continues bi
 import numpy as np
 import torch
 
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.stopping import make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.models.load import pad_id, take_over
+from dapo_rl.types import Trajectory
 
 
 class PlainEngine:
@@ -22,11 +23,11 @@ class PlainEngine:
         self.model, self.tokenizer = model, tokenizer
         self.batch = settings.max_batch or 256
         self.stop_ids = stop_token_ids(model, tokenizer)
-        self.samples: list[tuple[Request, Begun]] = []
+        self.samples: list[tuple[Request, Trajectory]] = []
 
     def submit(self, request):
         self.samples += [(request, begun) for begun in request.begun]
-        self.samples += [(request, Begun.nothing(index)) for index in request.starting]
+        self.samples += [(request, Trajectory.nothing(index)) for index in request.starting]
 
     def poll(self, timeout_s=None):
         """Advances one batch of samples until at least one of them finishes."""
@@ -55,7 +56,7 @@ class PlainEngine:
         self.version = version
 
     def take_unfinished(self):
-        written: dict[str, tuple[Request, list[Begun]]] = {}
+        written: dict[str, tuple[Request, list[Trajectory]]] = {}
         for request, begun in self.samples:
             written.setdefault(request.id, (request, []))[1].append(begun)
         self.samples = []

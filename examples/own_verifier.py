@@ -8,12 +8,12 @@ The prompts of the built-in arithmetic data are sums such as `3+8+5=?`. The buil
 
 import re
 
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 STEP = re.compile(r"(\d+)\s*([-+*])\s*(\d+)\s*=\s*(-?\d+)")
 
 
-def shows_its_work(prompt: Prompt, samples: list[Sample]) -> list[Verdict]:
+def shows_its_work(prompt: Prompt, samples: list[Trajectory]) -> list[Verdict]:
     """1 for a correct answer whose steps are all correct, 0.5 for one without correct steps, -1 for a wrong answer."""
     return [verdict(sample.text, prompt.answer or "") for sample in samples]
 

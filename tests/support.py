@@ -12,10 +12,10 @@ import torch
 from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.models.tokenizer import build_tokenizer
 from dapo_rl.models.weights import ModelWeights, WeightSource
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -71,8 +71,8 @@ def make_prompt(name: str, text: str = "1+1=?\n", answer: str | None = "2") -> P
     return Prompt(id=name, text=text, token_ids=tokenizer()(text).input_ids, answer=answer)
 
 
-def make_sample(length: int = 3, finish_reason: str = "stop", text: str = "", version: int = 0) -> Sample:
-    return Sample(
+def make_sample(length: int = 3, finish_reason: str = "stop", text: str = "", version: int = 0) -> Trajectory:
+    return Trajectory(
         token_ids=range(5, 5 + length),
         logps=[-0.5 - 0.1 * i for i in range(length)],
         text=text,
@@ -81,7 +81,32 @@ def make_sample(length: int = 3, finish_reason: str = "stop", text: str = "", ve
     )
 
 
-def ids(sample: Sample | Prompt) -> tuple[int, ...]:
+def train_sample(
+    prompt_ids: Any,
+    token_ids: Any,
+    logps: Any,
+    advantages: Any,
+    group: int = 0,
+    in_loss: bool = True,
+    mask: Any = True,
+    *,
+    correct: bool = False,
+    **columns: Any,
+) -> Trajectory:
+    """A trajectory as a batch holds it."""
+    sample = Trajectory(
+        token_ids,
+        logps,
+        mask=mask,
+        prompt_ids=prompt_ids,
+        advantages=advantages,
+        scalars={"group": group, "correct": correct},
+        **columns,
+    )
+    return sample if in_loss else sample.replace(loss_mask=False)
+
+
+def ids(sample: Trajectory | Prompt) -> tuple[int, ...]:
     """Its tokens as something that can be compared and hashed."""
     return tuple(sample.token_ids.tolist())
 
@@ -125,10 +150,10 @@ class Prompts:
 class ScriptedEngine:
     """Gives each request the samples that a script says; a longer sample takes more polls, as in a real engine."""
 
-    def __init__(self, script: Callable[[Request], Sequence[Sample]], width: int = 10**6) -> None:
+    def __init__(self, script: Callable[[Request], Sequence[Trajectory]], width: int = 10**6) -> None:
         self.version = 0
         self._script, self._width = script, width
-        self._samples: dict[str, Sequence[Sample]] = {}
+        self._samples: dict[str, Sequence[Trajectory]] = {}
         self._running: list[list[Any]] = []
         self._queue: list[Request] = []
         self.tokens = 0
@@ -147,7 +172,7 @@ class ScriptedEngine:
             request = self._queue.pop(0)
             if request.id not in self._samples:
                 self._samples[request.id] = self._script(request)
-            for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+            for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
                 sample = self._samples[request.id][begun.index]
                 self._running.append([len(sample.token_ids) - len(begun.token_ids), request, begun.index, sample])
         if not self._running:
@@ -165,11 +190,10 @@ class ScriptedEngine:
 
     def take_unfinished(self) -> list[Request]:
         requests = {row[1].id: row[1] for row in self._running}
-        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        written: dict[str, list[Trajectory]] = {name: [] for name in requests}
         for left, request, index, sample in self._running:
             end = len(sample.token_ids) - left
-            columns = (sample.token_ids[:end], sample.logps[:end], sample.versions[:end])
-            written[request.id].append(Begun(index, *columns))
+            written[request.id].append(sample.until(end).replace(index=index, text="", finish_reason=None))
         waiting, self._running, self._queue = self._queue, [], []
         return [*(request.left(written[name]) for name, request in requests.items()), *waiting]
 
@@ -177,7 +201,7 @@ class ScriptedEngine:
 class TextVerifier:
     """Correct where the text says `right`; fails where it says `crash`."""
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [self._verdict(sample.text) for sample in samples]
 
     @staticmethod

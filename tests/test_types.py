@@ -2,41 +2,42 @@
 
 import numpy as np
 import pytest
+from support import train_sample
 
-from dapo_rl.types import Sample, TrainSample
+from dapo_rl.types import Trajectory
 
 
 def test_sequences_and_single_values_become_arrays_of_one_length():
-    sample = Sample([5, 6, 7], (-0.5, -0.25, -0.125), "text", "stop", versions=3)
+    sample = Trajectory([5, 6, 7], (-0.5, -0.25, -0.125), "text", "stop", versions=3)
     assert [a.dtype for a in (sample.token_ids, sample.logps, sample.versions, sample.mask)] == [
         np.int32, np.float32, np.int32, np.bool_,
     ]  # fmt: skip
     assert sample.versions.tolist() == [3, 3, 3]
     assert sample.mask.tolist() == [True] * 3
-    trained = TrainSample([1], sample.token_ids, sample.logps, 0.5, 0, returns=[1, 2, 3])
-    assert trained.advantages.tolist() == [0.5] * 3
-    assert trained.returns.dtype == np.float32
-    assert trained.response_ids is sample.token_ids, "an array of the right type is not copied"
+    trained = train_sample([1], sample.token_ids, sample.logps, 0.5, 0, returns=[1, 2, 3])
+    assert trained["advantages"].tolist() == [0.5] * 3
+    assert trained["returns"].dtype == np.float32
+    assert trained.token_ids is sample.token_ids, "an array of the right type is not copied"
 
 
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"logps": [-1.0]}, r"Sample.logps has the shape \[1\], not \[2\]"),
-        ({"versions": [1, 2, 3]}, r"Sample.versions has the shape \[3\], not \[2\]"),
-        ({"mask": [[True, True]]}, r"Sample.mask has the shape \[1, 2\], not \[2\]"),
-        ({"token_ids": 5}, r"Sample.token_ids has the shape \[\], not \[None\]"),
-        ({"token_ids": [5.5, 6]}, r"Sample.token_ids has numbers that are not whole"),
+        ({"logps": [-1.0]}, r"Trajectory.logps has the shape \[1\], not \[2\]"),
+        ({"versions": [1, 2, 3]}, r"Trajectory.versions has the shape \[3\], not \[2\]"),
+        ({"mask": [[True, True]]}, r"Trajectory.mask has the shape \[1, 2\], not \[2\]"),
+        ({"token_ids": 5}, r"Trajectory.token_ids has the shape \[\], not \[None\]"),
+        ({"token_ids": [5.5, 6]}, r"Trajectory.token_ids has numbers that are not whole"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays, said):
     with pytest.raises(ValueError, match=said):
-        Sample(**{"token_ids": [5, 6], "logps": [0, 0], "text": "", "finish_reason": "stop"} | arrays)
+        Trajectory(**{"token_ids": [5, 6], "logps": [0, 0], "text": "", "finish_reason": "stop"} | arrays)
 
 
 def test_records_are_equal_where_all_their_arrays_are():
     def sample(**changes):
-        return Sample(**{"token_ids": [5, 6], "logps": [0, -1], "text": "t", "finish_reason": "stop"} | changes)
+        return Trajectory(**{"token_ids": [5, 6], "logps": [0, -1], "text": "t", "finish_reason": "stop"} | changes)
 
     assert sample() == sample()
     for change in ({"token_ids": [5, 7]}, {"logps": [0, -2]}, {"text": "u"}, {"versions": 1}, {"mask": [True, False]}):
@@ -45,6 +46,6 @@ def test_records_are_equal_where_all_their_arrays_are():
 
 
 def test_tokens_that_count_in_the_loss():
-    masked = TrainSample([1], [5, 6, 7], 0.0, 1.0, 0, mask=[True, False, True])
+    masked = train_sample([1], [5, 6, 7], 0.0, 1.0, 0, mask=[True, False, True])
     assert masked.trained_tokens == 2
-    assert TrainSample([1], [5, 6, 7], 0.0, 1.0, 0, in_loss=False).trained_tokens == 0
+    assert train_sample([1], [5, 6, 7], 0.0, 1.0, 0, in_loss=False).trained_tokens == 0

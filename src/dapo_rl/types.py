@@ -1,14 +1,15 @@
 """The shared types: frozen records of arrays, without behaviour.
 
-A *prompt* is one problem; a *sample* is one response to it; a *verdict* is the verifier's result for a sample; a
-*group* is all samples of one draw of a prompt; a *trained group* is a group with its rewards, its advantages and the
-per-token results of the update. Per-token data is stored in arrays.
+A *prompt* is one problem; a *trajectory* is one response to it, as named columns over its tokens; a *verdict* is the
+verifier's result for a trajectory; a *group* is all trajectories of one draw of a prompt; a *batch* is the groups that
+a step trains on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
 
 FinishReason = Literal["stop", "length"]
 """Why the engine ended a sample: a stop token or stop string, or the limit on new tokens."""
@@ -36,27 +38,27 @@ class Record:
             return NotImplemented
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
-    def _set_arrays(self, **dtypes: Any) -> None:
-        """Makes arrays of one length of these fields. The first may be any sequence; so may the others, or one value
-        for all tokens."""
-        length: int | None = None
-        for name, dtype in dtypes.items():
-            given = np.asarray(getattr(self, name))
-            if given.dtype.kind == "f" and given.size and np.issubdtype(dtype, np.integer):
-                raise ValueError(f"{type(self).__name__}.{name} has numbers that are not whole")
-            array = given.astype(dtype, copy=False)
-            if array.ndim == 0 and length is not None:
-                array = np.full(length, array)
-            if array.ndim != 1 or length not in (None, len(array)):
-                raise ValueError(f"{type(self).__name__}.{name} has the shape {list(array.shape)}, not [{length}]")
-            length = len(array)
-            object.__setattr__(self, name, array)
-
 
 def _same(mine: Any, other: Any) -> bool:
     if isinstance(mine, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(mine, other)
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return mine.keys() == other.keys() and all(_same(mine[name], other[name]) for name in mine)
     return bool(mine == other)
+
+
+def _array(owner: str, values: Any, dtype: Any, length: int | None) -> Array:
+    """Values as an array with one entry per token. A single value applies to all tokens if their number is known."""
+    given = np.asarray(values)
+    if dtype is not None:
+        if given.dtype.kind == "f" and given.size and np.issubdtype(dtype, np.integer):
+            raise ValueError(f"{owner} has numbers that are not whole")
+        given = given.astype(dtype, copy=False)
+    if given.ndim == 0 and length is not None:
+        given = np.full(length, given)
+    if given.ndim == 0 or length not in (None, len(given)) or (dtype is not None and given.ndim > 1):
+        raise ValueError(f"{owner} has the shape {list(given.shape)}, not [{length}]")
+    return given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,33 +79,224 @@ class Prompt(Record):
     """The entry of a list of sources that it comes from; empty if there is no list."""
 
     def __post_init__(self) -> None:
-        self._set_arrays(token_ids=np.int32)
+        object.__setattr__(self, "token_ids", _array("Prompt.token_ids", self.token_ids, np.int32, None))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sample(Record):
-    token_ids: IntArray
-    """The response, including its end-of-sequence token."""
-    logps: FloatArray
-    """Each token's log-probability under the policy that sampled it, at the sampling temperature, before truncation."""
+COLUMNS: dict[str, Any] = {
+    "token_ids": np.int32,
+    "logps": np.float32,
+    "versions": np.int32,
+    "mask": np.bool_,
+    "loss_mask": np.bool_,
+    "fresh": np.bool_,
+    "advantages": np.float32,
+    "values": np.float32,
+    "returns": np.float32,
+    "proximal_logps": np.float32,
+    "ref_logps": np.float32,
+    "train_logps": np.float32,
+    "entropies": np.float32,
+    "clipped": np.int8,
+}
+"""The columns that the package itself uses, with one number per token. A column with another name keeps its type, and
+may have any trailing shape.
+
+- `logps`: the log-probability under the policy that sampled the token, at the sampling temperature, before truncation;
+  0 for tokens of an environment
+- `versions`: the version of the weights that generated the token
+- `mask`: whether the policy wrote the token; tokens of an environment are context only
+- `loss_mask`: whether the token is in the loss and in its denominator
+- `fresh`: whether the token comes from the weights that the step's first update starts from
+- `values` and `returns`: the critic's estimate before the token at the beginning of the step, and its target
+- `proximal_logps`, `ref_logps`: under the policy at the beginning of the step, and under the reference policy
+- `train_logps`, `entropies`, `clipped`: of the last update pass; `clipped` is the bound that clipped the gradient
+  (0 none, 1 upper, 2 lower, 3 dual clip)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A span of a trajectory's tokens."""
+
+    start: int
+    end: int
+    author: Literal["policy", "environment"]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
+class Trajectory(Record):
+    """The tokens that follow a prompt: named columns with an entry per token. It is partial until it has a finish
+    reason."""
+
+    columns: dict[str, Array]
     text: str
-    finish_reason: FinishReason
-    versions: IntArray = 0  # type: ignore[assignment]
-    """The version of the weights that generated each token; a single number applies to all tokens."""
-    mask: BoolArray = True  # type: ignore[assignment]
-    """True for tokens that the policy generated, false for tokens from an environment."""
+    """The decoded response."""
+    finish_reason: FinishReason | None
+    """None while it is unfinished."""
+    index: int
+    """Its place in its group."""
+    turns: tuple[Turn, ...]
+    """Empty for a single turn of the policy."""
+    prompt_ids: IntArray
+    """The tokens before it, once it is in a batch."""
+    scalars: dict[str, float]
+    """Numbers per trajectory, such as `reward`."""
 
-    def __post_init__(self) -> None:
-        self._set_arrays(token_ids=np.int32, logps=np.float32, versions=np.int32, mask=np.bool_)
+    def __init__(
+        self,
+        token_ids: Any,
+        logps: Any = 0.0,
+        text: str = "",
+        finish_reason: FinishReason | None = None,
+        versions: Any = 0,
+        mask: Any = True,
+        *,
+        index: int = 0,
+        turns: tuple[Turn, ...] = (),
+        prompt_ids: Any = (),
+        scalars: Mapping[str, float] | None = None,
+        **columns: Any,
+    ) -> None:
+        """Columns are sequences with an entry per token, or one value for all tokens; None leaves one out."""
+        ids = _array("Trajectory.token_ids", token_ids, np.int32, None)
+        given = {"logps": logps, "versions": versions, "mask": mask, **columns}
+        arrays = {"token_ids": ids} | _columns(given, len(ids))
+        prompt = _array("Trajectory.prompt_ids", prompt_ids, np.int32, None)
+        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}))
+
+    def _set(self, *values: Any) -> Trajectory:
+        for name, value in zip(_FIELDS, values, strict=True):
+            object.__setattr__(self, name, value)
+        return self
 
     @classmethod
-    def of_text(cls, text: str, finish_reason: FinishReason = "stop") -> Sample:
-        """A sample with text but no tokens."""
-        return cls(np.empty(0, np.int32), np.empty(0, np.float32), text, finish_reason)
+    def of_columns(
+        cls,
+        columns: dict[str, Array],
+        text: str = "",
+        finish_reason: FinishReason | None = None,
+        index: int = 0,
+        turns: tuple[Turn, ...] = (),
+        prompt_ids: IntArray | None = None,
+        scalars: dict[str, float] | None = None,
+    ) -> Trajectory:
+        """A trajectory of arrays that are known to be right; they are not checked."""
+        prompt = _NO_TOKENS if prompt_ids is None else prompt_ids
+        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {})
+
+    @classmethod
+    def of_text(cls, text: str, finish_reason: FinishReason | None = "stop") -> Trajectory:
+        """A finished trajectory with text but no tokens."""
+        return cls((), (), text, finish_reason)
+
+    @classmethod
+    def nothing(cls, index: int) -> Trajectory:
+        """A partial trajectory without tokens."""
+        return cls((), (), index=index)
+
+    def replace(self, *, scalars: Any = None, **changes: Any) -> Trajectory:
+        """A copy with other fields or columns. Scalars are added to those that it has; a column that is None goes."""
+        own = {name: changes.pop(name) for name in _FIELDS if name in changes}
+        columns = {name: array for name, array in self.columns.items() if name not in changes}
+        columns |= _columns(changes, len(self.token_ids))
+        if "prompt_ids" in own:
+            own["prompt_ids"] = _array("Trajectory.prompt_ids", own["prompt_ids"], np.int32, None)
+        values = {name: getattr(self, name) for name in _FIELDS} | {"columns": columns} | own
+        values["scalars"] = {**self.scalars, **(scalars or {})}
+        return type(self).of_columns(**values)
+
+    def then(self, token_ids: Any, logps: Any, version: int, **columns: Any) -> Trajectory:
+        """A copy with more tokens of the policy appended."""
+        more = Trajectory(token_ids, logps, versions=version, **columns).columns
+        if missing := self.columns.keys() ^ more.keys():
+            raise ValueError(f"Trajectory.then: {', '.join(sorted(missing))} must be given for all tokens or for none")
+        return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in self.columns.items()})
+
+    def then_observed(self, token_ids: Any) -> Trajectory:
+        """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there."""
+        ids = _array("Trajectory.token_ids", token_ids, np.int32, None)
+        version = int(self.versions[-1]) if len(self.versions) else 0
+        new = {"token_ids": ids, "versions": np.full(len(ids), version, np.int32)}
+        zeros = {name: np.zeros((len(ids), *array.shape[1:]), array.dtype) for name, array in self.columns.items()}
+        return self.replace(
+            columns={name: np.concatenate([array, (zeros | new)[name]]) for name, array in self.columns.items()}
+        )
+
+    def until(self, end: int) -> Trajectory:
+        """A copy with the first `end` tokens."""
+        return self.replace(columns={name: array[:end] for name, array in self.columns.items()})
+
+    def __getitem__(self, column: str) -> Array:
+        return self.columns[column]
+
+    def get(self, column: str) -> Array | None:
+        return self.columns.get(column)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """Including the end-of-sequence token."""
+        return self.columns["token_ids"]
+
+    @property
+    def logps(self) -> FloatArray:
+        return self.columns["logps"]
+
+    @property
+    def versions(self) -> IntArray:
+        return self.columns["versions"]
+
+    @property
+    def mask(self) -> BoolArray:
+        return self.columns["mask"]
+
+    @property
+    def loss_mask(self) -> BoolArray:
+        return self.columns.get("loss_mask", self.mask)
+
+    @property
+    def fresh(self) -> BoolArray:
+        return self.columns.get("fresh", np.ones(len(self.token_ids), np.bool_))
+
+    @property
+    def written(self) -> int:
+        """The number of tokens that the policy wrote."""
+        return int(np.count_nonzero(self.mask))
+
+    @property
+    def trained_tokens(self) -> int:
+        """The number of tokens in the loss."""
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def truncated(self) -> bool:
         return self.finish_reason == "length"
+
+    @property
+    def group(self) -> int:
+        """The index of its group in the batch."""
+        return int(self.scalars.get("group", 0))
+
+    @property
+    def correct(self) -> bool:
+        """Whether the verifier judged it correct, once it is in a batch."""
+        return bool(self.scalars.get("correct", False))
+
+
+def _columns(given: Mapping[str, Any], length: int) -> dict[str, Array]:
+    if taken := [name for name in given if name not in COLUMNS and hasattr(Trajectory, name)]:
+        raise ValueError(f"Trajectory.{taken[0]} is not a column")
+    return {
+        name: _array(f"Trajectory.{name}", values, COLUMNS.get(name), length)
+        for name, values in given.items()
+        if values is not None
+    }
+
+
+_FIELDS = tuple(each.name for each in fields(Trajectory))
+_NO_TOKENS: IntArray = np.empty(0, np.int32)
+Sample = Trajectory
+"""The earlier name, for verifiers and engines that users wrote."""
 
 
 class RewardPart(NamedTuple):
@@ -149,12 +342,13 @@ class Group:
     draw: int
     """The position of this draw in the run: groups are admitted in this order."""
     prompt: Prompt
-    samples: tuple[Sample, ...]
+    samples: tuple[Trajectory, ...]
     verdicts: tuple[Verdict, ...]
 
     @property
     def tokens(self) -> int:
-        return sum(len(s.token_ids) for s in self.samples)
+        """Tokens that the policy wrote."""
+        return sum(s.written for s in self.samples)
 
     @property
     def first_version(self) -> int:
@@ -162,67 +356,47 @@ class Group:
         return min(int(s.versions.min(initial=2**31 - 1)) for s in self.samples)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainSample(Record):
-    """One sample as the update sees it."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The groups of a step. Transforms add columns to their trajectories before the first update."""
 
-    prompt_ids: IntArray
-    response_ids: IntArray
-    old_logps: FloatArray
-    """Under the policy that sampled the tokens."""
-    advantages: FloatArray
-    """Per token; a single number applies to all tokens."""
-    group: int
-    """Index of its group in the batch."""
-    in_loss: bool = True
-    """False for a truncated sample under overlong filtering, which the denominator excludes too."""
-    mask: BoolArray = True  # type: ignore[assignment]
-    """True for tokens that the policy generated; the others are context only."""
-    fresh: BoolArray = True  # type: ignore[assignment]
-    """True for tokens that come from the weights that the step's first update starts from; the others were sampled with
-    earlier ones."""
-    correct: bool = False
-    """Whether the verifier judged it correct."""
-    values: FloatArray | None = None
-    """What a critic expected before each token, at the beginning of the step."""
-    returns: FloatArray | None = None
-    """The targets of a critic, per token."""
-    proximal_logps: FloatArray | None = None
-    """Under the policy at the beginning of the step, if that was scored."""
+    groups: tuple[Group, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the transforms measured."""
 
-    def __post_init__(self) -> None:
-        self._set_arrays(prompt_ids=np.int32)
-        optional = {"values": self.values, "returns": self.returns, "proximal_logps": self.proximal_logps}
-        others = {name: np.float32 for name, values in optional.items() if values is not None}
-        flags = {"mask": np.bool_, "fresh": np.bool_}
-        self._set_arrays(response_ids=np.int32, old_logps=np.float32, advantages=np.float32, **flags, **others)
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
 
     @property
-    def trained_tokens(self) -> int:
-        return int(np.count_nonzero(self.mask)) if self.in_loss else 0
+    def samples(self) -> tuple[Trajectory, ...]:
+        return tuple(sample for group in self.groups for sample in group.samples)
 
+    @property
+    def trained(self) -> list[Trajectory]:
+        """The trajectories with tokens in the loss."""
+        return [sample for sample in self.samples if sample.trained_tokens]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SeenTokens(Record):
-    """Per-token results of the last update pass over one sample."""
+    def with_samples(self, samples: Iterable[Trajectory]) -> Batch:
+        """The batch with other trajectories, in the order of `samples`."""
+        others = iter(samples)
+        return replace(
+            self, groups=tuple(replace(g, samples=tuple(next(others) for _ in g.samples)) for g in self.groups)
+        )
 
-    logps: FloatArray
-    entropies: FloatArray
-    clipped: npt.NDArray[np.int8]
-    """The bound that clipped a token's gradient: 0 none, 1 upper, 2 lower, 3 dual clip."""
+    def with_trained(self, trained: Iterable[Trajectory]) -> Batch:
+        """The batch with others in place of `trained`, in their order."""
+        others = iter(trained)
+        return self.with_samples([next(others) if sample.trained_tokens else sample for sample in self.samples])
 
-
-@dataclass(frozen=True, slots=True)
-class TrainedGroup:
-    """A group of the batch with its training samples, rewards and per-token results."""
-
-    group: Group
-    samples: tuple[TrainSample, ...]
-    rewards: tuple[float, ...]
-    """Per sample, after the length penalty."""
-    length_penalties: tuple[float, ...]
-    seen: tuple[SeenTokens | None, ...] | None = None
-    """Per sample, with None for samples outside the loss; None before the update."""
+    def mini_batches(self, count: int) -> list[tuple[Trajectory, ...]]:
+        """Splits the batch into `count` mini-batches of whole groups, as evenly as possible; at least one group
+        each."""
+        count = min(count, len(self.groups))
+        bounds = [round(i * len(self.groups) / count) for i in range(count + 1)]
+        return [tuple(s for group in self.groups[start:end] for s in group.samples) for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +405,8 @@ class Update:
 
     metrics: Mapping[str, float]
     """Empty if no sample was in the loss."""
-    seen: tuple[SeenTokens | None, ...]
-    """Per sample of the mini-batch, with None for samples outside the loss."""
+    columns: tuple[Mapping[str, Array] | None, ...]
+    """Token diagnostics of each trajectory of the mini-batch, to add to it; None for those outside the loss."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
 
@@ -240,7 +414,7 @@ class Update:
 class Verifier(Protocol):
     """Judges the samples of one prompt. It must not raise, whatever the responses contain."""
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]: ...
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]: ...
 
 
 class Pending(Protocol):
@@ -268,4 +442,4 @@ class Environment(Protocol):
     A verifier is an environment whose episodes have one turn.
     """
 
-    def step(self, prompt: Prompt, turns: Sequence[Sample]) -> Observation | Verdict: ...
+    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Observation | Verdict: ...

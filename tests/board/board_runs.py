@@ -11,7 +11,7 @@ import numpy as np
 
 from dapo_rl.config import Config
 from dapo_rl.runs.directory import GroupRow, RunDirectory
-from dapo_rl.types import Group, Prompt, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
 HOSTILE = (
     "<script>window.owned = 1</script><img src=x onerror='window.owned = 2'>"
@@ -25,7 +25,9 @@ def make_group(
     return Group(
         draw=draw,
         prompt=Prompt(id=f"p{draw}", text=prompt, token_ids=(3, 4), answer="2", data_source="sums"),
-        samples=tuple(Sample(ids, tuple(-0.5 * (i + 1) for i in range(len(ids))), text, "stop") for text, _ in texts),
+        samples=tuple(
+            Trajectory(ids, tuple(-0.5 * (i + 1) for i in range(len(ids))), text, "stop") for text, _ in texts
+        ),
         verdicts=tuple(
             Verdict(1.0 if right else -1.0, right, "correct" if right else "wrong", "2" if right else "3")
             for _, right in texts
@@ -37,24 +39,18 @@ def kept(group: Group) -> GroupRow:
     """Trained on; the update found the second token half as likely again as when it was sampled, the third half: the
     second was clipped where it was pushed up, the third where it was pushed down."""
     change = np.array([0.0, math.log(1.5), math.log(0.5)], np.float32)
-    trained = TrainedGroup(
-        group,
-        samples=tuple(
-            TrainSample(group.prompt.token_ids, s.token_ids, s.logps, 1.0 if v.correct else -1.0, 0)
-            for s, v in zip(group.samples, group.verdicts, strict=True)
-        ),
-        rewards=tuple(v.score - 0.25 for v in group.verdicts),
-        length_penalties=(-0.25,) * len(group.verdicts),
-        seen=tuple(
-            SeenTokens(
-                s.logps + change,
-                np.array([0.1, 0.2, 0.3], np.float32),
-                np.array([0, 1, 0] if v.correct else [0, 0, 2], np.int8),
-            )
-            for s, v in zip(group.samples, group.verdicts, strict=True)
-        ),
+    samples = tuple(
+        s.replace(
+            prompt_ids=group.prompt.token_ids,
+            advantages=1.0 if v.correct else -1.0,
+            train_logps=s.logps + change,
+            entropies=[0.1, 0.2, 0.3],
+            clipped=[0, 1, 0] if v.correct else [0, 0, 2],
+            scalars={"reward": v.score - 0.25, "length_penalty": -0.25},
+        )
+        for s, v in zip(group.samples, group.verdicts, strict=True)
     )
-    return GroupRow(group, "kept", trained)
+    return GroupRow(replace(group, samples=samples), "kept")
 
 
 def make_run(path: Path, steps: int = 3, *, text: str = "I think 2", **overrides: object) -> RunDirectory:
@@ -76,11 +72,8 @@ VALUES, ADVANTAGES = (-0.5, 0.25, 0.75), (0.5, 0.375, -1.0)
 
 def credited(row: GroupRow) -> GroupRow:
     """A kept group as a critic trained it."""
-    assert row.trained is not None
-    samples = tuple(
-        replace(sample, values=np.array(VALUES), advantages=np.array(ADVANTAGES)) for sample in row.trained.samples
-    )
-    return replace(row, trained=replace(row.trained, samples=samples))
+    samples = tuple(sample.replace(values=VALUES, advantages=ADVANTAGES) for sample in row.group.samples)
+    return replace(row, group=replace(row.group, samples=samples))
 
 
 def make_critic_run(path: Path, steps: int = 8, pretrain_steps: int = 2) -> RunDirectory:

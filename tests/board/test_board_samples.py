@@ -16,7 +16,7 @@ from dapo_rl.board.read import Catalogue
 from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
 from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
-from dapo_rl.types import Sample, Verdict
+from dapo_rl.types import Trajectory, Verdict
 
 
 @pytest.fixture
@@ -25,7 +25,8 @@ def run(tmp_path):
     written = make_run(tmp_path / "runs" / "a", steps=1)
     longer = make_group(5, [("one (1+1)", True), ("two", True), ("three", True)], prompt="Count [x]")
     samples = tuple(
-        Sample((5,) * n, (-0.5,) * n, sample.text, "stop") for sample, n in zip(longer.samples, (9, 2, 4), strict=True)
+        Trajectory((5,) * n, (-0.5,) * n, sample.text, "stop")
+        for sample, n in zip(longer.samples, (9, 2, 4), strict=True)
     )
     longer = dataclasses.replace(longer, samples=samples)
     broken = make_group(6, [("?", False), ("!", False)])
@@ -116,8 +117,8 @@ def test_a_file_that_is_written_again_is_read_again(run):
 def without_signal(group):
     """As `on_cap: fill` adds a group to a batch: trained on with advantages of 0."""
     row = kept(group)
-    samples = tuple(dataclasses.replace(s, advantages=np.zeros_like(s.advantages)) for s in row.trained.samples)
-    return GroupRow(group, "kept", dataclasses.replace(row.trained, samples=samples))
+    samples = tuple(s.replace(advantages=0.0) for s in row.group.samples)
+    return GroupRow(dataclasses.replace(row.group, samples=samples), "kept")
 
 
 def test_a_group_that_filled_the_batch_is_not_said_to_differ(run, client):

@@ -1,12 +1,11 @@
 """Policies of the embedded model for tests, in one process and on ranks."""
 
-from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
 import numpy as np
 import torch
-from support import small_model, tokenizer
+from support import small_model, tokenizer, train_sample
 
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
@@ -16,7 +15,6 @@ from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.models.load import load_model, pad_id
 from dapo_rl.models.lora import add_lora
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 
 def settings(token_budget=60, aggregation="token-mean", **changes):
@@ -175,10 +173,10 @@ def make_samples(seed=0, count=12, masked=(), group_size=3):
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(3, 60, rng.integers(2, 9)).tolist() for _ in range(-(-count // group_size))]
     raw = [
-        TrainSample(
+        train_sample(
             prompt_ids=prompts[i // group_size],
-            response_ids=rng.integers(3, 60, rng.integers(1, 24)).tolist(),
-            old_logps=0.0,
+            token_ids=rng.integers(3, 60, rng.integers(1, 24)).tolist(),
+            logps=0.0,
             advantages=float(rng.normal()),
             group=i // group_size,
             in_loss=i not in masked,
@@ -186,7 +184,7 @@ def make_samples(seed=0, count=12, masked=(), group_size=3):
         for i in range(count)
     ]
     logps = _scoring().score(raw)
-    return [replace(s, old_logps=lp + rng.normal(0, 0.3, len(lp))) for s, lp in zip(raw, logps, strict=True)]
+    return [s.replace(logps=lp + rng.normal(0, 0.3, len(lp))) for s, lp in zip(raw, logps, strict=True)]
 
 
 def weights_of_policy(policy):

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from dapo_rl.cluster.stored_weights import WeightsLostError
-from dapo_rl.engines.protocol import Begun, Completion
+from dapo_rl.engines.protocol import Completion
 from dapo_rl.errors import UserError
-from dapo_rl.types import Sample
+from dapo_rl.types import Trajectory
 
 LONGEST = 40
 
@@ -64,7 +64,7 @@ class SteppingEngine:
     def submit(self, request):
         if self.trouble.get("refuse") == request.id:
             raise UserError("engine: this request is refused")
-        for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+        for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
             self.rows.append([request, begun])
 
     def poll(self, timeout_s=None):
@@ -89,7 +89,7 @@ class SteppingEngine:
 
     def _completion(self, request, begun):
         columns = (begun.token_ids, begun.logps, text_of(request, begun.index), "stop", begun.versions)
-        return Completion(request.id, begun.index, Sample(*columns))
+        return Completion(request.id, begun.index, Trajectory(*columns))
 
     def cancel(self, ids):
         lost = sum(len(begun.token_ids) for request, begun in self.rows if request.id in ids)

@@ -3,13 +3,13 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support import train_sample
 
 from dapo_rl.cluster.deal import deal
-from dapo_rl.types import TrainSample
 
 
 def sample(prompt, length):
-    return TrainSample([prompt] * 3, np.ones(length, np.int32), 0.0, 0.0, group=prompt)
+    return train_sample([prompt] * 3, np.ones(length, np.int32), 0.0, 0.0, group=prompt)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 500)), max_size=40), st.integers(1, 6))

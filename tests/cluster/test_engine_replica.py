@@ -5,11 +5,12 @@ import pytest
 
 from dapo_rl.cluster.engine_actor import EngineReport
 from dapo_rl.cluster.engine_replica import EngineReplica, Order, Totals
-from dapo_rl.engines.protocol import Begun, Request, SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.types import Trajectory
 
 
 def begun(index, tokens):
-    return Begun.nothing(index).then(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32), 3)
+    return Trajectory.nothing(index).then(np.arange(tokens, dtype=np.int32), np.zeros(tokens, np.float32), 3)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def assert_same_update(mine, other):
     assert mine.metrics.keys() == other.metrics.keys()
     for name, value in other.metrics.items():
         assert mine.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5, nan_ok=True), name
-    assert len(mine.seen) == len(other.seen)
-    for a, b in zip(mine.seen, other.seen, strict=True):
+    assert len(mine.columns) == len(other.columns)
+    for a, b in zip(mine.columns, other.columns, strict=True):
         assert (a is None) == (b is None)
         if a is not None:
             np.testing.assert_allclose(a.logps, b.logps, atol=2e-5)
@@ -153,7 +153,7 @@ def test_a_mini_batch_with_everything_masked_leaves_the_weights_alone(policy_on)
     before = weights_of_policy(ranked)
     update = ranked.update(make_samples(masked=range(12)), 1e-2)
     assert update.metrics == {}
-    assert update.seen == (None,) * 12
+    assert update.columns == (None,) * 12
     for name, weight in weights_of_policy(ranked).items():
         assert torch.equal(weight, before[name])
 

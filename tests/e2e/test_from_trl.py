@@ -16,7 +16,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import TINY
 from dapo_rl.moving.grpo_config import decisions
 from dapo_rl.rewards import as_verifier
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -196,7 +196,7 @@ def test_trls_reward_functions_score_as_in_trl():
     messages = ({"role": "user", "content": "1+1=?"},)
     prompt = Prompt(id="p", text="1+1=?", token_ids=[1], answer=None, messages=messages, columns={"solution": "$2$"})
     texts = [r"<think>sum</think> \boxed{2}", r"\boxed{3}", "no answer"]
-    samples = [Sample([1] * 5, [-0.1] * 5, text, "stop", 0) for text in texts]
+    samples = [Trajectory([1] * 5, [-0.1] * 5, text, "stop", 0) for text in texts]
     functions = [trl_rewards.accuracy_reward, trl_rewards.think_format_reward]
     functions.append(trl_rewards.get_soft_overlong_punishment(max_completion_len=8, soft_punish_cache=4))
     verdicts = as_verifier(functions, RewardSettings(), weights=[1.0, 0.5, 1.0])(prompt, samples)

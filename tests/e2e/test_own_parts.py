@@ -7,7 +7,7 @@ import pytest
 from support import REPOSITORY, SMALL, dapo, make_prompt
 
 from dapo_rl.base.load import load_function
-from dapo_rl.types import Sample
+from dapo_rl.types import Trajectory
 
 EXAMPLES = REPOSITORY / "examples"
 QUICK = [*SMALL, "train.steps=2", "data.eval=null", "eval.every=null", "checkpoint.every=1"]
@@ -65,7 +65,7 @@ def test_the_example_engine_samples_what_ours_samples_and_resumes_bit_for_bit(tm
 def test_the_example_verifier_wants_the_right_answer_and_sound_steps():
     judge = load_function(f"{EXAMPLES / 'own_verifier.py'}:shows_its_work")
     responses = ["3+8=11\n11+5=16\n16", "16", "3+8=12\n12+4=16\n16", "3+8=11\n11+5=17\n17", "no idea"]
-    verdicts = judge(make_prompt("p", "3+8+5=?\n", "16"), [Sample.of_text(text) for text in responses])
+    verdicts = judge(make_prompt("p", "3+8+5=?\n", "16"), [Trajectory.of_text(text) for text in responses])
     assert [(v.score, v.correct, v.status) for v in verdicts] == [
         (1.0, True, "correct"),
         (0.5, True, "correct"),

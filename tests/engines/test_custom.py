@@ -17,7 +17,7 @@ from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.models.load import load_model
-from dapo_rl.types import Sample
+from dapo_rl.types import Trajectory
 
 SOURCE = '''
 from dapo_rl.engines.native.engine import NativeEngine
@@ -216,7 +216,7 @@ def test_an_engine_without_a_version_is_one_line():
 
 
 def answered(**changes):
-    return Sample(**{"token_ids": [5, 6], "logps": [-1, -2], "text": "t", "finish_reason": "stop"} | changes)
+    return Trajectory(**{"token_ids": [5, 6], "logps": [-1, -2], "text": "t", "finish_reason": "stop"} | changes)
 
 
 @pytest.mark.parametrize(

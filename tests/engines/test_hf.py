@@ -3,13 +3,12 @@ about why a response ended."""
 
 import pytest
 import torch
-from support import ids, small_model, tokenizer, weights_of
+from support import ids, small_model, tokenizer, train_sample, weights_of
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.models.forward import response_logps
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.types import TrainSample
 
 PARAMS = SamplingParams(max_new_tokens=12)
 
@@ -38,7 +37,7 @@ def test_log_probabilities_equal_the_trainers():
                 sample = samples[r.id, i]
                 again = response_logps(
                     model,
-                    [TrainSample(r.prompt_ids, sample.token_ids, sample.logps, 0.0, 0)],
+                    [train_sample(r.prompt_ids, sample.token_ids, sample.logps, 0.0, 0)],
                     params.temperature,
                     tokenizer().pad_token_id,
                 )
@@ -51,7 +50,7 @@ def test_in_bfloat16_they_equal_the_trainers_in_bfloat16():
     sample = run(HFEngine(model, tokenizer(), 64, torch.bfloat16), r)["a", 0]
     for dtype, close in ((torch.bfloat16, 0.01), (torch.float32, 0.05)):
         trainers = ResponseLogps(model, temperature=1.0, pad_id=0, dtype=dtype)
-        with torch.no_grad(), trainers.compute([TrainSample(r.prompt_ids, sample.token_ids, 0.0, 0.0, 0)]) as stats:
+        with torch.no_grad(), trainers.compute([train_sample(r.prompt_ids, sample.token_ids, 0.0, 0.0, 0)]) as stats:
             difference = (stats.logps[0] - torch.tensor(sample.logps)).abs().max()
         assert difference < close
     assert difference > 1e-4, "it was computed in float32"

@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.protocol import Begun, Request, SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.stopping import StopSearch, StopStrings
+from dapo_rl.types import Trajectory
 
 SPECIAL = ["<s>", "</s>"]
 
@@ -149,8 +150,8 @@ def test_each_token_is_decoded_a_fixed_number_of_times(portion):
 @pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
 def test_an_engine_looks_at_each_token_a_fixed_number_of_times(make, monkeypatch):
     copied = []
-    then = Begun.then
-    monkeypatch.setattr(Begun, "then", lambda self, ids, *rest: copied.append(len(ids)) or then(self, ids, *rest))
+    then = Trajectory.then
+    monkeypatch.setattr(Trajectory, "then", lambda self, ids, *rest: copied.append(len(ids)) or then(self, ids, *rest))
     known, length, stop = Counting(tokenizer()), 400, "never in the text"
     engine = make(small_model(max_position_embeddings=512), known)
     engine.submit(Request("r", (5, 6, 7), 2, SamplingParams(length, stop=(stop,), ignore_eos=True), seed=3))
@@ -167,7 +168,7 @@ def test_a_resumed_sample_ends_at_a_stop_string_that_begins_before_it_was_set_as
 
     def resumed(stop: tuple[str, ...]) -> Any:
         engine = NativeEngine(model, known)
-        half = Begun(0, known("xyz12", add_special_tokens=False).input_ids, [-1.0] * 5, [0] * 5)
+        half = Trajectory(known("xyz12", add_special_tokens=False).input_ids, -1.0)
         params = SamplingParams(30, stop=stop, ignore_eos=True)
         engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, begun=(half,), new=()))
         (done,) = engine.poll()

@@ -48,17 +48,10 @@ def test_a_conversation_of_several_turns():
 
 def test_turns_and_observations_are_one_sample_with_a_mask():
     """What the engine gets for the next turn: all tokens so far, those of the environment without a gradient."""
-    from dapo_rl.engines.protocol import Begun
 
     first = make_sample(3, version=4)
     observed = np.arange(40, 42, dtype=np.int32)
-    next_turn = Begun(
-        0,
-        np.concatenate([first.token_ids, observed]),
-        np.concatenate([first.logps, np.zeros(2, np.float32)]),
-        np.concatenate([first.versions, np.full(2, 4, np.int32)]),
-        np.concatenate([first.mask, np.zeros(2, np.bool_)]),
-    )
+    next_turn = first.then_observed(observed)
     assert next_turn.mask.tolist() == [True] * 3 + [False] * 2
     after = next_turn.then(np.int32([9]), np.float32([-1]), 5)
     assert after.mask.tolist() == [True] * 3 + [False] * 2 + [True]

@@ -9,12 +9,12 @@ import shutil
 from contextlib import redirect_stdout
 from types import MappingProxyType
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import load_file, save_file
 from support import SMALL
 
 from dapo_rl import Config, DAPOTrainer
@@ -25,7 +25,7 @@ from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.rewards.saved_state import SavedRewards
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.sampler_state import SavedSampler
-from dapo_rl.rollout.token_file import TOKENS
+from dapo_rl.rollout.trajectory_file import FILE as TRAJECTORIES
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.log_length import LogLength, SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
@@ -125,9 +125,9 @@ def resume(begun, copy_at, state, tokens=None):
     for name, value in state.items():
         (checkpoint / f"{name}.json").write_text(json.dumps(value))
     if isinstance(tokens, bytes):
-        (checkpoint / TOKENS).write_bytes(tokens)
+        (checkpoint / TRAJECTORIES).write_bytes(tokens)
     elif tokens is not None:
-        save_file(tokens, checkpoint / TOKENS)
+        pq.write_table(tokens, checkpoint / TRAJECTORIES)
     (checkpoint / MANIFEST).unlink()
     _write_manifest(checkpoint, 1)
     output = io.StringIO()
@@ -264,28 +264,26 @@ def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "said"),
     [
-        ("token_ids", lambda a: a + 10**6, "it has tokens outside the vocabulary"),
-        ("token_ids", lambda a: -a - 1, "it has tokens outside the vocabulary"),
-        ("token_ids", lambda a: a[1:], "lengths are inconsistent"),
-        ("token_ids", lambda a: a.astype(np.int64), "it has the wrong columns"),
-        ("token_ids", lambda a: a[None], "its columns are not one-dimensional"),
-        ("logps", lambda a: a * np.float32("nan"), "it has invalid log-probabilities or versions"),
-        ("logps", lambda a: a[:-1], "lengths are inconsistent"),
-        ("versions", lambda a: a - 5, "it has invalid log-probabilities or versions"),
-        ("mask", lambda a: a[:0], "lengths are inconsistent"),
-        ("lengths", lambda a: a * 0, "lengths are inconsistent"),
-        ("lengths", lambda a: a[::-1] * 2, "lengths are inconsistent"),
-        ("text_lengths", lambda a: a - 1, "lengths are inconsistent"),
-        ("text_lengths", lambda a: a + 2**62, "lengths are inconsistent"),
-        ("texts", lambda a: np.append(a, np.uint8(65)), "lengths are inconsistent"),
+        ("tokens/token_ids", lambda row: [token + 10**6 for token in row], "it has tokens outside the vocabulary"),
+        ("tokens/token_ids", lambda row: [-token - 1 for token in row], "it has tokens outside the vocabulary"),
+        ("tokens/token_ids", lambda row: row[1:], "Trajectory.logps has the shape"),
+        ("tokens/token_ids", lambda row: row * 1000, "Trajectory.logps has the shape"),
+        ("tokens/logps", lambda row: [float("nan")] * len(row), "it has invalid log-probabilities or versions"),
+        ("tokens/logps", lambda row: row[:-1], "Trajectory.logps has the shape"),
+        ("tokens/logps", lambda row: None, "it has the wrong columns"),
+        ("tokens/versions", lambda row: [version - 5 for version in row], "it has invalid log-probabilities"),
+        ("tokens/mask", lambda row: [None] * len(row), "tokens/mask is not a column of numbers"),
+        ("text", lambda row: None, "without index, text, turns or tokens"),
+        ("text", lambda row: b"\xff", "'utf-8' codec can't decode"),
     ],
 )
 def test_tokens_that_cannot_be_are_one_line(begun, tmp_path, name, change, said):
     path, state = begun
-    tokens = load_file(path / "checkpoints" / "step-1" / TOKENS)
-    assert len(tokens["lengths"])
-    tokens[name] = np.ascontiguousarray(change(tokens[name]))
-    line = resume(path, tmp_path / "run", state, tokens)
+    table = pq.read_table(path / "checkpoints" / "step-1" / TRAJECTORIES)
+    field = table.schema.field(name)
+    changed_column = pa.array([change(row) for row in table.column(name).to_pylist()], field.type)
+    table = table.set_column(table.schema.get_field_index(name), field, changed_column)
+    line = resume(path, tmp_path / "run", state, table)
     assert f"is not a valid state of this run: {said}" in line
 
 
@@ -293,4 +291,4 @@ def test_a_file_of_tokens_that_is_none_is_one_line(begun, tmp_path):
     path, state = begun
     for content in (b"", b"nonsense", b"\xff" * 100):
         line = resume(path, tmp_path / "run", state, content)
-        assert f"{TOKENS}: is not a valid state of this run: " in line
+        assert f"{TRAJECTORIES}: is not a valid state of this run: " in line

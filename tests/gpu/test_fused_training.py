@@ -15,12 +15,12 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
-from dapo_rl.types import TrainSample
-
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
+
+from support import train_sample  # noqa: E402
 
 from dapo_rl.cluster.sharding import ShardedLogps  # noqa: E402
 from dapo_rl.models.fused.modules import TrainingFusion  # noqa: E402
@@ -36,7 +36,7 @@ SMALL = {
 EVERYTHING = {"norm": 5, "layer": 2, "rotary embedding": 2, "MLP": 2, "projection": 6}
 """Of two layers: projections are queries, keys and values together, the attention's output, and the MLP's output."""
 
-SAMPLES = [TrainSample([5, 6, 7], np.arange(8, 8 + n), -4.0, 1.0, group=0) for n in (3, 11, 20)]
+SAMPLES = [train_sample([5, 6, 7], np.arange(8, 8 + n), -4.0, 1.0, group=0) for n in (3, 11, 20)]
 
 
 def model_of(name, dtype=torch.float32, **changes):

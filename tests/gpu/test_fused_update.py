@@ -8,13 +8,13 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from support import train_sample
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 pytestmark = pytest.mark.gpu
 VOCABULARY = 32000
@@ -43,7 +43,7 @@ def grouped_samples(prompts=6, group=4, longest=200):
         return tuple(rng.randrange(3, VOCABULARY) for _ in range(n))
 
     return [
-        TrainSample(prompt, tokens(rng.randint(1, longest)), -10.0, rng.gauss(0, 1), g)
+        train_sample(prompt, tokens(rng.randint(1, longest)), -10.0, rng.gauss(0, 1), g)
         for g, prompt in enumerate(tokens(37) for _ in range(prompts))
         for _ in range(group)
     ]

@@ -9,18 +9,17 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from support import small_model, tokenizer
+from support import small_model, tokenizer, train_sample
 
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, TrainSettings
 from dapo_rl.models.lora import add_lora, plain_weights
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.gpu
 
 PROMPT = tuple(range(40, 52))
-SAMPLES = [TrainSample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
+SAMPLES = [train_sample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
 
 
 def policy_of(model, lora, **train):

@@ -6,14 +6,13 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from support import ids, small_model, tokenizer, weights_of
+from support import ids, small_model, tokenizer, train_sample, weights_of
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.models.forward import response_logps
 from dapo_rl.models.load import pad_id
-from dapo_rl.types import TrainSample
 
 pytestmark = pytest.mark.gpu
 
@@ -68,12 +67,12 @@ def test_log_probabilities_in_bfloat16_are_near_the_trainers(model):
     samples = sample(NativeEngine(model, tokenizer(), dtype=torch.bfloat16), requests())
     rows = {r.id: r for r in requests()}
     train = [
-        TrainSample(rows[rid].prompt_ids, s.token_ids, s.logps, 1.0, 0, True, True) for (rid, _), s in samples.items()
+        train_sample(rows[rid].prompt_ids, s.token_ids, s.logps, 1.0, 0, True, True) for (rid, _), s in samples.items()
     ]
     with torch.no_grad():
         stats = response_logps(model, train, 1.0, pad_id(tokenizer()))
-    ours = torch.cat([torch.tensor(t.old_logps) for t in train])
-    theirs = torch.cat([stats.logps[i, : len(t.response_ids)].cpu() for i, t in enumerate(train)])
+    ours = torch.cat([torch.tensor(t.logps) for t in train])
+    theirs = torch.cat([stats.logps[i, : len(t.token_ids)].cpu() for i, t in enumerate(train)])
     assert (ours - theirs).abs().mean() < 0.05
 
 

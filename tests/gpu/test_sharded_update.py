@@ -4,13 +4,12 @@ import gc
 import os
 import sys
 import time
-from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from support import small_model, tokenizer
+from support import small_model, tokenizer, train_sample
 
 from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.rank import RankPolicy
@@ -19,7 +18,6 @@ from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
@@ -59,11 +57,11 @@ def samples():
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 24, 12)
     drawn = [
-        TrainSample([5, 6, 7 + i // 3], rng.integers(3, 60, n), 0.0, rng.normal(), i // 3)
+        train_sample([5, 6, 7 + i // 3], rng.integers(3, 60, n), 0.0, rng.normal(), i // 3)
         for i, n in enumerate(lengths)
     ]
     scores = HFPolicy(small_model(), **settings(torch.float32)).score(drawn)
-    return [replace(sample, old_logps=logps) for sample, logps in zip(drawn, scores, strict=True)]
+    return [sample.replace(logps=logps) for sample, logps in zip(drawn, scores, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_how_long_a_sharded_update_takes(one_rank, capsys, token_budget):
     """The goal is within 5 % of the plain policy. Printed, since a shared GPU is not quiet."""
     rng = np.random.default_rng(0)
     batch = [
-        TrainSample(rng.integers(1000, 9000, 100), rng.integers(1000, 9000, length), -11.0, rng.normal(), i // 8)
+        train_sample(rng.integers(1000, 9000, 100), rng.integers(1000, 9000, length), -11.0, rng.normal(), i // 8)
         for i, length in enumerate(rng.integers(100, 400, 128).tolist())
     ]
     plain = seconds_of(HFPolicy(bench_model(), **bench_settings(token_budget)), batch)
@@ -131,6 +129,6 @@ def test_how_long_a_sharded_update_takes(one_rank, capsys, token_budget):
     with one_rank(partial(bench_rank, token_budget=token_budget)) as ranked:
         sharded = seconds_of(ranked, batch)
     with capsys.disabled():
-        tokens = sum(100 + len(sample.response_ids) for sample in batch)
+        tokens = sum(100 + len(sample.token_ids) for sample in batch)
         what = f"update of {tokens:,} tokens in micro-batches of {token_budget:,}"
         print(f"\n{what}: plain {plain:.3f} s, one rank {sharded:.3f} s, {sharded / plain:.3f}x")

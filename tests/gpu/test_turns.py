@@ -8,14 +8,13 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from support import SMALL, small_model
+from support import SMALL, small_model, train_sample
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 pytestmark = pytest.mark.gpu
 
@@ -74,7 +73,7 @@ def test_an_update_in_turns_leaves_no_gradients_and_no_cached_memory():
         dtype=torch.bfloat16,
         turns=True,
     )
-    samples = [TrainSample((1, 2), (3, 4, 5 + i), (-1.0,) * 3, 1.0 - 2 * (i % 2), i // 2) for i in range(8)]
+    samples = [train_sample((1, 2), (3, 4, 5 + i), (-1.0,) * 3, 1.0 - 2 * (i % 2), i // 2) for i in range(8)]
     policy.update(samples, 1e-4)
     policy.rest()
     assert all(p.grad is None for p in model.parameters())

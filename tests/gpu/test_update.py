@@ -8,14 +8,13 @@ if not torch.cuda.is_available():
 
 import random
 
-from support import small_model
+from support import small_model, train_sample
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.gpu
 def samples_of(prompts, group, prompt_tokens, tokens, vocabulary, ragged=False):
     rng = random.Random(0)
     return [
-        TrainSample(prompt, response, (-5.0,) * len(response), rng.gauss(0, 1), g)
+        train_sample(prompt, response, (-5.0,) * len(response), rng.gauss(0, 1), g)
         for g in range(prompts)
         for prompt in [tuple(rng.randrange(3, vocabulary) for _ in range(prompt_tokens))]
         for response in (

@@ -191,7 +191,7 @@ def test_the_floor_of_an_update_counts_the_real_tokens(chosen):
 
 def test_an_update_trains_on_samples_of_these_lengths(chosen):
     samples = _samples(chosen, tokenizer(), small_model())
-    assert [(sample.group, len(sample.response_ids)) for sample in samples] == [(0, 1), (0, 3), (1, 2), (1, 1)]
+    assert [(sample.group, len(sample.token_ids)) for sample in samples] == [(0, 1), (0, 3), (1, 2), (1, 1)]
     assert chosen.response_tokens == 7
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from support import dapo, small_model
+from support import dapo, small_model, train_sample
 from transformers import LlamaConfig, Qwen2Config
 
 from dapo_rl.config import Config
@@ -19,7 +19,6 @@ from dapo_rl.lab.model_size import KNOWN, ModelSize, count_parameters, size_of
 from dapo_rl.models.load import TINY
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.recipes import packaged_recipe
-from dapo_rl.types import TrainSample
 
 H200 = Memory("h200", "cuda", 140 * GIB, here=False)
 PAPER = packaged_recipe("dapo-math-qwen2.5-32b")
@@ -60,7 +59,7 @@ def kept_for_backward(model, tokens, dtype, recompute=False):
             return tensor
 
         zeros = np.zeros(tokens - 1, np.float32)
-        sample = TrainSample(np.zeros(1, np.int32), np.zeros(tokens - 1, np.int32), zeros, zeros, group=0)
+        sample = train_sample(np.zeros(1, np.int32), np.zeros(tokens - 1, np.int32), zeros, zeros, group=0)
         responses = ResponseLogps(model, temperature=1.0, pad_id=0, dtype=dtype, recompute=recompute)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), responses.compute([sample]):
             return sum(storages.values())

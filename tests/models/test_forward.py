@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from support import small_model, tokenizer
+from support import small_model, tokenizer, train_sample
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dapo_rl.algo import entropy_from_logits
 from dapo_rl.models.forward import pad, response_logps
-from dapo_rl.types import TrainSample
 
 
 def gpt2():
@@ -18,9 +17,9 @@ def gpt2():
 
 
 SAMPLES = [
-    TrainSample((5, 6, 7, 8, 9, 10), (11, 12), 0.0, 0.0, 0),
-    TrainSample((5,), (20, 21, 22, 23, 24), 0.0, 0.0, 0),
-    TrainSample((30, 31, 32), (40,), 0.0, 0.0, 0),
+    train_sample((5, 6, 7, 8, 9, 10), (11, 12), 0.0, 0.0, 0),
+    train_sample((5,), (20, 21, 22, 23, 24), 0.0, 0.0, 0),
+    train_sample((30, 31, 32), (40,), 0.0, 0.0, 0),
 ]
 
 
@@ -31,11 +30,11 @@ def test_padded_together_equals_plain_and_alone(make, temperature):
     with torch.no_grad():
         together = response_logps(model, SAMPLES, temperature, tokenizer().pad_token_id)
         for row, sample in enumerate(SAMPLES):
-            ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+            ids = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
             start = len(sample.prompt_ids)
             logits = model(ids).logits[0, start - 1 : -1] / temperature
-            expected = torch.log_softmax(logits, -1)[range(len(sample.response_ids)), list(sample.response_ids)]
-            count = len(sample.response_ids)
+            expected = torch.log_softmax(logits, -1)[range(len(sample.token_ids)), list(sample.token_ids)]
+            count = len(sample.token_ids)
             assert together.mask[row].sum() == count
             torch.testing.assert_close(together.logps[row, :count], expected, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(together.entropy[row, :count], entropy_from_logits(logits), atol=1e-5, rtol=1e-5)

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support import all_weights, small_model, tokenizer
+from support import all_weights, small_model, tokenizer, train_sample
 from transformers import AutoModelForCausalLM
 
 from dapo_rl import Config, DAPOTrainer
@@ -17,7 +17,6 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model, save_model
 from dapo_rl.models.lora import add_lora, has_lora, plain_weights, save_adapter
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 peft = pytest.importorskip("peft")
 
@@ -49,7 +48,7 @@ def trained(**settings):
     """Adapters away from where they began, by two updates; and what the policy was before."""
     base, model = adapted(**settings)
     policy = policy_of(model)
-    samples = [TrainSample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
+    samples = [train_sample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
     for _ in range(2):
         policy.update(samples, lr=1e-2)
     return base, model, policy, samples
@@ -83,10 +82,10 @@ def test_an_engine_samples_from_what_is_trained(engine_name):
         samples = []
         while engine.pending:
             samples += [completion.sample for completion in engine.poll()]
-        rows = [TrainSample(PROMPT, sample.token_ids, 0.0, 0.0, 0) for sample in samples]
+        rows = [train_sample(PROMPT, sample.token_ids, 0.0, 0.0, 0) for sample in samples]
         for sample, expected in zip(samples, policy.score(rows), strict=True):
             assert sample.logps == pytest.approx(expected, abs=1e-4)
-        policy.update([TrainSample(PROMPT, s.token_ids, s.logps, 1.0, 0) for s in samples[:3]], lr=1e-2)
+        policy.update([train_sample(PROMPT, s.token_ids, s.logps, 1.0, 0) for s in samples[:3]], lr=1e-2)
 
 
 def test_adapters_alone_change_and_have_moments():

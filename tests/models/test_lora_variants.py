@@ -6,19 +6,18 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 import torch
-from support import all_weights, small_model, tokenizer
+from support import all_weights, small_model, tokenizer, train_sample
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.build import Given, _with_lora
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, TrainSettings
 from dapo_rl.models.lora import add_lora, base_of, dropping_out, lora_settings, merged_copy, plain_weights, save_adapter
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 peft = pytest.importorskip("peft")
 
 PROMPT = tuple(range(40, 52))
-SAMPLES = [TrainSample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
+SAMPLES = [train_sample(PROMPT, tuple(range(60 + i, 70 + i)), (-3.0,) * 10, (-1.0) ** i, 0) for i in range(4)]
 VARIANTS = [{"use_rslora": True}, {"use_dora": True}, {"use_rslora": True, "use_dora": True}]
 
 

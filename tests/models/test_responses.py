@@ -9,7 +9,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import small_model
+from support import small_model, train_sample
 
 from dapo_rl.errors import UserError
 from dapo_rl.models import packed as packed_module
@@ -17,7 +17,6 @@ from dapo_rl.models.attention import attending
 from dapo_rl.models.packed import pack
 from dapo_rl.models.recompute import recomputing
 from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.types import TrainSample
 
 SHAPE = {
     "vocab_size": 97,
@@ -48,7 +47,7 @@ def ragged_samples(seed, groups=3, group_size=3):
     prompts = [tuple(rng.integers(3, 97, rng.integers(1, 9)).tolist()) for _ in range(groups)]
     lengths = rng.integers(1, 12, (groups, group_size)).tolist()
     return [
-        TrainSample(prompts[g % 2 if g else 0], tuple(rng.integers(3, 97, n).tolist()), 0.0, 0.0, g)
+        train_sample(prompts[g % 2 if g else 0], tuple(rng.integers(3, 97, n).tolist()), 0.0, 0.0, g)
         for g in range(groups)
         for n in lengths[g]
     ]
@@ -245,7 +244,7 @@ def test_sequences_too_long_for_a_mask_do_without(monkeypatch):
 def test_the_module_is_as_it_was():
     model = small_model()
     before = model.config._attn_implementation
-    gradients(model, [TrainSample((5, 6), (7, 8), 0.0, 0.0, 0)])
+    gradients(model, [train_sample((5, 6), (7, 8), 0.0, 0.0, 0)])
     assert model.config._attn_implementation == before
 
 

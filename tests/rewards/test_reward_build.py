@@ -16,10 +16,10 @@ from dapo_rl.rewards import (
     as_verifier,
     build_verifier,
 )
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 PROMPT = Prompt("p", "?", (1,), answer="5")
-SAMPLES = [Sample((), (), "Answer: 5.0", "stop"), Sample((), (), "5", "stop")]
+SAMPLES = [Trajectory((), (), "Answer: 5.0", "stop"), Trajectory((), (), "5", "stop")]
 
 
 class MyVerifier:

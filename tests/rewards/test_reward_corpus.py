@@ -7,13 +7,13 @@ from hostile_responses import CODE, MARKER, RESPONSES
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards import MathVerifier, VerifierPool
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 SETTINGS = RewardSettings(boxed=True, workers=2)
 
 
 def task(truth, response, marker):
-    return Prompt("p", "?", (1,), answer=truth), [Sample((), (), response.replace(MARKER, str(marker)), "stop")]
+    return Prompt("p", "?", (1,), answer=truth), [Trajectory((), (), response.replace(MARKER, str(marker)), "stop")]
 
 
 @pytest.mark.parametrize("through", ["pool", "call"])

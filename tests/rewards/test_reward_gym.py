@@ -8,7 +8,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import GymVerifier
 from dapo_rl.rewards.gym import _scorer, gym_answer
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 reasoning_gym = pytest.importorskip(
     "reasoning_gym", reason="reasoning-gym is not installed: pip install 'dapo-rl[gym]'"
@@ -35,7 +35,7 @@ def entry_prompt(name, index=0, **parameters):
 
 
 def judge(prompt, *texts, **settings):
-    return GymVerifier(RewardSettings(**settings))(prompt, [Sample((), (), text, "stop") for text in texts])
+    return GymVerifier(RewardSettings(**settings))(prompt, [Trajectory((), (), text, "stop") for text in texts])
 
 
 @pytest.mark.parametrize(

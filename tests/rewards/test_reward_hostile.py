@@ -11,14 +11,14 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.rewards import ExactVerifier, MathVerifier, answers_equal, extract_answer
 from dapo_rl.rewards.answers.expressions import parse
 from dapo_rl.rewards.hostile import is_inert_python
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 SETTINGS = RewardSettings(boxed=True, timeout_s=1.0)
 PROMPT = Prompt("p", "?", (1,), answer=r"\frac{\sqrt{2}}{2}")
 
 
 def judge(text, prompt=PROMPT, reward=SETTINGS):
-    return MathVerifier(reward)(prompt, [Sample((), (), text, "stop")])[0]
+    return MathVerifier(reward)(prompt, [Trajectory((), (), text, "stop")])[0]
 
 
 def codes(marker):
@@ -199,7 +199,7 @@ TEXTS = st.one_of(
 @example("x", "Answer: ", "5")
 def test_any_text_gives_a_verdict(text, before, truth):
     prompt = Prompt("p", "?", (1,), answer=truth)
-    samples = [Sample((), (), before + text, "length"), Sample((), (), f"Answer: {truth}", "stop")]
+    samples = [Trajectory((), (), before + text, "length"), Trajectory((), (), f"Answer: {truth}", "stop")]
     verdicts = MathVerifier(SETTINGS)(prompt, samples)
     assert [type(verdict) for verdict in verdicts] == [Verdict, Verdict]
     assert verdicts[1].correct

@@ -11,10 +11,10 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import CombinedVerifier, ExactVerifier, GymVerifier, UserVerifier, VerifierPool, as_verifier
 from dapo_rl.rewards import gym as gym_module
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums")
-GROUP = [Sample((7, 8), (-0.1, -0.2), text, "stop") for text in ("Answer: 5", "Answer: 6")]
+GROUP = [Trajectory((7, 8), (-0.1, -0.2), text, "stop") for text in ("Answer: 5", "Answer: 6")]
 GOOD = Verdict(1.0, True, "correct")
 
 

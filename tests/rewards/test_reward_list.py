@@ -9,10 +9,10 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import VERIFIERS, recorded_verifier
 from dapo_rl.runs.settings import check_same_run
-from dapo_rl.types import Prompt, RewardPart, Sample
+from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PROMPT = Prompt("p1", "2+3=", (1, 2), "5")
-SAMPLES = [Sample.of_text("Answer: 5"), Sample.of_text("5")]
+SAMPLES = [Trajectory.of_text("Answer: 5"), Trajectory.of_text("5")]
 
 
 @pytest.fixture(autouse=True)

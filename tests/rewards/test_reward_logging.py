@@ -14,10 +14,10 @@ from dapo_rl.rewards import UserVerifier, VerifierPool, as_verifier
 from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rewards.state import RewardState
 from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
-from dapo_rl.types import Prompt, RewardPart, Sample, Verdict
+from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict
 
 PROMPT = Prompt("p1", "2+3=", (1, 2), "5")
-SAMPLES = [Sample((7, 8), (-0.1, -0.2), "5", "stop"), Sample((9,), (-0.3,), "six", "length")]
+SAMPLES = [Trajectory((7, 8), (-0.1, -0.2), "5", "stop"), Trajectory((9,), (-0.3,), "six", "length")]
 GOOD = Verdict(0.5, False, "wrong", parts=(RewardPart("a", 1.0, 0.5),), extra={"x": 1}, metrics={"m": (3.0, 2)})
 
 

@@ -8,7 +8,7 @@ import pytest
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import ExactVerifier, MathVerifier
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the data sets are not there: {DATA}")
@@ -16,7 +16,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the data sets are no
 
 def judge(truth, *texts, verifier=MathVerifier, reward=None, finish="stop"):
     prompt = Prompt("p7", "?", (1,), answer=truth)
-    return verifier(reward or RewardSettings())(prompt, [Sample((5,), (-1.0,), text, finish) for text in texts])
+    return verifier(reward or RewardSettings())(prompt, [Trajectory((5,), (-1.0,), text, finish) for text in texts])
 
 
 def statuses(*args, **kwargs):

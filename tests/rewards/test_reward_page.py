@@ -10,7 +10,7 @@ from dapo_rl.config import Config
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.judge import judge
 from dapo_rl.rewards.state import RewardState
-from dapo_rl.types import Prompt, RewardPart, Sample
+from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PAGE = (REPOSITORY / "docs" / "verifiers.md").read_text()
 
@@ -28,7 +28,7 @@ def rewards(tmp_path, monkeypatch):
 
 def test_the_recipe_and_its_functions(rewards):
     verifier = build_verifier(Config.build(yaml.safe_load(block("yaml"))).reward)
-    samples = [Sample.of_text("Answer: 5"), Sample.of_text("6")]
+    samples = [Trajectory.of_text("Answer: 5"), Trajectory.of_text("6")]
     right, wrong = judge(verifier, Prompt("p", "2+3=", (1,), "5"), samples, state=RewardState(1, 2))
     assert right.parts == (RewardPart("math", 1.0), RewardPart("brevity", -0.0045, 0.2), RewardPart("judge", 1.0, 0.5))
     assert (wrong.parts[2].score, wrong.correct) == (0.0, False)

@@ -33,7 +33,7 @@ from dapo_rl.rewards import (
     pool as pool_module,
 )
 from dapo_rl.rewards.pool import worker_count
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes")
 
@@ -42,7 +42,7 @@ PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums", None, {"level": 3})
 
 
 def samples(*texts):
-    return [Sample((7, 8), (-0.1, -0.2), text, "stop") for text in texts]
+    return [Trajectory((7, 8), (-0.1, -0.2), text, "stop") for text in texts]
 
 
 class Plain:
@@ -406,11 +406,11 @@ def test_what_a_function_prints_is_shown_once():
     code = """
     from dapo_rl.config import RewardSettings
     from dapo_rl.rewards import UserVerifier, VerifierPool
-    from dapo_rl.types import Prompt, Sample
+    from dapo_rl.types import Prompt, Trajectory
     print("start")
     settings = RewardSettings(workers=1)
     pool = VerifierPool(UserVerifier(lambda completions: print("judged") or [1.0], settings), settings)
-    pool(Prompt("p", "?", (1,)), [Sample((), (), "x", "stop")])
+    pool(Prompt("p", "?", (1,)), [Trajectory((), (), "x", "stop")])
     print("end")
     """
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -531,7 +531,7 @@ RUN = """
 import ctypes, os, signal, sys, threading, time
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards import VerifierPool
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 def judge(prompt, samples):
     if samples[0].text == "hang":
@@ -543,13 +543,13 @@ def make():
     global pool
     pool = VerifierPool(judge, RewardSettings(workers=2, timeout_s=1000))
 
-prompt, sample = Prompt("p", "?", (1,)), Sample((), (), "fine", "stop")
+prompt, sample = Prompt("p", "?", (1,)), Trajectory((), (), "fine", "stop")
 if sys.argv[3] == "thread":
     thread = threading.Thread(target=make); thread.start(); thread.join()
 else:
     make()
 pool(prompt, [sample])
-ticket = pool.submit(prompt, [Sample((), (), "hang", "stop")])
+ticket = pool.submit(prompt, [Trajectory((), (), "hang", "stop")])
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 while len(pool.pids) < 3:
@@ -675,6 +675,6 @@ class ByEnd:
 
 
 def test_equal_texts_share_a_verdict_only_if_they_ended_alike():
-    group = [Sample((7,), (-0.1,), "same", reason) for reason in ("stop", "length", "stop", "length")]
+    group = [Trajectory((7,), (-0.1,), "same", reason) for reason in ("stop", "length", "stop", "length")]
     with VerifierPool(ByEnd(), settings(timeout_s=LIMIT_S)) as pool:
         assert [verdict.score for verdict in pool(PROMPT, group)] == [1.0, 0.0, 1.0, 0.0]

@@ -23,7 +23,7 @@ from dapo_rl.rewards import VerifierPool, control_group, processes
 from dapo_rl.rewards import fork_server as fork_server_module
 from dapo_rl.rewards import worker as worker_module
 from dapo_rl.rewards.wire import CorruptReplyError, Reply, decode_reply, encode_reply
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
 
@@ -37,7 +37,7 @@ def settings(**given):
 
 
 def samples(*texts):
-    return [Sample((), (), text, "stop") for text in texts]
+    return [Trajectory((), (), text, "stop") for text in texts]
 
 
 def is_alive(pid):

@@ -6,12 +6,12 @@ from answer_table import DOCUMENT, FORM_ROWS, FORMS, KINDS, independent, render,
 from dapo_rl.config import RewardSettings
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.rewards import MathVerifier, answers_equal
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 
 def statuses(truth, texts, form="any"):
     verdicts = MathVerifier(RewardSettings(form=form))(
-        Prompt("p", "?", (1,), answer=truth), [Sample((), (), text, "stop") for text in texts]
+        Prompt("p", "?", (1,), answer=truth), [Trajectory((), (), text, "stop") for text in texts]
     )
     return [verdict.status for verdict in verdicts]
 

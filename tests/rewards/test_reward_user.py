@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import CombinedVerifier, ExactVerifier, UserVerifier, load_function
-from dapo_rl.types import Prompt, Sample
+from dapo_rl.types import Prompt, Trajectory
 
 SETTINGS = RewardSettings()
 PLAIN = Prompt("p1", "2+3=", (1, 2), "5", "sums", None, {"level": 3, "extra_info": {"index": 8}})
 CHAT = Prompt("p2", "<user>2+3=", (1, 2), "5", "", ({"role": "user", "content": "2+3="},), {"answer": "five"})
-SAMPLES = [Sample((7, 8), (-0.1, -0.2), "5", "stop"), Sample((9,), (-0.3,), "six", "length")]
+SAMPLES = [Trajectory((7, 8), (-0.1, -0.2), "5", "stop"), Trajectory((9,), (-0.3,), "six", "length")]
 
 
 def verdicts(function, prompt=PLAIN, samples=SAMPLES, settings=SETTINGS):

@@ -71,7 +71,7 @@ def test_a_group_is_kept_if_and_only_if_it_has_a_gradient(samples, masks, in_bas
         }
     )
     (trained,) = make_batch([group_of(samples)], config)
-    learns = any(sample.in_loss and sample.advantages.any() for sample in trained.samples)
+    learns = any(sample.loss_mask.any() and sample["advantages"].any() for sample in trained.samples)
     assert (fate(samples, config) == "kept") == learns
 
 

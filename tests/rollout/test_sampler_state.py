@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_prompt
 
-from dapo_rl.engines.protocol import Begun, Request, SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.rollout.acceptance import Acceptance
 from dapo_rl.rollout.fill import Filling
 from dapo_rl.rollout.flights import Flight
@@ -17,7 +17,7 @@ from dapo_rl.rollout.grading import Grading, Observed
 from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import Unread
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
-from dapo_rl.types import Group, RewardPart, Sample, Verdict
+from dapo_rl.types import Group, RewardPart, Trajectory, Verdict
 
 LONGEST, VOCABULARY = 12, 100
 
@@ -39,7 +39,7 @@ def columns(draw):
 def samples(draw):
     ids, logps, versions, mask = draw(columns())
     text = draw(st.text(st.characters(exclude_categories=[]), max_size=6))
-    return Sample(ids, logps, text, draw(st.sampled_from(["stop", "length"])), versions, mask)
+    return Trajectory(ids, logps, text, draw(st.sampled_from(["stop", "length"])), versions, mask)
 
 
 def request(draw, prompt):
@@ -70,7 +70,9 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     )
     groups = tuple(Group(n, make_prompt(f"p{n}"), whole, verdicts) for n, whole in enumerate(carried))
     prompt = make_prompt("p9")
-    left = request(9, prompt).left([Begun(0, *begun), Begun.nothing(2)])
+    left = request(9, prompt).left(
+        [Trajectory(begun[0], begun[1], versions=begun[2], mask=begun[3]), Trajectory.nothing(2)]
+    )
     flight = Flight(9, prompt, 4, left, [None, arrived, None])
     rewards = {"math": Observed(-1.0, 1.0, 1.0), "½": Observed(0.1, 0.3, 0.25)}
     kept, dropped, rejected = (Group(n, make_prompt(f"p{n}"), (arrived,) * 3, verdicts) for n in (11, 12, 13))
@@ -91,7 +93,7 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
 
 
 def test_a_group_that_an_older_version_dropped_for_its_age_is_surplus(tmp_path):
-    sample = Sample(np.array([1]), np.array([-0.5]), "a", "stop", np.array([0]))
+    sample = Trajectory(np.array([1]), np.array([-0.5]), "a", "stop", np.array([0]))
     dropped = Group(0, make_prompt("p0"), (sample,) * 3, (Verdict(1.0, True, "correct"),) * 3)
     filling = Filling(0, dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
     SamplerState(1, Acceptance(), Grading(), (), (), Interrupted(filling)).write(tmp_path)

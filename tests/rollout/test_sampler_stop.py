@@ -23,7 +23,7 @@ from dapo_rl.rollout import flights, judging, verdicts
 from dapo_rl.rollout.flights import poll_engine
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.ledger import Ledger
-from dapo_rl.types import Verdict
+from dapo_rl.types import Batch, Verdict
 
 KINDS = [["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2]
 
@@ -187,7 +187,7 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
         else:
             fill = sampler.fill(5, StopAt(None, verifier))
         assert result(fill) == expected[version]
-        ledger.add(fill, ())
+        ledger.add(fill, Batch(()))
         trained += sum(group.tokens for group in fill.kept)
         engine.receive(version + 1)
     assert (saved(sampler), prompts.drawn, prompts.resting) == (final, drawn, resting)

@@ -5,13 +5,14 @@ from types import SimpleNamespace
 from typing import get_args
 
 import pytest
-from support import REPOSITORY
+from support import REPOSITORY, make_prompt
 
 from dapo_rl.fates import FATES, LOGGED, Fate, Former, Waiting, tokens_label
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.interrupted import Remains
 from dapo_rl.runs.words import dropped
 from dapo_rl.train.ledger import Ledger
+from dapo_rl.types import Batch, Group, Trajectory
 
 STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
 DISPLAYED = {"kept", "filled", "dropped", "waiting"}
@@ -57,8 +58,8 @@ def test_the_ledger_has_no_other_columns():
     ledger, one = Ledger(), SimpleNamespace(tokens=1)
     dropped_groups = [(one, fate) for fate in get_args(Fate) if fate != "kept"]
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
-    samples = [SimpleNamespace(in_loss=in_loss, response_ids=(1,)) for in_loss in (True, False)]
-    ledger.add(fill, [SimpleNamespace(samples=samples)])
+    samples = tuple(Trajectory([1], loss_mask=in_loss) for in_loss in (True, False))
+    ledger.add(fill, Batch((Group(0, make_prompt("p"), samples, ()),)))
     ledger = ledger.with_failed(Remains(Fill((), (), ()), ()))
     assert set(ledger.columns()) == set(FATES) - DISPLAYED - set(get_args(Former)) | {"total"}
 

@@ -15,7 +15,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
 from dapo_rl.runs.rollouts import SCHEMA
-from dapo_rl.types import Group, Prompt, RewardPart, Sample, SeenTokens, TrainedGroup, TrainSample, Verdict
+from dapo_rl.types import Group, Prompt, RewardPart, Trajectory, Verdict
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def run(tmp_path):
 def group(draw=7, answers=("4", None), **prompt):
     prompt = Prompt(**{"id": "p1", "text": "2+2=", "token_ids": (1, 2), "answer": "4", "data_source": "sums", **prompt})
     samples = (
-        Sample((5, 6, 2), (-0.5, -0.25, -0.125), "4", "stop", (3, 3, 4)),
-        Sample((9,), (-2.0,), "\ud83d oops", "length", 4),
+        Trajectory((5, 6, 2), (-0.5, -0.25, -0.125), "4", "stop", (3, 3, 4)),
+        Trajectory((9,), (-2.0,), "\ud83d oops", "length", 4),
     )
     verdicts = (Verdict(1.0, True, "correct", answers[0]), Verdict(-1.0, False, "unparseable", answers[1]))
     return Group(draw, prompt, samples, verdicts)
@@ -35,12 +35,13 @@ def group(draw=7, answers=("4", None), **prompt):
 
 def trained(judged):
     """Of the second sample, which the engine cut off, the update saw nothing."""
-    samples = tuple(
-        TrainSample(judged.prompt.token_ids, s.token_ids, s.logps, advantage, 0, in_loss=not s.truncated)
-        for s, advantage in zip(judged.samples, (0.7, -0.7), strict=True)
+    first, second = judged.samples
+    seen = {"train_logps": [-0.5, -0.75, -1], "entropies": [1, 2, 0], "clipped": [0, 2, 1]}
+    samples = (
+        first.replace(advantages=0.7, scalars={"reward": 1.0, "length_penalty": 0.0}, **seen),
+        second.replace(advantages=-0.7, loss_mask=False, scalars={"reward": -1.5, "length_penalty": -0.5}),
     )
-    seen = SeenTokens(*(np.array(values, np.float32) for values in ((-0.5, -0.75, -1), (1, 2, 0))), np.int8([0, 2, 1]))
-    return TrainedGroup(judged, samples, (1.0, -1.5), (0.0, -0.5), (seen, None))
+    return replace(judged, samples=samples)
 
 
 def test_the_written_config_loads_back_to_the_same_run(tmp_path):
@@ -140,7 +141,7 @@ def test_no_metrics_yet(run):
 def test_truncating_forgets_later_steps_only(run):
     for step in (1, 2, 3, 12):
         run.append_metrics(step, {"acc/mean": step / 100})
-        run.write_rollouts(step, [GroupRow(group(), "all_wrong", None)])
+        run.write_rollouts(step, [GroupRow(group(), "all_wrong")])
     run.truncate_metrics(2)
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
     assert sorted(p.name for p in run.rollouts_path.iterdir()) == ["step-000001.parquet", "step-000002.parquet"]
@@ -149,8 +150,8 @@ def test_truncating_forgets_later_steps_only(run):
 
 
 def test_rollouts_have_a_row_for_each_sample(run):
-    kept = GroupRow(group(), "kept", trained(group()))
-    dropped = GroupRow(group(draw=8, answer=None), "surplus", None)
+    kept = GroupRow(trained(group()), "kept")
+    dropped = GroupRow(group(draw=8, answer=None), "surplus")
     run.write_rollouts(123, [kept, dropped])
     table = pq.read_table(run.path / "rollouts" / "step-000123.parquet")
     assert str(table.schema.field("token_ids").type.value_type) == "int32"
@@ -165,6 +166,7 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "prompt": "2+2=",
         "response": "4",
         "token_ids": [5, 6, 2],
+        "mask": [True, True, True],
         "logps": [-0.5, -0.25, -0.125],
         "finish_reason": "stop",
         "version_first": 3,
@@ -197,11 +199,11 @@ def test_rollouts_have_a_row_for_each_sample(run):
 def test_rollouts_have_what_a_critic_gave_to_each_token(run):
     """The second token comes from an environment; the second sample was cut off, and not trained on."""
     done = trained(group())
-    credited = replace(
-        done.samples[0], values=[0.25, 9.0, 0.5], advantages=[0.5, 0.0, -0.25], mask=np.array([True, False, True])
+    credited = done.samples[0].replace(
+        values=[0.25, 9.0, 0.5], advantages=[0.5, 0.0, -0.25], mask=np.array([True, False, True])
     )
     kept = replace(done, samples=(credited, done.samples[1]))
-    run.write_rollouts(1, [GroupRow(group(), "kept", kept), GroupRow(group(draw=8), "surplus")])
+    run.write_rollouts(1, [GroupRow(kept, "kept"), GroupRow(group(draw=8), "surplus")])
     first, second, *dropped = pq.read_table(run.rollout(1)).to_pylist()
     assert first["values"] == pytest.approx([0.25, math.nan, 0.5], nan_ok=True)
     assert first["advantages"] == pytest.approx([0.5, math.nan, -0.25], nan_ok=True)
@@ -211,9 +213,9 @@ def test_rollouts_have_what_a_critic_gave_to_each_token(run):
 
 
 def test_what_the_update_saw_must_match_the_samples(run):
-    short = replace(trained(group()), samples=trained(group()).samples[:1])
+    short = replace(trained(group()), samples=trained(group()).samples[:1])  # with two verdicts
     with pytest.raises(ValueError, match="zip"):
-        run.write_rollouts(1, [GroupRow(group(), "kept", short)])
+        run.write_rollouts(1, [GroupRow(short, "kept")])
     assert list(run.rollouts_path.iterdir()) == []
 
 

@@ -5,7 +5,7 @@ import pytest
 from support import make_prompt, make_sample
 
 from dapo_rl.config import Config
-from dapo_rl.train.batch import make_batch, split_mini_batches
+from dapo_rl.train.batch import make_batch
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import Group, Verdict
 
@@ -29,17 +29,17 @@ GROUP = group((True, 10, False), (True, 90, False), (False, 10, False), (False, 
 
 
 def rewards(batch):
-    return list(batch[0].rewards)
+    return [s.scalars["reward"] for s in batch.samples]
 
 
 def advantages(batch):
-    return [float(s.advantages[0]) for s in batch[0].samples]
+    return [float(s["advantages"][0]) for s in batch.groups[0].samples]
 
 
 def test_soft_punishment_is_added_to_the_reward():
     batch = make_batch([GROUP], config())
     assert rewards(batch) == pytest.approx([1.0, 0.5, -1.0, -2.0])
-    assert list(batch[0].length_penalties) == pytest.approx([0, -0.5, 0, -1])
+    assert [s.scalars["length_penalty"] for s in batch.samples] == pytest.approx([0, -0.5, 0, -1])
     mean, std = -0.375, (((1.375**2) + (0.875**2) + (0.625**2) + (1.625**2)) / 3) ** 0.5
     assert advantages(batch) == pytest.approx([(r - mean) / (std + 1e-6) for r in (1.0, 0.5, -1.0, -2.0)], rel=1e-5)
 
@@ -52,8 +52,8 @@ def test_other_shapes():
 
 def test_overlong_filtering_masks_what_the_engine_cut_off():
     batch = make_batch([GROUP], config(**{"overlong.mask_truncated": True}))
-    assert [s.in_loss for s in batch[0].samples] == [True, True, True, False]
-    assert all(s.in_loss for s in make_batch([GROUP], config())[0].samples)
+    assert [s.loss_mask.any() for s in batch.groups[0].samples] == [True, True, True, False]
+    assert all(s.loss_mask.any() for s in make_batch([GROUP], config())[0].samples)
 
 
 def test_trap_4_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
@@ -66,10 +66,10 @@ def test_trap_4_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
 
 def test_every_token_of_a_sample_has_its_old_log_probability():
     batch = make_batch([GROUP], config())
-    for trained, sample in zip(batch[0].samples, GROUP.samples, strict=True):
-        assert np.array_equal(trained.response_ids, sample.token_ids)
-        assert np.array_equal(trained.old_logps, sample.logps)
-        assert len(set(trained.advantages.tolist())) == 1
+    for trained, sample in zip(batch.groups[0].samples, GROUP.samples, strict=True):
+        assert np.array_equal(trained.token_ids, sample.token_ids)
+        assert np.array_equal(trained.logps, sample.logps)
+        assert len(set(trained["advantages"].tolist())) == 1
 
 
 def test_tokens_of_older_weights_are_marked():
@@ -80,7 +80,7 @@ def test_tokens_of_older_weights_are_marked():
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])
 def test_mini_batches_hold_whole_groups(groups, count, sizes):
     batch = make_batch([group((True, 3, False), (False, 4, False), draw=i) for i in range(groups)], config())
-    mini_batches = split_mini_batches(batch, count)
+    mini_batches = batch.mini_batches(count)
     assert [len({s.group for s in m}) for m in mini_batches] == sizes
     assert [s.group for m in mini_batches for s in m] == [g for g in range(groups) for _ in range(2)]
 

@@ -1,14 +1,13 @@
 """The critic: what it computes, how it learns, and the credit that it gives to tokens."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import make_prompt, make_sample, small_model, tokenizer
+from support import make_prompt, make_sample, small_model, tokenizer, train_sample
 
 from dapo_rl import Config
 from dapo_rl.algo import reference
@@ -21,7 +20,7 @@ from dapo_rl.train.credit import with_values
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.schedule import critic_rate, policy_rate
-from dapo_rl.types import Group, TrainSample, Verdict
+from dapo_rl.types import Group, Verdict
 
 
 def make_model(seed=0):
@@ -45,10 +44,10 @@ def make_samples(seed=0, count=6, masked=()):
     prompts = [rng.integers(3, 250, rng.integers(2, 7)) for _ in range(count // 2)]
     lengths = rng.integers(2, 9, count)
     return [
-        TrainSample(
+        train_sample(
             prompt_ids=prompts[i // 2],
-            response_ids=rng.integers(3, 250, lengths[i]),
-            old_logps=0.0,
+            token_ids=rng.integers(3, 250, lengths[i]),
+            logps=0.0,
             advantages=0.0,
             group=i // 2,
             in_loss=i not in masked,
@@ -68,7 +67,7 @@ def gradient(learner, samples):
 @torch.no_grad()
 def by_hand(model, sample):
     """The head on the hidden state of the token before each response token."""
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+    ids = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
     hidden = model.base_model(input_ids=ids).last_hidden_state[0]
     head = model.get_output_embeddings()
     return (hidden @ head.weight.T + head.bias)[len(sample.prompt_ids) - 1 : -1, 0].numpy()
@@ -83,7 +82,7 @@ def test_a_value_is_that_of_the_state_before_the_token(packed):
 
 def test_a_value_does_not_depend_on_what_comes_later():
     critic, sample = make_critic(), make_samples()[0]
-    other = replace(sample, response_ids=[*sample.response_ids[:-1], 5])
+    other = sample.replace(token_ids=[*sample.token_ids[:-1], 5])
     np.testing.assert_array_equal(critic.score([other])[0], critic.score([sample])[0])
 
 
@@ -110,14 +109,14 @@ def test_a_new_critic_of_tied_embeddings_keeps_the_embeddings():
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_loss_and_metrics_equal_the_reference(clip):
     samples, model = make_samples(masked=(2,)), make_model()
-    width = max(len(s.response_ids) for s in samples)
+    width = max(len(s.token_ids) for s in samples)
 
     def matrix(rows):
         return np.array([[*row, *[0] * (width - len(row))] for row in rows])
 
     new = matrix([by_hand(model, s) for s in samples])
-    old, targets = (matrix([getattr(s, name) for s in samples]) for name in ("values", "returns"))
-    mask = matrix([s.mask & s.in_loss for s in samples]).astype(bool)
+    old, targets = (matrix([s[name] for s in samples]) for name in ("values", "returns"))
+    mask = matrix([s.loss_mask for s in samples]).astype(bool)
     update = make_critic(model, 24, value_clip=clip).update(samples, lr=0.0)
     expected = reference.value_loss(new, old, targets, mask, clip=clip)
     assert update.metrics["critic/vf_loss"] == pytest.approx(expected, rel=1e-4)
@@ -140,11 +139,11 @@ def test_the_gradient_is_the_same_for_any_split_into_micro_batches(token_budget,
 
 def test_it_learns_what_a_state_is_worth():
     """Each sample has a return of its own, which its states predict after a while."""
-    samples = [replace(s, returns=np.full(len(s.response_ids), i % 2), mask=True) for i, s in enumerate(make_samples())]
+    samples = [s.replace(returns=np.full(len(s.token_ids), i % 2), mask=True) for i, s in enumerate(make_samples())]
     critic = make_critic(value_model(small_model()))
     losses = [critic.update(samples, lr=3e-3).metrics["critic/vf_loss"] for _ in range(60)]
     assert losses[0] == pytest.approx(
-        sum(s.returns.sum() for s in samples) / 2 / sum(s.trained_tokens for s in samples)
+        sum(s["returns"].sum() for s in samples) / 2 / sum(s.trained_tokens for s in samples)
     )
     assert losses[-1] < 0.1 * losses[0]
 
@@ -177,7 +176,7 @@ def test_a_checkpoint_restores_weights_and_moments_exactly(tmp_path):
 def test_a_critic_that_is_not_finite_is_neither_trained_on_nor_saved(tmp_path):
     critic, samples = make_critic(), make_samples()
     with pytest.raises(NonFiniteError, match="the critic's loss is nan"):
-        critic.update([replace(samples[0], returns=np.nan * samples[0].returns, mask=True)], lr=1e-2)
+        critic.update([samples[0].replace(returns=np.nan * samples[0]["returns"], mask=True)], lr=1e-2)
     with torch.no_grad():
         critic.model.get_output_embeddings().weight[0, 0] = torch.inf
     with pytest.raises(NonFiniteError, match="the critic is not finite"):
@@ -195,24 +194,25 @@ def vapo(*settings):
 
 
 def constant(value):
-    return lambda samples: [np.full(len(s.response_ids), value, np.float32) for s in samples]
+    return lambda samples: [np.full(len(s.token_ids), value, np.float32) for s in samples]
 
 
 def credited(config, groups, values=None, reference=None):
     batch = make_batch(groups, config)
-    return with_values(batch, config, values or constant(0.5), reference)
+    done = with_values(batch, config, values or constant(0.5), reference)
+    return done, done.metrics
 
 
 def test_credit_by_hand():
     """V is 0.5 everywhere and the reward 1 or −1 at the last token: δ is 0 except at the end, where it is 0.5 or −1.5.
     With λ = 1/2 it halves with each token before."""
     batch, metrics = credited(vapo("critic.lambda_policy=0.5"), [make_group(0, (1.0, -1.0))])
-    first, second = batch[0].samples
-    assert first.advantages.tolist() == [0.125, 0.25, 0.5]
-    assert second.advantages.tolist() == [-1.5 / 16, -1.5 / 8, -0.375, -0.75, -1.5]
-    assert first.returns.tolist() == [1.0] * 3
-    assert second.returns.tolist() == [-1.0] * 5  # λ = 1: the return
-    assert first.values.tolist() == [0.5] * 3
+    first, second = batch.groups[0].samples
+    assert first["advantages"].tolist() == [0.125, 0.25, 0.5]
+    assert second["advantages"].tolist() == [-1.5 / 16, -1.5 / 8, -0.375, -0.75, -1.5]
+    assert first["returns"].tolist() == [1.0] * 3
+    assert second["returns"].tolist() == [-1.0] * 5  # λ = 1: the return
+    assert first["values"].tolist() == [0.5] * 3
     assert metrics["critic/values/mean"] == 0.5
     assert metrics["critic/returns/mean"] == pytest.approx((3 - 5) / 8)
     assert metrics["critic/vf_explained_var"] == pytest.approx(0)  # a constant explains nothing
@@ -224,9 +224,9 @@ def test_lambda_adapts_to_the_length():
     """1 − 1 / (0.05 · 40) = 0.5, and for 100 tokens 0.8."""
     batch, metrics = credited(vapo(), [make_group(0, (1.0, 1.0), lengths=(40, 100))])
     assert metrics["critic/lambda"] == pytest.approx(0.65)
-    for sample, decay in zip(batch[0].samples, (0.5, 0.8), strict=True):
-        assert sample.advantages[-1] == 0.5
-        assert sample.advantages[-2] == pytest.approx(0.5 * decay)
+    for sample, decay in zip(batch.groups[0].samples, (0.5, 0.8), strict=True):
+        assert sample["advantages"][-1] == 0.5
+        assert sample["advantages"][-2] == pytest.approx(0.5 * decay)
     _, metrics = credited(vapo("critic.lambda_lowest=0.7"), [make_group(0, (1.0, 1.0), lengths=(40, 100))])
     assert metrics["critic/lambda"] == pytest.approx(0.75)
 
@@ -235,16 +235,16 @@ def test_a_perfect_critic_gives_no_advantage_after_the_deciding_token():
     """The third token decides: before it the critic expects 0, after it the reward."""
 
     def values(samples):
-        rows = [np.zeros(len(s.response_ids), np.float32) for s in samples]
+        rows = [np.zeros(len(s.token_ids), np.float32) for s in samples]
         for row, reward in zip(rows, (1.0, -1.0), strict=True):
             row[3:] = reward
         return rows
 
     batch, metrics = credited(vapo("critic.lambda_lowest=0.9"), [make_group(0, (1.0, -1.0), (6, 8))], values)
-    for sample, reward in zip(batch[0].samples, (1.0, -1.0), strict=True):
-        assert sample.advantages[2] == reward
-        assert sample.advantages[3:].tolist() == [0.0] * (len(sample.response_ids) - 3)
-        assert sample.advantages[1] == pytest.approx(0.9 * reward)
+    for sample, reward in zip(batch.groups[0].samples, (1.0, -1.0), strict=True):
+        assert sample["advantages"][2] == reward
+        assert sample["advantages"][3:].tolist() == [0.0] * (len(sample.token_ids) - 3)
+        assert sample["advantages"][1] == pytest.approx(0.9 * reward)
     assert metrics["critic/vf_explained_var"] > 0.4
 
 
@@ -252,7 +252,7 @@ def test_whitened_advantages_have_mean_0_and_variance_1_over_all_groups():
     groups = [make_group(0, (1.0, -1.0)), make_group(1, (1.0, 1.0), (4, 2))]
     batch, _ = credited(vapo("critic.whiten=true", "critic.lambda_policy=0.5"), groups)
     plain, _ = credited(vapo("critic.lambda_policy=0.5"), groups)
-    white, raw = (np.concatenate([s.advantages for g in b for s in g.samples]) for b in (batch, plain))
+    white, raw = (np.concatenate([s["advantages"] for g in b for s in g.samples]) for b in (batch, plain))
     assert white.mean() == pytest.approx(0, abs=1e-6)
     assert white.std(ddof=1) == pytest.approx(1, abs=1e-4)
     np.testing.assert_allclose(white, (raw - raw.mean()) / raw.std(ddof=1), atol=1e-5)
@@ -262,11 +262,11 @@ def test_kl_in_the_reward_by_hand():
     """log π − log π_ref is 0.2 at each token, k1, so each has the reward −0.1 · 0.2; γ = λ = 1 sums them up."""
     config = vapo("algo.kl_in=reward", "algo.kl_coef=0.1", "algo.kl_kind=k1", "critic.lambda_policy=1")
     groups = [make_group(0, (1.0, -1.0), (3, 1))]
-    batch, _ = credited(config, groups, constant(0.0), lambda samples: [s.old_logps - 0.2 for s in samples])
-    first, second = batch[0].samples
-    np.testing.assert_allclose(first.advantages, [0.94, 0.96, 0.98], atol=1e-6)
-    np.testing.assert_allclose(second.advantages, [-1.02], atol=1e-6)
-    np.testing.assert_allclose(first.returns, first.advantages, atol=1e-6)
+    batch, _ = credited(config, groups, constant(0.0), lambda samples: [s.logps - 0.2 for s in samples])
+    first, second = batch.groups[0].samples
+    np.testing.assert_allclose(first["advantages"], [0.94, 0.96, 0.98], atol=1e-6)
+    np.testing.assert_allclose(second["advantages"], [-1.02], atol=1e-6)
+    np.testing.assert_allclose(first["returns"], first["advantages"], atol=1e-6)
 
 
 def test_samples_outside_the_loss_are_left_alone():
@@ -280,30 +280,30 @@ def test_samples_outside_the_loss_are_left_alone():
 
     batch, _ = credited(config, groups, values)
     assert len(asked) == 1
-    assert batch[0].samples[0].returns is not None
-    assert batch[0].samples[1].returns is None
-    assert all(sample.returns is None for sample in batch[1].samples)
+    assert [["returns" in s.columns for s in group.samples] for group in batch] == [[True, False], [False, False]]
     masked = make_batch([make_group(1, (1.0, 1.0), truncated=(0, 1))], config)
-    assert with_values(masked, config, values) == (masked, {})
+    assert with_values(masked, config, values) == masked
 
 
 @pytest.mark.parametrize("token_budget", [10**6, 20])
 def test_the_loss_of_correct_samples_equals_the_reference(token_budget):
     model, samples = small_model(), make_samples(masked=(2,))
-    samples = [replace(s, correct=i % 2 == 0) for i, s in enumerate(samples)]
+    samples = [s.replace(scalars={"correct": i % 2 == 0}) for i, s in enumerate(samples)]
     how = {"pad_id": tokenizer().pad_token_id, "temperature": 1.0, "norm_length": 20, "token_budget": token_budget}
     algo = AlgoSettings(positive_lm_coef=0.3)
     policy = HFPolicy(model, algo=algo, train=TrainSettings(lr=1e-3), **how)
     logps = policy.score(samples)
-    positive = np.concatenate([lp[s.mask] for lp, s in zip(logps, samples, strict=True) if s.correct and s.in_loss])
+    positive = np.concatenate(
+        [lp[s.mask] for lp, s in zip(logps, samples, strict=True) if s.correct and s.loss_mask.any()]
+    )
     metrics = policy.update(samples, lr=0.0).metrics
     assert metrics["actor/positive_lm_loss"] == pytest.approx(-0.3 * positive.mean(), rel=1e-4)
-    wrong = [replace(s, correct=False) for s in samples]
+    wrong = [s.replace(scalars={"correct": False}) for s in samples]
     assert policy.update(wrong, lr=0.0).metrics["actor/positive_lm_loss"] == 0
 
 
 def test_the_loss_of_correct_samples_makes_them_more_likely():
-    model, samples = small_model(), [replace(s, correct=True, mask=True) for s in make_samples(count=2)]
+    model, samples = small_model(), [s.replace(scalars={"correct": True}, mask=True) for s in make_samples(count=2)]
     how = {"pad_id": tokenizer().pad_token_id, "temperature": 1.0, "norm_length": 20, "token_budget": 10**6}
     policy = HFPolicy(model, algo=AlgoSettings(positive_lm_coef=0.1), train=TrainSettings(lr=1e-3), **how)
     before = sum(lp.sum() for lp in policy.score(samples))

@@ -15,7 +15,7 @@ from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
-from dapo_rl.train.batch import make_batch, shaped_rewards, split_mini_batches
+from dapo_rl.train.batch import make_batch, shaped_rewards
 from dapo_rl.train.metrics import step_metrics
 
 MIXED, WRONG, RIGHT = ["right", "wrong", "wrong", "wrong"], ["wrong"] * 4, ["right"] * 4
@@ -53,7 +53,7 @@ def batch_of(filled, settings):
 
 
 def advantages(batch):
-    return [[float(sample.advantages[0]) for sample in group.samples] for group in batch]
+    return [[float(sample["advantages"][0]) for sample in group.samples] for group in batch]
 
 
 @pytest.mark.parametrize("eps", [1e-6, 0.0])
@@ -100,8 +100,8 @@ def test_without_dynamic_sampling_length_alone_still_tells_samples_apart():
 def test_they_count_in_the_batch_and_in_its_denominators():
     settings = config(train__mini_batches=2)
     batch = batch_of(fill(settings, [MIXED, WRONG]), settings)
-    assert all(sample.in_loss for group in batch for sample in group.samples)
-    assert [len(mini_batch) for mini_batch in split_mini_batches(batch, 2)] == [8, 8]
+    assert all(sample.loss_mask.any() for group in batch for sample in group.samples)
+    assert [len(mini_batch) for mini_batch in batch.mini_batches(2)] == [8, 8]
 
 
 def test_the_log_has_their_real_rewards_and_an_advantage_of_zero(tmp_path):
@@ -112,7 +112,7 @@ def test_the_log_has_their_real_rewards_and_an_advantage_of_zero(tmp_path):
     assert metrics["sampling/filled_up"] == 2
     assert metrics["sampling/tokens_trained"] == 4 * sum(LENGTHS)
     assert metrics["reward/batch"] == pytest.approx((2 * 1 - 14 * 1 + 4 * sum(PENALTIES)) / 16)
-    rows = [GroupRow(trained.group, "kept", trained) for trained in batch]
+    rows = [GroupRow(trained, "kept") for trained in batch]
     write_table(tmp_path / "rows.parquet", 1, rows)
     table = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     of_second = [row for row in table if row["draw"] == 1]

@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import train_sample
 
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
-from dapo_rl.types import TrainSample
 
 
 def samples_of(prompts, responses):
     """`prompts`: for each sample the number of its prompt, whose length is that number + 1."""
     return [
-        TrainSample(tuple(range(p + 1)), tuple(range(r)), 0.0, 0.0, p) for p, r in zip(prompts, responses, strict=True)
+        train_sample(tuple(range(p + 1)), tuple(range(r)), 0.0, 0.0, p) for p, r in zip(prompts, responses, strict=True)
     ]
 
 
 def computed(samples, batch):
     """Tokens that are computed for a micro-batch, prompts shared."""
     prompts = {tuple(samples[i].prompt_ids.tolist()) for i in batch}
-    return sum(map(len, prompts)) + sum(len(samples[i].response_ids) - 1 for i in batch)
+    return sum(map(len, prompts)) + sum(len(samples[i].token_ids) - 1 for i in batch)
 
 
 @settings(max_examples=100, deadline=None)
@@ -33,7 +33,7 @@ def test_every_sample_once_within_the_budget(pairs, budget):
         assert sorted(i for batch in batches for i in batch) == list(range(len(samples)))
     assert all(len(batch) == 1 or computed(samples, batch) <= budget for batch in packed)
     for batch in padded:
-        width = max(len(samples[i].prompt_ids) for i in batch) + max(len(samples[i].response_ids) for i in batch)
+        width = max(len(samples[i].prompt_ids) for i in batch) + max(len(samples[i].token_ids) for i in batch)
         assert len(batch) == 1 or len(batch) * width <= budget
 
 

@@ -3,14 +3,13 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL, make_prompt, make_sample, small_model, tokenizer
+from support import SMALL, make_prompt, make_sample, small_model, tokenizer, train_sample
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.algo import reference
@@ -20,7 +19,7 @@ from dapo_rl.objectives import LOSSES
 from dapo_rl.train.batch import make_batch, with_proximal
 from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import Group, TrainedGroup, TrainSample, Verdict
+from dapo_rl.types import Batch, Group, Verdict
 
 CORRECTED = {"proximal": "recomputed", "importance_cap": 1.2}
 
@@ -42,10 +41,10 @@ def samples_for(model, count=6, masked=()):
     another bit."""
     rng = np.random.default_rng(0)
     samples = [
-        TrainSample(
+        train_sample(
             prompt_ids=rng.integers(3, 250, rng.integers(2, 7)),
-            response_ids=rng.integers(3, 250, rng.integers(2, 9)),
-            old_logps=0.0,
+            token_ids=rng.integers(3, 250, rng.integers(2, 9)),
+            logps=0.0,
             advantages=float(rng.normal()),
             group=i // 2,
             in_loss=i not in masked,
@@ -54,7 +53,7 @@ def samples_for(model, count=6, masked=()):
     ]
     logps = make_policy(model).score(samples)
     return [
-        replace(s, old_logps=lp + rng.normal(0, 0.4, len(lp)), proximal_logps=lp + rng.normal(0, 0.2, len(lp)))
+        s.replace(logps=lp + rng.normal(0, 0.4, len(lp)), proximal_logps=lp + rng.normal(0, 0.2, len(lp)))
         for s, lp in zip(samples, logps, strict=True)
     ]
 
@@ -69,15 +68,15 @@ def gradient(policy, samples):
 def test_loss_and_metrics_equal_the_reference(mode, token_budget):
     model = small_model()
     samples = samples_for(model, masked=(2,))
-    width = max(len(s.response_ids) for s in samples)
+    width = max(len(s.token_ids) for s in samples)
 
     def matrix(rows):
         return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
 
     new = matrix([make_policy(model).score([s])[0] for s in samples])
-    proximal, behaviour = matrix([s.proximal_logps for s in samples]), matrix([s.old_logps for s in samples])
-    mask = np.array([[s.in_loss and t < len(s.response_ids) for t in range(width)] for s in samples])
-    advantages = [float(s.advantages[0]) for s in samples]
+    proximal, behaviour = matrix([s["proximal_logps"] for s in samples]), matrix([s.logps for s in samples])
+    mask = np.array([[s.loss_mask.any() and t < len(s.token_ids) for t in range(width)] for s in samples])
+    advantages = [float(s["advantages"][0]) for s in samples]
     weights = reference.importance_weights(proximal, behaviour, mask, cap=1.2, mode=mode)
     policy = make_policy(model, token_budget, **CORRECTED, importance_mode=mode)
     metrics = policy.update(samples, lr=0.0).metrics
@@ -109,7 +108,7 @@ def test_the_gradient_is_the_same_for_any_split_and_order(aggregation):
 def test_by_default_scores_of_the_proximal_policy_have_no_effect():
     model = small_model()
     samples = samples_for(model)
-    plain = [replace(s, proximal_logps=None) for s in samples]
+    plain = [s.replace(proximal_logps=None) for s in samples]
     ours, theirs = (make_policy(model).update(given, 0.0).metrics for given in (samples, plain))
     assert ours == pytest.approx(theirs, rel=0, abs=0, nan_ok=True)
     assert "rollout/is_weight_mean" not in ours
@@ -119,8 +118,8 @@ def test_a_single_update_needs_no_scores():
     """It starts from the proximal policy, so that the ratio is 1, and the weights are those of scores."""
     model = small_model()
     policy = make_policy(model, **CORRECTED)
-    bare = [replace(s, proximal_logps=None) for s in samples_for(model)]
-    scored = [replace(s, proximal_logps=lp) for s, lp in zip(bare, policy.score(bare), strict=True)]
+    bare = [s.replace(proximal_logps=None) for s in samples_for(model)]
+    scored = [s.replace(proximal_logps=lp) for s, lp in zip(bare, policy.score(bare), strict=True)]
     torch.testing.assert_close(gradient(policy, bare), gradient(policy, scored), atol=1e-6, rtol=1e-5)
     metrics = policy.update(bare, 0.0).metrics
     assert (metrics["actor/ppo_kl"], metrics["actor/pg_clipfrac"]) == (0.0, 0.0)
@@ -131,7 +130,7 @@ def test_scores_for_only_some_samples_are_an_error():
     model = small_model()
     first, *others = samples_for(model)
     with pytest.raises(ValueError, match="some samples have log-probabilities under the proximal policy"):
-        make_policy(model, **CORRECTED).update([replace(first, proximal_logps=None), *others], 0.0)
+        make_policy(model, **CORRECTED).update([first.replace(proximal_logps=None), *others], 0.0)
 
 
 def test_a_custom_loss_gets_the_proximal_policy_and_is_weighted(tmp_path):
@@ -140,8 +139,8 @@ def test_a_custom_loss_gets_the_proximal_policy_and_is_weighted(tmp_path):
     model = small_model()
     samples = samples_for(model)
     metrics = make_policy(model, **CORRECTED, loss=f"{path}:f").update(samples, 0.0).metrics
-    proximal = np.concatenate([s.proximal_logps for s in samples])
-    weights = reference.importance_weights(proximal, np.concatenate([s.old_logps for s in samples]), cap=1.2)
+    proximal = np.concatenate([s["proximal_logps"] for s in samples])
+    weights = reference.importance_weights(proximal, np.concatenate([s.logps for s in samples]), cap=1.2)
     assert metrics["actor/pg_loss"] == pytest.approx((proximal * weights).mean(), rel=1e-5)
 
 
@@ -149,14 +148,16 @@ def test_only_trained_samples_are_scored_each_with_its_own():
     verdicts = (Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong"))
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 2, "overlong.mask_truncated": True})
     groups = [
-        Group(0, make_prompt("p"), (make_sample(3), replace(make_sample(4), finish_reason="length")), verdicts),
+        Group(0, make_prompt("p"), (make_sample(3), make_sample(4, "length")), verdicts),
         Group(1, make_prompt("q"), (make_sample(5), make_sample(2)), verdicts),
     ]
     batch = make_batch(groups, config)
-    scored = with_proximal(batch, lambda samples: [np.full(len(s.response_ids), -len(s.response_ids)) for s in samples])
-    found = [None if s.proximal_logps is None else s.proximal_logps.tolist() for g in scored for s in g.samples]
+    scored = with_proximal(batch, lambda samples: [np.full(len(s.token_ids), -len(s.token_ids)) for s in samples])
+    found = [
+        None if s.get("proximal_logps") is None else s["proximal_logps"].tolist() for g in scored for s in g.samples
+    ]
     assert found == [[-3] * 3, None, [-5] * 5, [-2] * 2]
-    assert [replace(s, proximal_logps=None) for g in scored for s in g.samples] == [s for g in batch for s in g.samples]
+    assert [s.replace(proximal_logps=None) for g in scored for s in g.samples] == [s for g in batch for s in g.samples]
 
 
 def test_a_cap_needs_a_recomputed_proximal_policy():
@@ -210,12 +211,12 @@ def test_gspo_does_not_clip_the_difference_between_engine_and_trainer():
     """The engine is off by 0.001 for every token of two samples, in the direction that their advantage is clipped in,
     and by a tenth of that for the others: a third of the sequences has no gradient, before any update."""
     model = small_model()
-    samples = [replace(s, proximal_logps=None) for s in samples_for(model)]
+    samples = [s.replace(proximal_logps=None) for s in samples_for(model)]
     exact = make_policy(model).score(samples)
 
     def sampled(i, sample, logps):
-        side = -np.sign(sample.advantages[0])
-        return replace(sample, old_logps=logps + side * (1e-3 if i < 2 else 1e-4), fresh=np.full(len(logps), True))
+        side = -np.sign(sample["advantages"][0])
+        return sample.replace(logps=logps + side * (1e-3 if i < 2 else 1e-4), fresh=np.full(len(logps), True))
 
     samples = [sampled(i, s, lp) for i, (s, lp) in enumerate(zip(samples, exact, strict=True))]
     clipped = make_policy(model, **GSPO, proximal="behaviour").update(samples, 0.0).metrics
@@ -224,16 +225,16 @@ def test_gspo_does_not_clip_the_difference_between_engine_and_trainer():
     assert (free["actor/mismatch_clipfrac"], free["actor/pg_clipfrac"]) == (0.0, 0.0)
     # A sequence with one older token, one without an advantage and tokens of other weights do not count.
     first, second, third, *others = samples
-    partly = replace(first, fresh=np.arange(len(first.old_logps)) > 0)
-    flat = replace(third, advantages=np.zeros_like(third.advantages))
-    stale = [replace(s, fresh=np.zeros(len(s.old_logps), bool)) for s in others[1:]]
+    partly = first.replace(fresh=np.arange(len(first.logps)) > 0)
+    flat = third.replace(advantages=np.zeros_like(third["advantages"]))
+    stale = [s.replace(fresh=np.zeros(len(s.logps), bool)) for s in others[1:]]
     policy = make_policy(model, **GSPO, proximal="behaviour")
     assert policy.update([partly, second, flat, others[0], *stale], 0.0).metrics["actor/mismatch_clipfrac"] == 1 / 2
     assert math.isnan(policy.update(stale, 0.0).metrics["actor/mismatch_clipfrac"])
     # A ratio per token counts tokens.
     by_token = make_policy(model, clip_low=3e-4, clip_high=4e-4).update(samples, 0.0).metrics
-    beyond = sum(len(s.old_logps) for s in samples[:2])
-    assert by_token["actor/mismatch_clipfrac"] == pytest.approx(beyond / sum(len(s.old_logps) for s in samples))
+    beyond = sum(len(s.logps) for s in samples[:2])
+    assert by_token["actor/mismatch_clipfrac"] == pytest.approx(beyond / sum(len(s.logps) for s in samples))
 
 
 def test_a_note_tells_that_the_mismatch_alone_is_clipped():
@@ -253,11 +254,11 @@ def test_a_note_tells_that_the_mismatch_alone_is_clipped():
 
 
 def group_of(*samples):
-    return TrainedGroup(Group(0, make_prompt("p"), (), ()), samples, (0.0,) * len(samples), (0.0,) * len(samples))
+    return Group(0, make_prompt("p"), samples, ())
 
 
 def sample_of(old, fresh, **more):
-    return TrainSample([5], [3] * len(old), old, 1.0, 0, fresh=fresh, **more)
+    return train_sample([5], [3] * len(old), old, 1.0, 0, fresh=fresh, **more)
 
 
 def test_a_first_mini_batch_without_fresh_tokens_leaves_the_mismatch_to_the_newest_group_that_has_some():
@@ -265,21 +266,21 @@ def test_a_first_mini_batch_without_fresh_tokens_leaves_the_mismatch_to_the_newe
 
     def score(samples):
         asked.extend(samples)
-        return [np.float32([-1.2, -9.0, -0.5])[: len(s.old_logps)] for s in samples]
+        return [np.float32([-1.2, -9.0, -0.5])[: len(s.logps)] for s in samples]
 
     stale = sample_of([-1.0, -1.0], False)
     # Only the first and last token count: the second is from earlier weights, and other samples are not in the loss.
     partly = sample_of([-1.0, -1.0, -0.7], [True, False, True])
     truncated, environment = sample_of([-3.0], True, in_loss=False), sample_of([-3.0], True, mask=False)
     older = group_of(sample_of([-2.0], True))
-    batch = [group_of(stale), older, group_of(stale, partly, truncated, environment), group_of(stale)]
+    batch = Batch((group_of(stale), older, group_of(stale, partly, truncated, environment), group_of(stale)))
     expected = ((math.exp(-0.2) + 0.2 - 1) + (math.exp(0.2) - 0.2 - 1)) / 2
     assert newest_mismatch(batch, score) == pytest.approx(expected, rel=1e-5)
     assert asked == [partly]
     # What the step has scored anyway is not scored again.
-    scored = replace(partly, proximal_logps=np.float32([-1.2, -9.0, -0.5]))
-    assert newest_mismatch([group_of(scored)], pytest.fail) == pytest.approx(expected, rel=1e-5)
-    assert math.isnan(newest_mismatch([group_of(stale, truncated, environment)], pytest.fail))
+    scored = partly.replace(proximal_logps=np.float32([-1.2, -9.0, -0.5]))
+    assert newest_mismatch(Batch((group_of(scored),)), pytest.fail) == pytest.approx(expected, rel=1e-5)
+    assert math.isnan(newest_mismatch(Batch((group_of(stale, truncated, environment),)), pytest.fail))
 
 
 @pytest.mark.slow
@@ -305,7 +306,7 @@ class Noisy(NativeEngine):
     def off(self, completion):
         sample = completion.sample
         logps = np.minimum(sample.logps + np.where(sample.token_ids % 2, 0.3, -0.3), 0)
-        return dataclasses.replace(completion, sample=dataclasses.replace(sample, logps=logps))
+        return dataclasses.replace(completion, sample=sample.replace(logps=logps))
 """
 
 

@@ -172,7 +172,7 @@ def test_out_of_memory_in_a_loss_halves_the_micro_batch(tmp_path):
 def test_advantages_of_ones_own_take_the_place_of_the_groups(tmp_path):
     spec = own(tmp_path, "def f(rewards, mask):\n    f.seen = rewards, mask\n    return rewards * 2")
     batch = make_batch([GROUP], config(**{"algo.advantage": spec, "algo.normalize": "none"}))
-    assert [s.advantages[0] for s in batch[0].samples] == pytest.approx([2.0, 1.0, -2.0, -4.0])
+    assert [s["advantages"][0] for s in batch.groups[0].samples] == pytest.approx([2.0, 1.0, -2.0, -4.0])
 
 
 def test_advantages_get_the_settings_that_they_have_parameters_for(tmp_path):
@@ -184,9 +184,7 @@ def test_advantages_get_the_settings_that_they_have_parameters_for(tmp_path):
     seen = estimate._function.seen
     assert (seen["eps"], seen["rest"]) == (0.5, {"normalize": "group", "ddof": 0})
     batch = make_batch([GROUP], config(**{"algo.advantage": spec}))
-    shown = [
-        (len(s.response_ids), s.advantages[0] / r) for s, r in zip(batch[0].samples, batch[0].rewards, strict=True)
-    ]
+    shown = [(len(s.token_ids), s["advantages"][0] / s.scalars["reward"]) for s in batch.samples]
     assert all(length == pytest.approx(factor) for length, factor in shown)
 
 

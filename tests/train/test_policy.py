@@ -2,21 +2,19 @@
 
 import math
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support import small_model, tokenizer
+from support import small_model, tokenizer, train_sample
 
 from dapo_rl.algo import dapo_policy_loss, reference
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.forward import response_logps
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import TrainSample
 
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -40,10 +38,10 @@ def samples_for(model, seed=0, count=6, masked=(), drift=0.3):
     """Random samples in groups of two, with old log-probabilities a random bit away from the policy's."""
     rng = np.random.default_rng(seed)
     raw = [
-        TrainSample(
+        train_sample(
             prompt_ids=tuple(rng.integers(3, 250, rng.integers(2, 7)).tolist()),
-            response_ids=tuple(rng.integers(3, 250, rng.integers(1, 9)).tolist()),
-            old_logps=0.0,
+            token_ids=tuple(rng.integers(3, 250, rng.integers(1, 9)).tolist()),
+            logps=0.0,
             advantages=float(rng.normal()),
             group=i // 2,
             in_loss=i not in masked,
@@ -52,7 +50,7 @@ def samples_for(model, seed=0, count=6, masked=(), drift=0.3):
     ]
     logps = make_policy(model).score(raw)
     old = [[p + rng.normal(0, drift) for p in lp.tolist()] for lp in logps]
-    return [replace(sample, old_logps=o) for sample, o in zip(raw, old, strict=True)]
+    return [sample.replace(logps=o) for sample, o in zip(raw, old, strict=True)]
 
 
 def gradient(policy, samples):
@@ -76,17 +74,17 @@ def test_loss_and_metrics_equal_the_reference(aggregation):
     """The number that the update reports is NumPy's, from each sample's log-probabilities computed by itself."""
     model = small_model()
     samples = samples_for(model, masked=(2,))
-    width = max(len(s.response_ids) for s in samples)
+    width = max(len(s.token_ids) for s in samples)
 
     def matrix(rows):
         return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
 
     new = matrix([make_policy(model).score([s])[0] for s in samples])
-    old = matrix([s.old_logps for s in samples])
-    mask = np.array([[s.in_loss and t < len(s.response_ids) for t in range(width)] for s in samples])
+    old = matrix([s.logps for s in samples])
+    mask = np.array([[s.loss_mask.any() and t < len(s.token_ids) for t in range(width)] for s in samples])
     tokens = mask.sum(1)
     group_tokens = [sum(tokens[j] for j, o in enumerate(samples) if o.group == s.group) for s in samples]
-    advantages = [float(s.advantages[0]) for s in samples]
+    advantages = [float(s["advantages"][0]) for s in samples]
     metrics = make_policy(model, 40, aggregation=aggregation).update(samples, lr=0.0).metrics
     expected = reference.dapo_policy_loss(
         new, old, advantages, mask, aggregation=aggregation, group_tokens=group_tokens, norm_length=20
@@ -106,7 +104,7 @@ def test_loss_and_metrics_equal_the_reference(aggregation):
 def test_trap_4_a_masked_sample_changes_nothing():
     model = small_model()
     samples = samples_for(model, masked=(3,))
-    without = [s for s in samples if s.in_loss]
+    without = [s for s in samples if s.loss_mask.any()]
     for aggregation in AGGREGATIONS:
         policy = make_policy(model, aggregation=aggregation)
         torch.testing.assert_close(gradient(policy, samples), gradient(policy, without), atol=1e-6, rtol=1e-5)
@@ -118,7 +116,7 @@ def test_a_mini_batch_with_everything_masked_leaves_the_weights_alone():
     policy = make_policy(model)
     samples = samples_for(model, masked=range(6))
     update = policy.update(samples, lr=1e-2)
-    assert (update.metrics, set(update.seen)) == ({}, {None})
+    assert (update.metrics, set(update.columns)) == ({}, {None})
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
@@ -129,7 +127,7 @@ def test_an_update_raises_the_probability_of_what_was_good():
     before = [sum(lp) for lp in policy.score(samples)]
     metrics = policy.update(samples, lr=1e-3).metrics
     after = [sum(lp) for lp in policy.score(samples)]
-    gain = sum((a - b) * s.advantages[0] for a, b, s in zip(after, before, samples, strict=True))
+    gain = sum((a - b) * s["advantages"][0] for a, b, s in zip(after, before, samples, strict=True))
     assert gain > 0
     assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-5)
     assert metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
@@ -139,18 +137,18 @@ def test_the_mismatch_of_engine_and_trainer_counts_the_tokens_of_the_current_wei
     """A sample that was carried over has tokens of two versions."""
     model = small_model()
     samples = samples_for(model, drift=0.0)
-    half = [np.arange(len(sample.response_ids)) >= len(sample.response_ids) // 2 for sample in samples]
-    stale = [np.where(new, s.old_logps, s.old_logps - 0.5) for s, new in zip(samples, half, strict=True)]
-    carried = [replace(s, old_logps=logps, fresh=new) for s, logps, new in zip(samples, stale, half, strict=True)]
+    half = [np.arange(len(sample.token_ids)) >= len(sample.token_ids) // 2 for sample in samples]
+    stale = [np.where(new, s.logps, s.logps - 0.5) for s, new in zip(samples, half, strict=True)]
+    carried = [s.replace(logps=logps, fresh=new) for s, logps, new in zip(samples, stale, half, strict=True)]
     assert make_policy(model).update(carried, 0.0).metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
-    whole = [replace(sample, fresh=True) for sample in carried]
+    whole = [sample.replace(fresh=True) for sample in carried]
     assert make_policy(model).update(whole, 0.0).metrics["actor/mismatch_kl"] > 0.01
 
 
 def test_the_mismatch_of_engine_and_trainer_leaves_out_carried_samples():
     model = small_model()
     exact, drifted = samples_for(model, drift=0.0), samples_for(model, seed=1, drift=0.5)
-    carried = [replace(sample, fresh=False, group=9) for sample in drifted]
+    carried = [sample.replace(fresh=False, scalars={"group": 9}) for sample in drifted]
     assert make_policy(model).update([*exact, *carried], 0.0).metrics["actor/mismatch_kl"] == pytest.approx(0, abs=1e-6)
     assert make_policy(model).update([*exact, *drifted], 0.0).metrics["actor/mismatch_kl"] > 0.01
     assert math.isnan(make_policy(model).update(carried, 0.0).metrics["actor/mismatch_kl"])
@@ -170,7 +168,7 @@ def test_kl_to_the_starting_model_pulls_back():
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
-    samples = [replace(sample, advantages=0.0) for sample in samples_for(model, drift=0.0)]
+    samples = [sample.replace(advantages=0.0) for sample in samples_for(model, drift=0.0)]
     metrics = make_policy(model, reference=start, kl_coef=0.5).update(samples, lr=0.0).metrics
     now, then = (make_policy(m).score(samples) for m in (model, start))
     d = np.concatenate(then) - np.concatenate(now)
@@ -187,7 +185,7 @@ def test_divergence_is_met_before_the_weights_are_touched(poison):
     model = small_model()
     before = {n: p.clone() for n, p in model.named_parameters()}
     samples = samples_for(model)
-    samples[0] = replace(samples[0], advantages=poison)
+    samples[0] = samples[0].replace(advantages=poison)
     with pytest.raises(NonFiniteError, match=r"the loss is (nan|-?inf)"):
         make_policy(model).update(samples, lr=1e-2)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
@@ -199,7 +197,7 @@ def test_divergence_is_met_before_the_weights_are_touched(poison):
 def test_packed_and_padded_updates_are_one_update(aggregation, packed):
     """Groups that share their prompts, in one micro-batch or several, against the padded computation of the whole."""
     model = small_model()
-    samples = [replace(s, prompt_ids=(9 + s.group, 7, 5)) for s in samples_for(model, masked=(1,))]
+    samples = [s.replace(prompt_ids=(9 + s.group, 7, 5)) for s in samples_for(model, masked=(1,))]
     train = {"lr": 1e-3, "max_grad_norm": 1e9}
     whole = gradient(make_policy(model, train=train | {"packed": False}, aggregation=aggregation), samples)
     budget = 12 if aggregation != "micro-batch-token-mean" else 10**6
@@ -216,7 +214,7 @@ def test_masked_samples_are_not_computed():
         lambda _module, _args, inputs: seen.append(inputs["input_ids"].numel()), with_kwargs=True
     )
     policy.update(samples, lr=0.0)
-    assert seen == [sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples if s.in_loss)]
+    assert seen == [sum(len(s.prompt_ids) + len(s.token_ids) - 1 for s in samples if s.loss_mask.any())]
 
 
 def test_small_updates_in_bfloat16_reach_float32_weights():
@@ -298,7 +296,7 @@ def ragged(model):
     lengths = [4, 9, 9, 18]
     samples = samples_for(model, count=4)
     return [
-        TrainSample((5 + i, 6, 7), range(20, 20 + n), -5.0, s.advantages[0], s.group)
+        train_sample((5 + i, 6, 7), range(20, 20 + n), -5.0, s["advantages"][0], s.group)
         for i, (s, n) in enumerate(zip(samples, lengths, strict=True))
     ]
 
@@ -328,7 +326,7 @@ def test_gradients_made_before_memory_ran_out_are_dropped():
     """The first micro-batch fits and the second does not: twice the first one's gradient would be wrong."""
     model = small_model()
     last = ragged(model)[3]
-    samples = [*ragged(model)[:3], TrainSample(last.prompt_ids, [20] * 9, -5.0, last.advantages[0], last.group)]
+    samples = [*ragged(model)[:3], train_sample(last.prompt_ids, [20] * 9, -5.0, last["advantages"][0], last.group)]
     whole = gradient(make_policy(model), samples)
     policy = make_policy(model, 26)
     passes = with_memory_for(model, 20)
@@ -339,7 +337,7 @@ def test_gradients_made_before_memory_ran_out_are_dropped():
 def test_a_budget_far_above_the_batch_is_halved_until_the_split_changes():
     model = small_model()
     samples = samples_for(model)
-    total = sum(len(s.prompt_ids) + len(s.response_ids) - 1 for s in samples)
+    total = sum(len(s.prompt_ids) + len(s.token_ids) - 1 for s in samples)
     policy = make_policy(model, 2**17)
     passes = with_memory_for(model, total - 1)
     update = policy.update(samples, lr=0.0)
@@ -379,7 +377,7 @@ def test_a_sample_that_does_not_fit_by_itself_is_one_line(recompute):
 def test_samples_of_single_tokens_do_not_fit_either():
     """Their prompt is computed once whatever the split: a budget of one token is the smallest there is."""
     model = small_model()
-    samples = [TrainSample((5,), (n,), (-5.0,), 1.0, 0) for n in (6, 7)]
+    samples = [train_sample((5,), (n,), (-5.0,), 1.0, 0) for n in (6, 7)]
     policy = make_policy(model)
     with_memory_for(model, 0)
     with pytest.raises(UserError, match="a single sample of 2 tokens does not fit"):
@@ -424,31 +422,31 @@ def test_the_tokens_that_an_update_saw_are_those_of_the_weights_before_it(budget
     policy = make_policy(model, token_budget=budget)
     before = policy.score(samples)
     update = policy.update(samples, lr=1e-3)
-    metrics, tokens = update.metrics, update.seen
-    assert [t is None for t in tokens] == [not s.in_loss for s in samples]
+    metrics, tokens = update.metrics, update.columns
+    assert [t is None for t in tokens] == [not s.loss_mask.any() for s in samples]
     for sample, seen, logps in zip(samples, tokens, before, strict=True):
-        if sample.in_loss:
-            assert seen.logps == pytest.approx(logps, abs=1e-5)
-            assert len(seen.entropies) == len(sample.response_ids)
-    entropies = [e for seen in tokens if seen for e in seen.entropies]
+        if sample.loss_mask.any():
+            assert seen["train_logps"] == pytest.approx(logps, abs=1e-5)
+            assert len(seen["entropies"]) == len(sample.token_ids)
+    entropies = [e for seen in tokens if seen for e in seen["entropies"]]
     assert sum(entropies) / len(entropies) == pytest.approx(metrics["actor/entropy"], abs=1e-5)
 
 
 def test_an_update_tells_which_bound_took_a_tokens_gradient_away():
     """One sample for each: log-ratios far beyond the bounds, and one inside them."""
     model = small_model()
-    plain = [replace(s, advantages=1.0) for s in samples_for(model, count=4, drift=0.0)]
-    low, high = (lambda s: replace(s, old_logps=s.old_logps + 1.0)), (lambda s: replace(s, old_logps=s.old_logps - 2.0))
+    plain = [s.replace(advantages=1.0) for s in samples_for(model, count=4, drift=0.0)]
+    low, high = (lambda s: s.replace(logps=s.logps + 1.0)), (lambda s: s.replace(logps=s.logps - 2.0))
     samples = [
         high(plain[0]),
-        replace(low(plain[1]), advantages=-1.0),
-        replace(high(plain[2]), advantages=-1.0),
+        low(plain[1]).replace(advantages=-1.0),
+        high(plain[2]).replace(advantages=-1.0),
         low(plain[3]),
     ]
     update = make_policy(model, clip_ratio_c=3.0).update(samples, lr=0.0)
-    assert [set(seen.clipped.tolist()) for seen in update.seen] == [{1}, {2}, {3}, {0}]
-    share = [sum(int((seen.clipped == kind).sum()) for seen in update.seen) for kind in (1, 2, 3)]
-    total = sum(len(s.response_ids) for s in samples)
+    assert [set(seen["clipped"].tolist()) for seen in update.columns] == [{1}, {2}, {3}, {0}]
+    share = [sum(int((seen["clipped"] == kind).sum()) for seen in update.columns) for kind in (1, 2, 3)]
+    total = sum(len(s.token_ids) for s in samples)
     assert [update.metrics[f"actor/pg_clipfrac_{name}"] for name in ("high", "low", "lower")] == pytest.approx(
         [count / total for count in share]
     )
@@ -457,9 +455,9 @@ def test_an_update_tells_which_bound_took_a_tokens_gradient_away():
 def test_tokens_that_the_policy_did_not_write_are_read_and_not_trained_on():
     """The gradient is that of the same contexts with the environment's tokens left out of the loss by hand."""
     model = small_model()
-    samples = [s for s in samples_for(model, count=6) if len(s.response_ids) > 2]
-    masks = [[i % 3 != 1 for i in range(len(s.response_ids))] for s in samples]
-    masked = [replace(s, mask=mask) for s, mask in zip(samples, masks, strict=True)]
+    samples = [s for s in samples_for(model, count=6) if len(s.token_ids) > 2]
+    masks = [[i % 3 != 1 for i in range(len(s.token_ids))] for s in samples]
+    masked = [s.replace(mask=mask) for s, mask in zip(samples, masks, strict=True)]
     policy = make_policy(model)
     ours = gradient(policy, masked)
     model.zero_grad()
@@ -467,20 +465,22 @@ def test_tokens_that_the_policy_did_not_write_are_read_and_not_trained_on():
     for sample, mask in zip(samples, masks, strict=True):
         stats = response_logps(model, [sample], 1.0, 0)
         loss = dapo_policy_loss(
-            stats.logps, torch.tensor(sample.old_logps)[None], torch.tensor(sample.advantages)[None],
+            stats.logps, torch.tensor(sample.logps)[None], torch.tensor(sample["advantages"])[None],
             torch.tensor([mask]), denominator=written,
         )  # fmt: skip
         loss.backward()
     theirs = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
-    assert [len(seen.logps) for seen in policy.update(masked, 0.0).seen] == [len(s.response_ids) for s in samples]
+    assert [len(seen["train_logps"]) for seen in policy.update(masked, 0.0).columns] == [
+        len(s.token_ids) for s in samples
+    ]
 
 
 def test_each_token_can_have_an_advantage_of_its_own():
     model = small_model()
-    (sample,) = [s for s in samples_for(model, count=6, drift=0.0) if len(s.response_ids) > 2][:1]
-    weights = np.linspace(-1, 1, len(sample.response_ids))
-    metrics = make_policy(model).update([replace(sample, advantages=weights)], lr=0.0).metrics
+    (sample,) = [s for s in samples_for(model, count=6, drift=0.0) if len(s.token_ids) > 2][:1]
+    weights = np.linspace(-1, 1, len(sample.token_ids))
+    metrics = make_policy(model).update([sample.replace(advantages=weights)], lr=0.0).metrics
     assert metrics["actor/pg_loss"] == pytest.approx(-weights.mean(), abs=1e-6)
 
 

@@ -166,12 +166,18 @@ def decoded_bytes(data: Any) -> int:
 def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
     """The columns of a table that fits in memory. Raises a UserError if the file is damaged or too large."""
     try:
-        with path.open("rb") as opened, open_parquet(opened) as file:
-            check_size(opened, file, columns)
-            limit, parts = SizeLimit(opened), [file.schema_arrow.empty_table().select(columns)]
-            for number in range(file.metadata.num_row_groups):
-                parts.append(file.read_row_group(number, columns=list(columns), use_threads=False))
-                limit.count(decoded_bytes(parts[-1]))
-            return pa.concat_tables([written_out(part) for part in parts])
+        return read_parquet(path, columns)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise UserError(f"{path}: cannot be read as parquet: {one_line(error)}") from None
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """A table that fits in memory, all its columns by default."""
+    with path.open("rb") as opened, open_parquet(opened) as file:
+        check_size(opened, file, columns)
+        names = list(file.schema_arrow.names if columns is None else columns)
+        limit, parts = SizeLimit(opened), [file.schema_arrow.empty_table().select(names)]
+        for number in range(file.metadata.num_row_groups):
+            parts.append(file.read_row_group(number, columns=names, use_threads=False))
+            limit.count(decoded_bytes(parts[-1]))
+        return pa.concat_tables([written_out(part) for part in parts])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 
-def deal(samples: Sequence[TrainSample], ranks: int) -> list[list[int]]:
+def deal(samples: Sequence[Trajectory], ranks: int) -> list[list[int]]:
     """The indices of each rank's samples, in order, with about equal numbers of tokens.
 
     Samples of one prompt stay together, because their prompt is computed once. They are split only where together they
@@ -24,7 +24,7 @@ def deal(samples: Sequence[TrainSample], ranks: int) -> list[list[int]]:
     return [sorted(indices) for indices in dealt]
 
 
-def _parts(samples: Sequence[TrainSample], ranks: int) -> list[list[int]]:
+def _parts(samples: Sequence[Trajectory], ranks: int) -> list[list[int]]:
     """Samples of one prompt, as long as they are within a fair share."""
     prompts: dict[bytes, list[int]] = {}
     for i, sample in enumerate(samples):
@@ -42,6 +42,6 @@ def _parts(samples: Sequence[TrainSample], ranks: int) -> list[list[int]]:
     return parts
 
 
-def _tokens(samples: Sequence[TrainSample], part: Sequence[int]) -> int:
+def _tokens(samples: Sequence[Trajectory], part: Sequence[int]) -> int:
     """Tokens to compute for samples that share a prompt."""
-    return len(samples[part[0]].prompt_ids) + sum(len(samples[i].response_ids) for i in part)
+    return len(samples[part[0]].prompt_ids) + sum(len(samples[i].token_ids) for i in part)

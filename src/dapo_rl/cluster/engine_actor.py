@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from dapo_rl.cluster.lent_weights import BorrowedWeights, BrokenOffError, borrow, memory_of
-from dapo_rl.cluster.packing import Done, PackedSamples
 from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
+from dapo_rl.codec import from_arrow, to_arrow
 from dapo_rl.engines.protocol import Completion, Engine, Request, preempted_samples, rest_engine
 from dapo_rl.errors import NonFiniteError, UserError
 
@@ -64,12 +65,35 @@ _KINDS: dict[str, type[Exception]] = {
 }
 
 
+Done = tuple[int, Completion]
+"""A finished sample with the number of its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Finished samples on their way from an engine to the driver."""
+
+    names: list[tuple[int, str, int]]
+    """Of each sample: the number of its order, the id of its request, and its index."""
+    samples: pa.RecordBatch
+
+    @classmethod
+    def of(cls, done: Sequence[Done]) -> Finished:
+        names = [(number, completion.request_id, completion.index) for number, completion in done]
+        return cls(names, to_arrow([completion.sample for _, completion in done]))
+
+    def unpack(self) -> list[Done]:
+        """The samples, with memory of their own: the arrays are in Ray's object store."""
+        samples = zip(self.names, from_arrow(self.samples), strict=True)
+        return [(number, Completion(name, index, sample)) for (number, name, index), sample in samples]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine tells the driver."""
 
-    done: PackedSamples = field(default_factory=lambda: PackedSamples.of([]))
-    """Finished samples that no earlier report has."""
+    finished: Finished = field(default_factory=lambda: Finished.of([]))
+    """Samples that no earlier report has."""
     stuck_s: float = 0.0
     """For how long the engine has not returned."""
     tokens: int = 0
@@ -253,7 +277,7 @@ class EngineActor:
     def _report(self) -> EngineReport:
         done, self._done = self._done, []
         return EngineReport(
-            PackedSamples.of(done),
+            Finished.of(done),
             stuck_s=time.monotonic() - self._beat,
             tokens=self._tokens,
             busy_s=self._busy_s,

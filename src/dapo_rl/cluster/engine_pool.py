@@ -277,7 +277,7 @@ class EnginePool:
 
     def _take(self, replica: EngineReplica, report: EngineReport) -> None:
         replica.note(report)
-        for number, completion in report.done.unpack():
+        for number, completion in report.finished.unpack():
             order = replica.orders.get(number)
             if order is None or completion.index not in order.missing:
                 continue  # it was cancelled

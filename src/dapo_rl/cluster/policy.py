@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -16,9 +16,10 @@ from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
 from dapo_rl.cluster.deal import deal
 from dapo_rl.cluster.lent_weights import Borrowers
 from dapo_rl.cluster.sent_weights import Address, WeightLayout
+from dapo_rl.codec import Shipment
 from dapo_rl.models.stored import done_now
 from dapo_rl.train.memory import MemoryPlan
-from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
+from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 PATIENCE = 10
 """Reading and writing of shards may go without progress this many times longer than computation."""
@@ -65,25 +66,25 @@ class RankedLearner:
     def _ranks(self) -> Ranks:
         raise NotImplementedError
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """One number per response token: its log-probability, or the value of the state before it."""
         return self._scored("score", samples)
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         """One optimizer step on all ranks."""
-        seen: list[SeenTokens | None] = [None] * len(samples)
+        columns: list[Mapping[str, Array] | None] = [None] * len(samples)
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         if not places:
-            return Update({}, tuple(seen))
+            return Update({}, tuple(columns))
         trained = [samples[i] for i in places]
         dealt = deal(trained, self._ranks.world_size)
         self._note_tokens([sum(trained[i].trained_tokens for i in indices) for indices in dealt])
         updates: list[Update] = self._on_shares("update", trained, dealt, lr)
         for indices, update in zip(dealt, updates, strict=True):
-            for i, of_sample in zip(indices, update.seen, strict=True):
-                seen[places[i]] = of_sample
+            for i, of_sample in zip(indices, update.columns, strict=True):
+                columns[places[i]] = of_sample
         notes = dict.fromkeys(note for update in updates for note in update.notes)
-        return Update(updates[0].metrics, tuple(seen), tuple(notes))
+        return Update(updates[0].metrics, tuple(columns), tuple(notes))
 
     def rest(self) -> None:
         self._call("rest")
@@ -117,7 +118,7 @@ class RankedLearner:
     def _note_tokens(self, of_ranks: Sequence[int]) -> None:
         """Told the tokens that each rank is about to train on."""
 
-    def _scored(self, method: str, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def _scored(self, method: str, samples: Sequence[Trajectory]) -> list[FloatArray]:
         if not samples:
             return []
         dealt = deal(samples, self._ranks.world_size)
@@ -127,9 +128,9 @@ class RankedLearner:
         return [scores[i] for i in range(len(samples))]
 
     def _on_shares(
-        self, method: str, samples: Sequence[TrainSample], dealt: Sequence[Sequence[int]], *more: Any
+        self, method: str, samples: Sequence[Trajectory], dealt: Sequence[Sequence[int]], *more: Any
     ) -> list[Any]:
-        return self._call(method, [([samples[i] for i in indices], *more) for indices in dealt])
+        return self._call(method, [(Shipment(samples[i] for i in indices), *more) for indices in dealt])
 
 
 class RankedPolicy(RankedLearner):
@@ -160,7 +161,7 @@ class RankedPolicy(RankedLearner):
         plan: MemoryPlan = self._ranks.call("planned")[0]
         return plan
 
-    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The log-probability of each response token under the reference policy."""
         return self._scored("score_reference", samples)
 

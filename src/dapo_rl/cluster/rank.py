@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -44,11 +43,11 @@ from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import FloatArray, TrainSample, Update
+from dapo_rl.types import FloatArray, Trajectory, Update
 
 T = TypeVar("T")
 
-NOBODY = TrainSample(np.zeros(1, np.int32), np.zeros(1, np.int32), 0.0, 0.0, group=-1, in_loss=False, mask=False)  # type: ignore[arg-type]
+NOBODY = Trajectory([0], mask=False, prompt_ids=[0], advantages=0.0, scalars={"group": -1})
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 
 
@@ -148,7 +147,7 @@ class RankLearner(Learner[Stats]):
         more: dict[str, Any] = {"offload": self._offload, "anyone": lambda here: any(self._gather(here))}
         return {"mesh": self._mesh, "device": place.device, **more}
 
-    def _count(self, samples: Sequence[TrainSample]) -> Counts:
+    def _count(self, samples: Sequence[Trajectory]) -> Counts:
         return Counts.over(self._gather(super()._count(samples)))
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
@@ -165,7 +164,7 @@ class RankLearner(Learner[Stats]):
             super()._step()
 
     def _in_micro_batches(
-        self, samples: Sequence[TrainSample], compute: Callable[[Sequence[TrainSample], int], T]
+        self, samples: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory], int], T]
     ) -> list[tuple[list[int], T]]:
         """As many micro-batches on each rank as on the rank with the most. `compute` is told their number on all.
 
@@ -197,7 +196,7 @@ class RankLearner(Learner[Stats]):
                 raise UserError(problem)
             self._lower_budget(samples, sum(numbers))
 
-    def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
+    def _lower_budget(self, samples: Sequence[Trajectory], count: int) -> None:
         """Halves the budget until the samples of all ranks need more than `count` micro-batches."""
         before = self._token_budget
         while sum(self._gather(len(self._micro_batches(samples)))) <= count and self._token_budget > 1:
@@ -262,15 +261,15 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
         """What it keeps in GPU memory."""
         return self.plan
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         with self._timed():
             return super().score(samples)
 
-    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         with self._timed():
             return super().score_reference(samples)
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         with self._timed():
             return super().update(samples, lr)
 
@@ -401,11 +400,11 @@ class RankCritic(RankLearner[TokenValues], HFCritic):
 
     shards = "critic"
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         with self._timed():
             return super().score(samples)
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         with self._timed():
             return super().update(samples, lr)
 

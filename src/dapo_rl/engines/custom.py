@@ -12,7 +12,7 @@ from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import FinishReason, Sample
+from dapo_rl.types import FinishReason, Trajectory
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
 ROUNDING = 1e-3
@@ -98,7 +98,7 @@ class CustomEngine:
 
     def _fault(self, sample: Any, request: Request) -> str | None:
         """What is wrong with a sample. `Sample` itself makes sure that its arrays have one length."""
-        if not isinstance(sample, Sample):
+        if not isinstance(sample, Trajectory):
             return f"a {type(sample).__name__} instead of a Sample"
         length, limit = len(sample.token_ids), request.params.max_new_tokens
         if not 0 < length <= limit:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, uniforms
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import FinishReason, FloatArray, IntArray, Sample
+from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 
 
 class HFEngine:
@@ -74,7 +74,7 @@ class HFEngine:
         return taken
 
     @torch.no_grad()
-    def _generate(self, rows: list[tuple[Request, Begun]]) -> list[Sample]:
+    def _generate(self, rows: list[tuple[Request, Trajectory]]) -> list[Trajectory]:
         params = rows[0][0].params
         device = next(self._model.parameters()).device
         contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in rows]
@@ -116,12 +116,12 @@ class HFEngine:
     def _sample(
         self,
         request: Request,
-        begun: Begun,
+        begun: Trajectory,
         tokens: IntArray,
         logps: FloatArray,
         stopped_at: int | None,
         stop_ids: frozenset[int],
-    ) -> Sample:
+    ) -> Trajectory:
         limit = request.params_of(begun.index).max_new_tokens - len(begun.token_ids)
         stops = np.flatnonzero(np.isin(tokens[:limit], list(stop_ids)))
         ends: list[tuple[int, FinishReason]] = [(int(stops[0]) + 1, "stop")] if len(stops) else []
@@ -132,9 +132,9 @@ class HFEngine:
         return make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids)
 
 
-def _rows(request: Request) -> list[tuple[Request, Begun]]:
+def _rows(request: Request) -> list[tuple[Request, Trajectory]]:
     """A request's samples, each with its tokens so far."""
-    new = [Begun.nothing(index) for index in request.starting]
+    new = [Trajectory.nothing(index) for index in request.starting]
     return [(request, begun) for begun in [*request.begun, *new]]
 
 
@@ -155,7 +155,7 @@ class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
 class _StopStrings(StoppingCriteria):  # type: ignore[misc]
     """Ends a row at the token that completes a stop string, and records where."""
 
-    def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Begun], width: int) -> None:
+    def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Trajectory], width: int) -> None:
         self._width = width
         shared = StopStrings(tokenizer, strings) if strings else None
         self._searches = [StopSearch(shared) for _ in begun] if shared else []

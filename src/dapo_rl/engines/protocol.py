@@ -10,7 +10,7 @@ import numpy as np
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import BoolArray, FloatArray, IntArray, Record, Sample
+from dapo_rl.types import IntArray, Record, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +46,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Begun(Record):
-    """A partial sample: the tokens that an engine has generated so far, or earlier turns."""
-
-    index: int
-    """Its index in the request."""
-    token_ids: IntArray
-    logps: FloatArray
-    versions: IntArray
-    mask: BoolArray = True  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self._set_arrays(token_ids=np.int32, logps=np.float32, versions=np.int32, mask=np.bool_)
-
-    @classmethod
-    def nothing(cls, index: int) -> Begun:
-        """A sample without tokens."""
-        return cls(index, np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
-
-    def then(self, token_ids: IntArray, logps: FloatArray, version: int) -> Begun:
-        """A copy with more policy tokens appended."""
-        more = len(token_ids)
-        return Begun(
-            self.index,
-            np.concatenate([self.token_ids, token_ids]),
-            np.concatenate([self.logps, logps]),
-            np.concatenate([self.versions, np.full(more, version, np.int32)]),
-            np.concatenate([self.mask, np.ones(more, np.bool_)]),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Request(Record):
     """A group of `count` samples of one prompt, or the unfinished ones among them."""
 
@@ -87,7 +56,7 @@ class Request(Record):
     """`max_new_tokens` limits the whole response, including tokens generated earlier."""
     seed: int
     """Determines every random number of the group, together with the sample's index and the token's position."""
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[Trajectory, ...] = ()
     """Partial samples to continue."""
     new: tuple[int, ...] | None = None
     """Indices of the samples to generate from their first token; all by default."""
@@ -95,7 +64,7 @@ class Request(Record):
     """`max_new_tokens` of each sample, at most that of `params`; for benchmarks."""
 
     def __post_init__(self) -> None:
-        self._set_arrays(prompt_ids=np.int32)
+        object.__setattr__(self, "prompt_ids", np.asarray(self.prompt_ids, np.int32))
         if self.new is None:
             object.__setattr__(self, "new", tuple(range(self.count)))
         if len({*self.indices}) < self.samples or not all(0 <= index < self.count for index in self.indices):
@@ -128,7 +97,7 @@ class Request(Record):
         """The parameters of one of its samples."""
         return self.params if self.limits is None else replace(self.params, max_new_tokens=self.limits[index])
 
-    def left(self, written: Iterable[Begun]) -> Request:
+    def left(self, written: Iterable[Trajectory]) -> Request:
         """The remaining request: samples with tokens continue, those without start."""
         written = list(written)
         return replace(
@@ -140,7 +109,7 @@ class Request(Record):
     @property
     def tokens(self) -> int:
         """Tokens generated so far."""
-        return sum(len(sample.token_ids) for sample in self.begun)
+        return sum(sample.written for sample in self.begun)
 
     @property
     def longest(self) -> int:
@@ -153,7 +122,7 @@ class Completion:
     request_id: str
     index: int
     """The sample's index in the request."""
-    sample: Sample
+    sample: Trajectory
 
 
 class Engine(Protocol):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.engines.protocol import Begun
-from dapo_rl.types import FinishReason, IntArray, Sample
+from dapo_rl.types import FinishReason, IntArray, Trajectory
 
 MARGIN = 8
 """Tokens that are decoded before the first that can belong to a stop string: what stands at the start of a text can be
@@ -104,16 +103,10 @@ class StopSearch:
 
 
 def make_sample(
-    tokenizer: Any, written: Begun, end: int, finish_reason: FinishReason, stop_ids: frozenset[int]
-) -> Sample:
+    tokenizer: Any, written: Trajectory, end: int, finish_reason: FinishReason, stop_ids: frozenset[int]
+) -> Trajectory:
     """A finished response of `end` tokens. They include the end-of-sequence token; the text does not."""
     token_ids = written.token_ids[:end]
     in_text = token_ids[:-1] if finish_reason == "stop" and int(token_ids[-1]) in stop_ids else token_ids
-    return Sample(
-        token_ids=token_ids,
-        logps=written.logps[:end],
-        text=tokenizer.decode(in_text, skip_special_tokens=True),
-        finish_reason=finish_reason,
-        versions=written.versions[:end],
-        mask=written.mask[:end],
-    )
+    text = tokenizer.decode(in_text, skip_special_tokens=True)
+    return written.until(end).replace(text=text, finish_reason=finish_reason)

@@ -17,13 +17,13 @@ import torch
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import save_model
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
-from dapo_rl.types import FinishReason, FloatArray, IntArray
+from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 
 
 class VLLMEngine:
@@ -53,7 +53,7 @@ class VLLMEngine:
         self._asleep = False
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
-        self._running: dict[str, tuple[Request, Begun]] = {}
+        self._running: dict[str, tuple[Request, Trajectory]] = {}
         """By vLLM's request id: the request, and the partial sample submitted to vLLM."""
         self._submitted = 0
         # vLLM reads the model from a directory, and reads the tokenizer again later.
@@ -91,7 +91,7 @@ class VLLMEngine:
         if self._resting is not None:
             self._resting.append(request)
             return
-        for begun in (*request.begun, *(Begun.nothing(index) for index in request.starting)):
+        for begun in (*request.begun, *(Trajectory.nothing(index) for index in request.starting)):
             self._submitted += 1
             name = f"{self._submitted}:{request.id}:{begun.index}"
             ids = np.concatenate([request.prompt_ids, begun.token_ids]).tolist()
@@ -145,7 +145,7 @@ class VLLMEngine:
             unfinished, self._resting = self._resting, []
             return unfinished
         requests: dict[str, Request] = {}
-        written: dict[str, list[Begun]] = {}
+        written: dict[str, list[Trajectory]] = {}
         for name, (request, _) in self._running.items():
             requests.setdefault(request.id, request)
             written.setdefault(request.id, []).append(self._written(name))
@@ -163,7 +163,7 @@ class VLLMEngine:
         for name in names:
             del self._running[name]
 
-    def _params(self, request: Request, begun: Begun) -> Any:
+    def _params(self, request: Request, begun: Trajectory) -> Any:
         params, had = request.params_of(begun.index), len(begun.token_ids)
         # vLLM restarts its random numbers with each request.
         seed = derive_seed(request.seed, begun.index, *([had] if had else []))
@@ -200,7 +200,7 @@ class VLLMEngine:
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)
         return Completion(request.id, begun.index, sample)
 
-    def _written(self, name: str) -> Begun:
+    def _written(self, name: str) -> Trajectory:
         """A running sample with its tokens so far, read from vLLM's internal state: there is no public API for it."""
         _, begun = self._running[name]
         processor = self._engine.output_processor

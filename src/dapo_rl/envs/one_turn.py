@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dapo_rl.types import Prompt, Sample, Verdict, Verifier
+from dapo_rl.types import Prompt, Trajectory, Verdict, Verifier
 
 
 class OneTurn:
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
 
-    def step(self, prompt: Prompt, turns: Sequence[Sample]) -> Verdict:
+    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Verdict:
         if len(turns) != 1:
             raise ValueError(f"a verifier judges one turn, not {len(turns)}")
         return self._verifier(prompt, turns)[0]

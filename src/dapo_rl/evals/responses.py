@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside, remove_leftovers
 from dapo_rl.base.parquet import read_columns
 from dapo_rl.base.unicode import as_unicode
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 SAMPLES_PER_PART = 128
 
@@ -46,7 +46,7 @@ class Judged:
 
     index: int
     prompt: Prompt
-    samples: Sequence[Sample]
+    samples: Sequence[Trajectory]
     verdicts: Sequence[Verdict]
     votes: Sequence[str | None]
 

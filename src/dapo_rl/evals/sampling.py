@@ -9,7 +9,7 @@ from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.rollout.flights import poll_engine
 from dapo_rl.rollout.verdicts import check_nothing, submit
-from dapo_rl.types import Pending, Prompt, Sample, Verifier
+from dapo_rl.types import Pending, Prompt, Trajectory, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Answered:
     """A problem with all of its samples, in the order of their indices."""
 
     index: int
-    samples: tuple[Sample, ...]
+    samples: tuple[Trajectory, ...]
     verdicts: Pending
     """They are computed while the engine goes on."""
 
@@ -39,7 +39,7 @@ def answer(
     of a second; it raises to end this.
     """
     wanted = range(len(prompts)) if indices is None else indices
-    finished: dict[int, dict[int, Sample]] = {i: {} for i in wanted}
+    finished: dict[int, dict[int, Trajectory]] = {i: {} for i in wanted}
     for i in wanted:
         own_seed = derive_seed(seed, "eval", prompts[i].id)
         engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))

@@ -12,7 +12,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
 from dapo_rl.rewards.answers.evaluate import load
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 PROBLEM_S = 60.0
 """Time limit for all comparisons of a problem."""
@@ -26,7 +26,7 @@ class Voting:
         is_math = settings.verifiers[0].verifier == "math"
         self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
 
-    def votes(self, prompt: Prompt, samples: Sequence[Sample], verdicts: Sequence[Verdict]) -> list[str | None]:
+    def votes(self, prompt: Prompt, samples: Sequence[Trajectory], verdicts: Sequence[Verdict]) -> list[str | None]:
         """The answer that each sample counts towards; None if it gave none or the verifier failed on it.
 
         For mathematics, all right answers are equal, and wrong ones are equal if the verifier's comparison says so.
@@ -47,7 +47,7 @@ class Voting:
     def _names(self, prompt: Prompt, answers: Sequence[str]) -> list[str]:
         if self._pool is None or len(set(answers)) < 2:
             return list(answers)
-        asked = self._pool(prompt, [Sample.of_text(answer) for answer in answers])
+        asked = self._pool(prompt, [Trajectory.of_text(answer) for answer in answers])
         return [a if v.answer is None else v.answer for a, v in zip(answers, asked, strict=True)]
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class _SameAnswers:
     def warm_up(self) -> None:
         load()
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [Verdict(0.0, False, "wrong", name) for name in same_answers([sample.text for sample in samples])]
 
 
@@ -98,7 +98,7 @@ def _decided(equal: Callable[[str, str], bool], given: str, other: str) -> bool:
         return False
 
 
-def _text_vote(sample: Sample, verdict: Verdict) -> str | None:
+def _text_vote(sample: Trajectory, verdict: Verdict) -> str | None:
     if verdict.failed:
         return None
     return verdict.answer or extract_answer(sample.text) or sample.text.strip() or None

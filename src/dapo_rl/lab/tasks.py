@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 SLIPS = (-2, -1, 1, 2)
 NOISE = 0.5
@@ -19,7 +19,7 @@ NOISE = 0.5
 _RESULT = re.compile(r"=(-?\d{1,9})\s*$")
 
 
-def secret_slip(prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+def secret_slip(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
     """Correct is the result that the problem's secret slip makes of the sum, as in `3+8=12`.
 
     The reward is 1 for it, 0 for the sum itself and −1 for anything else; but for half of the samples a coin chooses

@@ -50,7 +50,7 @@ class DryAnswer:
     length_penalty: float
     reward: float
     """The score plus the length penalty, which is 0 or negative."""
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     tokens: int
     detail: str
     """Why the verifier failed, if it did."""

@@ -16,7 +16,7 @@ from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.get import PRETRAINED
 from dapo_rl.rewards.answers import has_other_forms
 from dapo_rl.rewards.math_rule import final_answer
-from dapo_rl.types import Group, Sample, Verdict
+from dapo_rl.types import Group, Trajectory, Verdict
 
 Level = Literal["error", "warning", "note"]
 """`dapo train` would stop; it would waste its time; it may be as intended."""
@@ -65,7 +65,7 @@ class Facts:
     """Prompts that are chat messages in the data."""
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[Trajectory]:
         return [sample for group in self.groups for sample in group.samples]
 
     @property

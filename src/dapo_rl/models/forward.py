@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.objectives.kl import entropy_from_logits
-from dapo_rl.types import IntArray, TrainSample
+from dapo_rl.types import IntArray, Trajectory
 
 
 class TokenStats(NamedTuple):
@@ -26,7 +26,7 @@ class TokenStats(NamedTuple):
 
 
 def response_logps(
-    model: Any, samples: Sequence[TrainSample], temperature: float, pad_id: int, device: torch.device | None = None
+    model: Any, samples: Sequence[Trajectory], temperature: float, pad_id: int, device: torch.device | None = None
 ) -> TokenStats:
     """Log-probabilities of the responses under the model at a temperature; it computes on the device of its weights
     unless another is given."""
@@ -42,12 +42,10 @@ def response_logps(
     return TokenStats(logps_BR, entropy_BR, mask_BR)
 
 
-def padded_inputs(
-    samples: Sequence[TrainSample], pad_id: int, device: torch.device
-) -> tuple[dict[str, Tensor], Tensor]:
+def padded_inputs(samples: Sequence[Trajectory], pad_id: int, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
     """A model's arguments for samples, and the mask of their response tokens, which are the last columns."""
     prompts_BP, prompt_mask_BP = pad([s.prompt_ids for s in samples], pad_id, side="left")
-    tokens_BR, mask_BR = pad([s.response_ids for s in samples], pad_id, side="right")
+    tokens_BR, mask_BR = pad([s.token_ids for s in samples], pad_id, side="right")
     attention_mask = torch.cat([prompt_mask_BP, mask_BR], dim=1).long().to(device)
     inputs = {
         "input_ids": torch.cat([prompts_BP, tokens_BR], dim=1).to(device),

@@ -24,7 +24,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
 from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.response_pass import ResponsePass
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 _ADAPTER = "default"
 _MAGNITUDE = "lora_magnitude_vector"
@@ -259,7 +259,7 @@ class WithoutAdapter:
         self._forward = forward
 
     @contextmanager
-    def compute(self, samples: Sequence[TrainSample]) -> Iterator[TokenStats]:
+    def compute(self, samples: Sequence[Trajectory]) -> Iterator[TokenStats]:
         for layer in self._layers:
             layer.enable_adapters(False)
         try:

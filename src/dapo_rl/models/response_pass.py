@@ -20,7 +20,7 @@ from dapo_rl.models.packed import Packed, pack
 from dapo_rl.models.products import quick_products
 from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.models.transfer import to_device
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 if TYPE_CHECKING:
     from dapo_rl.models.fused.modules import TrainingFusion
@@ -56,7 +56,7 @@ class ResponsePass(ABC, Generic[Stats]):
         self.packed = packed and self.note is None
 
     @contextmanager
-    def compute(self, samples: Sequence[TrainSample]) -> Iterator[Stats]:
+    def compute(self, samples: Sequence[Trajectory]) -> Iterator[Stats]:
         """The results for the samples. Run the backward pass inside, since it may recompute layers."""
         device = self.device
         # autocast's cache would hold copies of all weights until the end of the forward pass. Autograd keeps the same
@@ -67,7 +67,7 @@ class ResponsePass(ABC, Generic[Stats]):
         # Recomputing wraps the forward pass of each layer, so that it comes after what replaces it.
         with quick_products(device, self._dtype), self._fused_modules(), recompute:
             if self.packed:
-                row, predictors = pack([(s.prompt_ids, s.response_ids) for s in samples], device)
+                row, predictors = pack([(s.prompt_ids, s.token_ids) for s in samples], device)
                 with attending(self._model, row, row.longest):
                     with in_dtype:
                         stats = self._run(lambda: self._packed(row, predictors, samples))
@@ -84,11 +84,11 @@ class ResponsePass(ABC, Generic[Stats]):
         return device
 
     @abstractmethod
-    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[TrainSample]) -> Stats:
+    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> Stats:
         """Computes packed samples, while `row` is the model's attention."""
 
     @abstractmethod
-    def _padded(self, samples: Sequence[TrainSample]) -> Stats: ...
+    def _padded(self, samples: Sequence[Trajectory]) -> Stats: ...
 
     @abstractmethod
     def _why_not_packed(self, longest: int) -> str | None: ...
@@ -141,9 +141,9 @@ def predicting_states(model: Any, row: Packed, predictors: Reads) -> Tensor:
     return states
 
 
-def in_rows(samples: Sequence[TrainSample], *of_tokens: Tensor) -> tuple[Tensor, ...]:
+def in_rows(samples: Sequence[Trajectory], *of_tokens: Tensor) -> tuple[Tensor, ...]:
     """Results of all response tokens, `[T]` each, as one padded row per response; then the mask of the tokens."""
-    lengths = [len(sample.response_ids) for sample in samples]
+    lengths = [len(sample.token_ids) for sample in samples]
     device = of_tokens[0].device
     is_token_BR = np.arange(max(lengths)) < np.asarray(lengths)[:, None]
     mask_BR = to_device(is_token_BR, device)
@@ -152,6 +152,5 @@ def in_rows(samples: Sequence[TrainSample], *of_tokens: Tensor) -> tuple[Tensor,
     return (*(empty.scatter(0, places_T, x).view(mask_BR.shape) for x in of_tokens), mask_BR)
 
 
-def plain_sample(prompt: list[int], response: list[int]) -> TrainSample:
-    nothing = np.zeros(len(response), np.float32)
-    return TrainSample(np.asarray(prompt, np.int32), np.asarray(response, np.int32), nothing, nothing, group=0)
+def plain_sample(prompt: list[int], response: list[int]) -> Trajectory:
+    return Trajectory(response, prompt_ids=prompt)

@@ -15,7 +15,7 @@ from dapo_rl.models.logprobs import token_logps
 from dapo_rl.models.packed import Packed, pack
 from dapo_rl.models.response_pass import ResponsePass, in_rows, plain_sample, predicting_states
 from dapo_rl.models.transfer import to_device
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 _TOLERANCE = 1e-2
 """Well above float32 rounding; a different scale, cap or state changes log-probabilities by more."""
@@ -29,10 +29,10 @@ class ResponseLogps(ResponsePass[TokenStats]):
         self._temperature = temperature
         super().__init__(model, **how)
 
-    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[TrainSample]) -> TokenStats:
+    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> TokenStats:
         return packed_logps(self._model, row, predictors, samples, self._temperature, self._fusion is not None)
 
-    def _padded(self, samples: Sequence[TrainSample]) -> TokenStats:
+    def _padded(self, samples: Sequence[Trajectory]) -> TokenStats:
         return response_logps(self._model, samples, self._temperature, self._pad_id, self.device)
 
     def _why_not_packed(self, longest: int) -> str | None:
@@ -43,13 +43,13 @@ def packed_logps(
     model: Any,
     row: Packed,
     predictors: Reads,
-    samples: Sequence[TrainSample],
+    samples: Sequence[Trajectory],
     temperature: float,
     fused: bool = False,
 ) -> TokenStats:
     """`response_logps` for packed samples; called while `row` is the model's attention."""
     predicting_TH = predicting_states(model, row, predictors)
-    responses = np.concatenate([sample.response_ids for sample in samples])
+    responses = np.concatenate([sample.token_ids for sample in samples])
     targets = to_device(responses.astype(np.int64), predicting_TH.device)
     head = model.get_output_embeddings()
     bias = getattr(head, "bias", None)

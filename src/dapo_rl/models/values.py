@@ -13,7 +13,7 @@ from dapo_rl.models.forward import padded_inputs
 from dapo_rl.models.gather import Reads
 from dapo_rl.models.packed import Packed
 from dapo_rl.models.response_pass import ResponsePass, in_rows, predicting_states
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 
 class TokenValues(NamedTuple):
@@ -39,10 +39,10 @@ def value_model(model: Any) -> Any:
 class ResponseValues(ResponsePass[TokenValues]):
     """Computes the values of the states in which response tokens were chosen."""
 
-    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[TrainSample]) -> TokenValues:
+    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> TokenValues:
         return TokenValues(*in_rows(samples, self._values(predicting_states(self._model, row, predictors))))
 
-    def _padded(self, samples: Sequence[TrainSample]) -> TokenValues:
+    def _padded(self, samples: Sequence[Trajectory]) -> TokenValues:
         inputs, mask_BR = padded_inputs(samples, self._pad_id, self.device)
         hidden_BTH = self._model.base_model(**inputs, use_cache=False).last_hidden_state
         # The state before a token is that of the token before it.

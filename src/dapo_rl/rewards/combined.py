@@ -12,7 +12,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards.judge import fault_of_score, judge, limit_of, trait
 from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.user import Calls, UserVerifier, short_name, wait_for, with_metrics
-from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Sample, Verdict, Verifier
+from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 Value = TypeVar("Value")
 
@@ -78,7 +78,7 @@ class CombinedVerifier:
             if hasattr(verifier, "check"):
                 verifier.check(prompts)
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> list[Verdict]:
         begun = [v.begin(prompt, samples, state) if isinstance(v, UserVerifier) else None for v in self.verifiers]
         calls = [each for each in begun if each is not None]
         wait_for(calls)

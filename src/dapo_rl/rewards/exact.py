@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.math_rule import ground_truth
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
 class ExactVerifier:
@@ -19,7 +19,7 @@ class ExactVerifier:
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         truth = ground_truth(prompt).strip()
         right = Verdict(self.settings.correct, True, "correct")
         wrong = Verdict(self.settings.wrong, False, "wrong")

@@ -16,7 +16,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.hostile import is_inert_python
-from dapo_rl.types import Prompt, Sample, Verdict, VerdictStatus
+from dapo_rl.types import Prompt, Trajectory, Verdict, VerdictStatus
 
 FULL_MARKS = 1.0
 SOURCE_PREFIX = "reasoning_gym:"
@@ -49,7 +49,7 @@ class GymVerifier:
                     f"{prompt.data_source!r}; set data.train to reasoning_gym:NAME, or choose another verifier"
                 )
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         self.check([prompt])
         scorer, evaluates = _scorer(prompt.data_source.removeprefix(SOURCE_PREFIX), _parameters(prompt))
         entry = {
@@ -59,7 +59,7 @@ class GymVerifier:
         }
         return [self._judge(scorer, evaluates, entry, sample) for sample in samples]
 
-    def _judge(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Sample) -> Verdict:
+    def _judge(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Trajectory) -> Verdict:
         answer = gym_answer(sample.text)
         if answer != entry["answer"] and evaluates and not is_inert_python(answer):
             return Verdict(self.settings.wrong, False, "wrong", answer, "not evaluated: more than arithmetic or a list")

@@ -15,7 +15,7 @@ from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_t
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.logbook import fault_of_extra, fault_of_metrics, fault_of_name
 from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.types import MOST_LOGGED, Prompt, RewardPart, Sample, Verdict, VerdictStatus, Verifier
+from dapo_rl.types import MOST_LOGGED, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6
 """A larger score is treated as a mistake: advantages would lose their precision."""
@@ -25,7 +25,7 @@ _DETAIL_LIMIT = LINE_LIMIT + TRACEBACK_LIMIT + 200
 
 
 def judge(
-    verifier: Verifier, prompt: Prompt, samples: Sequence[Sample], wrong: float = 0.0, state: RewardState = AT_START
+    verifier: Verifier, prompt: Prompt, samples: Sequence[Trajectory], wrong: float = 0.0, state: RewardState = AT_START
 ) -> list[Verdict]:
     """One verdict per sample; if the verifier fails, they have status `error` and score `wrong`.
 

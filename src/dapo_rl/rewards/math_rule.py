@@ -8,7 +8,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
 from dapo_rl.rewards.answers.evaluate import load
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
 class MathVerifier:
@@ -24,7 +24,7 @@ class MathVerifier:
     def warm_up(self) -> None:
         load()
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         truth = final_answer(ground_truth(prompt))
         answers = [extract_answer(sample.text, self.settings.boxed) for sample in samples]
         # Samples of a group often have the same answer.

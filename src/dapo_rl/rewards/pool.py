@@ -26,7 +26,7 @@ from dapo_rl.rewards.judge import failures, has_traceback, judge, limit_of, name
 from dapo_rl.rewards.state import AT_START, RewardState
 from dapo_rl.rewards.wire import CorruptReplyError, Reply
 from dapo_rl.rewards.worker import Worker
-from dapo_rl.types import FinishReason, Prompt, Sample, Verdict, VerdictStatus, Verifier
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, VerdictStatus, Verifier
 
 Ticket = Future[list[Verdict]]
 
@@ -74,10 +74,10 @@ class VerifierPool:
         except BaseException as error:
             raise UserError(f"reward.verifier: {name_of(self.verifier)}.check raised {describe(error)}") from error
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 
-    def submit(self, prompt: Prompt, samples: Sequence[Sample]) -> Ticket:
+    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
         """A ticket whose `result()` waits for the verdicts. It can be cancelled until a worker has taken it."""
         if self._processes is not None:
             return self._processes.submit(prompt, samples, self.state)
@@ -145,7 +145,9 @@ class _Processes:
         self.one_by_one = False
         self.one_traceback = one_traceback
         self.lock = threading.Lock()
-        self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Sample], RewardState] | None] = queue.SimpleQueue()
+        self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Trajectory], RewardState] | None] = (
+            queue.SimpleQueue()
+        )
         self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before any threads start
         limit_s = limit_of(verifier) or settings.timeout_s
         self.callers = [_Caller(self.fork_server, settings, limit_s) for _ in range(workers)]
@@ -160,7 +162,7 @@ class _Processes:
             self.close()
             raise
 
-    def submit(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> Ticket:
+    def submit(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> Ticket:
         ticket = Ticket()
         if os.getpid() != self.run:
             raise RuntimeError("this process was forked from the owner of the verifier pool; create a pool here")
@@ -204,9 +206,11 @@ class _Processes:
             del task, ticket, prompt, samples  # hold no references while waiting
         caller.leave()
 
-    def _judge(self, caller: _Caller, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> list[Verdict]:
+    def _judge(
+        self, caller: _Caller, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
+    ) -> list[Verdict]:
         if self.text_only:
-            samples = [Sample.of_text(sample.text, sample.finish_reason) for sample in samples]
+            samples = [Trajectory.of_text(sample.text, sample.finish_reason) for sample in samples]
         if not self.one_by_one:
             verdicts = caller.call(prompt, samples, state)
             if not isinstance(verdicts, Verdict):
@@ -214,7 +218,7 @@ class _Processes:
             if not self.per_sample or len(samples) <= 1:
                 return [verdicts] * len(samples)
         verdicts = []
-        known: dict[tuple[str, FinishReason], Verdict] = {}
+        known: dict[tuple[str, FinishReason | None], Verdict] = {}
         for sample in samples:
             seen = sample.text, sample.finish_reason
             verdict = known.get(seen) if self.text_only else None
@@ -236,7 +240,7 @@ class _Caller:
         self.limit_s = limit_s
         self.worker: Worker | None = None
 
-    def call(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState) -> list[Verdict] | Verdict:
+    def call(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> list[Verdict] | Verdict:
         """The verdicts, or a single verdict for all samples if the call failed."""
         failure = ""
         for _ in range(2):
@@ -265,7 +269,7 @@ class _Caller:
         return self.worker
 
     def _call(
-        self, worker: Worker, prompt: Prompt, samples: Sequence[Sample], state: RewardState
+        self, worker: Worker, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
     ) -> list[Verdict] | Verdict:
         try:
             reply = worker.call(prompt, samples, self.limit_s + GRACE_S, state)

@@ -17,7 +17,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards.judge import failures, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
 from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.types import Loggable, Prompt, RewardPart, Sample, Verdict, VerdictStatus
+from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
@@ -100,7 +100,7 @@ class UserVerifier:
     def text_only(self) -> bool:
         return self.kind == "verl"
 
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> list[Verdict]:
         begun = self.begin(prompt, samples, state)
         wait_for([begun])
         nothing = self._failure("returned None, and no other reward function applies")
@@ -114,7 +114,7 @@ class UserVerifier:
         parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
         return replace(verdict, parts=parts, extra=extra)
 
-    def begin(self, prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> Calls:
+    def begin(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> Calls:
         """Calls the function. An asynchronous one starts in `wait_for`, with others at the same time."""
         log = Logbook(len(samples))
         if self.kind == "trl":
@@ -153,7 +153,7 @@ class UserVerifier:
             fault = f"returned {kind_of(scores)}, not a list of {counted(call.count, 'score')}"
         return [self._failure(fault)] * call.count
 
-    def _trl_arguments(self, prompt: Prompt, samples: Sequence[Sample]) -> dict[str, Any]:
+    def _trl_arguments(self, prompt: Prompt, samples: Sequence[Trajectory]) -> dict[str, Any]:
         count = len(samples)
         columns: dict[str, Any] = {name: [value] * count for name, value in prompt.columns.items()}
         for name, value in (("answer", prompt.answer), ("ground_truth", prompt.answer)):
@@ -170,7 +170,7 @@ class UserVerifier:
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
         return columns
 
-    def _verl_arguments(self, prompt: Prompt, sample: Sample) -> dict[str, Any]:
+    def _verl_arguments(self, prompt: Prompt, sample: Trajectory) -> dict[str, Any]:
         return {
             "data_source": prompt.data_source,
             "solution_str": sample.text,

@@ -1,7 +1,8 @@
 """The protocol between the run and a worker.
 
-A message is a header (a magic number, the number of the call, a length) and a body. A call is pickled. A reply is JSON
-and is validated, since user code has access to the worker's end of the socket.
+A message is a header (a magic number, the number of the call, a length) and a body. A call is a pickled prompt with its
+trajectories in the form of `codec`. A reply is JSON and is validated, since user code has access to the worker's end of
+the socket.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from dapo_rl.codec import from_bytes, to_bytes, verdict_of, verdict_row
 from dapo_rl.rewards.judge import fault_of
 from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.types import Prompt, RewardPart, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 _HEADER = struct.Struct("<4sQQ")
 _MAGIC = b"dapo"
@@ -44,19 +46,17 @@ class Reply(NamedTuple):
         return self.kind == "verdicts" and not any(verdict.failed for verdict in self.verdicts)
 
 
-def encode_call(prompt: Prompt, samples: Sequence[Sample], state: RewardState = AT_START) -> bytes:
-    # Plain tuples are pickled several times faster than samples.
-    rows = [(s.token_ids, s.logps, s.text, s.finish_reason, s.versions, s.mask) for s in samples]
-    return pickle.dumps((prompt, rows, state), pickle.HIGHEST_PROTOCOL)
+def encode_call(prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> bytes:
+    return pickle.dumps((prompt, to_bytes(samples), state), pickle.HIGHEST_PROTOCOL)
 
 
-def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Sample], RewardState]:
-    prompt, rows, state = pickle.loads(data)
-    return prompt, [Sample(*row) for row in rows], state
+def decode_call(data: bytearray) -> tuple[Prompt, Sequence[Trajectory], RewardState]:
+    prompt, samples, state = pickle.loads(data)
+    return prompt, from_bytes(samples), state
 
 
 def encode_reply(reply: Reply) -> bytes:
-    verdicts = [_row(verdict) for verdict in reply.verdicts]
+    verdicts = [verdict_row(verdict) for verdict in reply.verdicts]
     return json.dumps((reply.kind, verdicts, reply.error, reply.exhausted), check_circular=False).encode()
 
 
@@ -64,27 +64,13 @@ def decode_reply(data: bytearray, count: int) -> Reply:
     """The reply to a call about `count` samples, or CorruptReplyError."""
     try:
         kind, rows, (line, more), exhausted = json.loads(data)
-        verdicts = [_verdict(row) for row in rows]
+        verdicts = [verdict_of(row) for row in rows]
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise CorruptReplyError from None
     expected = count if kind == "verdicts" else 0
     if kind not in ("verdicts", "failed", "fatal") or len(verdicts) != expected or any(map(fault_of, verdicts)):
         raise CorruptReplyError
     return Reply(kind, verdicts, (str(line), str(more)), exhausted is True)
-
-
-def _row(v: Verdict) -> tuple[Any, ...]:
-    plain = (v.score, v.correct, v.status, v.answer, v.detail)
-    return (*plain, v.parts, v.extra, v.metrics) if v.parts or v.extra or v.metrics else plain
-
-
-def _verdict(row: Any) -> Verdict:
-    """A verdict of JSON, whose lists are tuples again."""
-    if len(row) == 5:
-        return Verdict(*row)
-    score, correct, status, answer, detail, parts, extra, metrics = row
-    logged: Any = {name: tuple(entry) for name, entry in metrics.items()}
-    return Verdict(score, correct, status, answer, detail, tuple(RewardPart(*part) for part in parts), extra, logged)
 
 
 def send(channel: socket.socket, call: int, body: bytes) -> None:

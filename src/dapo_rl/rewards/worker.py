@@ -30,7 +30,7 @@ from dapo_rl.rewards.wire import (
     receive,
     send,
 )
-from dapo_rl.types import Prompt, Sample, Verifier
+from dapo_rl.types import Prompt, Trajectory, Verifier
 
 READY = b"!"
 REAP_CALLS = 256
@@ -47,7 +47,9 @@ class Worker:
         self._channel = channel
         self._numbers = itertools.count(1)
 
-    def call(self, prompt: Prompt, samples: Sequence[Sample], limit_s: float, state: RewardState = AT_START) -> Reply:
+    def call(
+        self, prompt: Prompt, samples: Sequence[Trajectory], limit_s: float, state: RewardState = AT_START
+    ) -> Reply:
         """Raises TimeoutError if there is no complete reply in time, EOFError if the worker died, CorruptReplyError."""
         deadline = time.monotonic() + limit_s
         number = next(self._numbers)
@@ -153,7 +155,7 @@ def _data_bytes() -> int:
         return 0
 
 
-def _seed(prompt: Prompt, samples: Sequence[Sample]) -> None:
+def _seed(prompt: Prompt, samples: Sequence[Trajectory]) -> None:
     """Seeds random numbers, so that a verifier draws the same ones in any worker."""
     seed = zlib.crc32(prompt.id.encode("utf-8", "surrogatepass"))
     for sample in samples:

@@ -12,7 +12,7 @@ from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.rollout.verdicts import STOP_LOOK_S, check_nothing
-from dapo_rl.types import Group, Prompt, Sample, Verdict
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
 
 @dataclass(slots=True)
@@ -25,11 +25,11 @@ class Flight:
     """The version of the weights it started with."""
     request: Request
     """The request last submitted to the engine; between steps, the remaining work."""
-    samples: list[Sample | None]
+    samples: list[Trajectory | None]
 
     @property
     def finished_tokens(self) -> int:
-        return sum(len(sample.token_ids) for sample in self.samples if sample is not None)
+        return sum(sample.written for sample in self.samples if sample is not None)
 
     def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
         """Its finished samples."""
@@ -136,7 +136,7 @@ class Flights:
         tokens = 0
         for completion in completions:
             flight = self._arrive(completion)
-            tokens += len(completion.sample.token_ids)
+            tokens += completion.sample.written
             if flight.is_whole:
                 whole.append(self._flights.pop(completion.request_id))
         return whole, tokens

@@ -1,9 +1,9 @@
-"""The sampler's state between steps, or in a step that was interrupted: `sampler.json`, with the tokens in
-`samples.safetensors`."""
+"""The sampler's state between steps, or in a step that was interrupted: `sampler.json`, with the trajectories in
+`trajectories.parquet`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from dapo_rl.base.format import counted
+from dapo_rl.base.quote import one_line
 from dapo_rl.base.saved import (
     LARGEST,
     AsTuple,
@@ -23,6 +24,7 @@ from dapo_rl.base.saved import (
     restoring,
     write_state,
 )
+from dapo_rl.codec import verdict_of, verdict_row
 from dapo_rl.engines.protocol import Request
 from dapo_rl.fates import Fate, Former
 from dapo_rl.rewards.judge import fault_of
@@ -32,8 +34,8 @@ from dapo_rl.rollout.flights import Flight
 from dapo_rl.rollout.grading import Grading, Observed
 from dapo_rl.rollout.interrupted import Interrupted
 from dapo_rl.rollout.judging import Unread
-from dapo_rl.rollout.token_file import TOKENS, TokenFile, Tokens, write_tokens
-from dapo_rl.types import Group, Prompt, RewardPart, Sample, Verdict
+from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
 FILE = "sampler.json"
 FindPrompt = Callable[[str], Prompt]
@@ -53,7 +55,7 @@ class SamplerState:
 
     def write(self, directory: Path) -> None:
         """Tokens are in the order in which the entries name them."""
-        tokens: list[Tokens] = []
+        tokens: list[Trajectory] = []
         state = {
             "next_draw": self.next_draw,
             "acceptance": self.acceptance.state(),
@@ -63,7 +65,7 @@ class SamplerState:
             "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
         }
         write_state(directory / FILE, state)
-        write_tokens(directory / TOKENS, tokens)
+        write_trajectories(directory, tokens)
 
     @classmethod
     def read(
@@ -79,10 +81,11 @@ class SamplerState:
         with restoring(directory / FILE):
             state = parse_state(SavedSampler, read_state(directory / FILE))
             refuse(state.misfits(group_size))
-        with restoring(directory / TOKENS):
-            tokens = TokenFile(directory / TOKENS, longest, vocabulary)
-            if tokens.count != state.samples:
-                raise ValueError(f"it has {counted(tokens.count, 'sample')} instead of {state.samples}")
+        with restoring(trajectory_file(directory)):
+            found = read_trajectories(directory, longest, vocabulary)
+            if len(found) != state.samples:
+                raise ValueError(f"it has {counted(len(found), 'sample')} instead of {state.samples}")
+            tokens = iter(found)
         with restoring(directory / FILE):
             carried = tuple(entry.restored(find, tokens) for entry in state.carried)
             flights = tuple(entry.restored(find, request, tokens) for entry in state.flights)
@@ -92,18 +95,18 @@ class SamplerState:
         return cls(state.next_draw, acceptance, state.grading.restored(), carried, flights, interrupted)
 
 
-def _group_entry(group: Group, tokens: list[Tokens]) -> dict[str, Any]:
+def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
     """Appends the samples to `tokens`, as the other entries do."""
     tokens += group.samples
     return {
         "draw": group.draw,
         "prompt": group.prompt.id,
         "finish_reasons": [sample.finish_reason for sample in group.samples],
-        "verdicts": [asdict(verdict) for verdict in group.verdicts],
+        "verdicts": [verdict_row(verdict) for verdict in group.verdicts],
     }
 
 
-def _flight_entry(flight: Flight, tokens: list[Tokens]) -> dict[str, Any]:
+def _flight_entry(flight: Flight, tokens: list[Trajectory]) -> dict[str, Any]:
     arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
     begun = () if flight.is_whole else flight.request.begun
     tokens += [*(sample for _, sample in arrived), *begun]
@@ -118,7 +121,7 @@ def _flight_entry(flight: Flight, tokens: list[Tokens]) -> dict[str, Any]:
     }
 
 
-def _interrupted_entry(interrupted: Interrupted, tokens: list[Tokens]) -> dict[str, Any]:
+def _interrupted_entry(interrupted: Interrupted, tokens: list[Trajectory]) -> dict[str, Any]:
     filling = interrupted.filling
     return {
         "kept": [_group_entry(group, tokens) for group in filling.kept],
@@ -136,8 +139,8 @@ def _interrupted_entry(interrupted: Interrupted, tokens: list[Tokens]) -> dict[s
     }
 
 
-def _unread_entry(unread: Unread, tokens: list[Tokens]) -> dict[str, Any]:
-    verdicts = None if unread.verdicts is None else [asdict(verdict) for verdict in unread.verdicts]
+def _unread_entry(unread: Unread, tokens: list[Trajectory]) -> dict[str, Any]:
+    verdicts = None if unread.verdicts is None else [verdict_row(verdict) for verdict in unread.verdicts]
     return _flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
 
 
@@ -146,39 +149,29 @@ _Rate = Annotated[list[_Seen], Field(min_length=2, max_length=2)]
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
-class _Verdict(Saved):
-    score: Finite
-    correct: bool
-    status: Literal["correct", "wrong", "unparseable", "timeout", "error"]
-    answer: str | None
-    detail: str
-    parts: list[Annotated[tuple[str, Finite, Finite], AsTuple]] = Field(default_factory=list)
-    extra: dict[str, str | int | Finite | bool | None] = Field(default_factory=dict)
-    metrics: dict[str, Annotated[tuple[float, Count], AsTuple]] = Field(default_factory=dict)
-
-    def restored(self) -> Verdict:
-        parts = tuple(RewardPart(*part) for part in self.parts)
-        verdict = Verdict(
-            self.score, self.correct, self.status, self.answer, self.detail, parts, self.extra, self.metrics
-        )
-        if fault := fault_of(verdict):
-            raise ValueError(fault.removeprefix("returned "))
-        return verdict
+def _verdict(row: dict[str, Any]) -> Verdict:
+    try:
+        verdict = verdict_of(row)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(one_line(error)) from None
+    if fault := fault_of(verdict):
+        raise ValueError(fault.removeprefix("returned "))
+    return verdict
 
 
 class _Group(Saved):
     draw: Count
     prompt: str
     finish_reasons: list[Literal["stop", "length"]]
-    verdicts: list[_Verdict]
+    verdicts: list[dict[str, Any]]
 
     @property
     def samples(self) -> int:
         return len(self.finish_reasons)
 
-    def restored(self, find: FindPrompt, tokens: TokenFile) -> Group:
-        samples = tuple(tokens.sample(reason) for reason in self.finish_reasons)
-        return Group(self.draw, find(self.prompt), samples, tuple(verdict.restored() for verdict in self.verdicts))
+    def restored(self, find: FindPrompt, tokens: Iterator[Trajectory]) -> Group:
+        samples = tuple(next(tokens).replace(finish_reason=reason) for reason in self.finish_reasons)
+        return Group(self.draw, find(self.prompt), samples, tuple(_verdict(row) for row in self.verdicts))
 
     def fits(self, group_size: int) -> bool:
         return len(self.finish_reasons) == len(self.verdicts) == group_size
@@ -209,13 +202,13 @@ class _Flight(Saved):
     def is_whole(self) -> bool:
         return not self.begun and not self.new
 
-    def restored(self, find: FindPrompt, request: FullRequest, tokens: TokenFile) -> Flight:
+    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> Flight:
         prompt = find(self.prompt)
         whole = request(self.draw, prompt)
-        samples: list[Sample | None] = [None] * whole.count
+        samples: list[Trajectory | None] = [None] * whole.count
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
-            samples[index] = tokens.sample(reason)
-        begun = tuple(tokens.begun(index) for index in self.begun)
+            samples[index] = next(tokens).replace(finish_reason=reason)
+        begun = tuple(next(tokens).replace(index=index) for index in self.begun)
         return Flight(self.draw, prompt, self.version, replace(whole, begun=begun, new=tuple(self.new)), samples)
 
     def fits(self, group_size: int) -> bool:
@@ -225,7 +218,7 @@ class _Flight(Saved):
 
 class _Unread(_Flight):
     polls: Count
-    verdicts: list[_Verdict] | None
+    verdicts: list[dict[str, Any]] | None
 
     def fits(self, group_size: int) -> bool:
         judged = self.verdicts is None or len(self.verdicts) == group_size
@@ -253,14 +246,14 @@ class _Interrupted(Saved):
         return [*self.kept, *self.dropped, *self.rejected]
 
     def restored(
-        self, find: FindPrompt, request: FullRequest, tokens: TokenFile, carried: Sequence[Group]
+        self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory], carried: Sequence[Group]
     ) -> Interrupted:
         kept = [entry.restored(find, tokens) for entry in self.kept]
         dropped = [(entry.restored(find, tokens), entry.current_fate) for entry in self.dropped]
         rejected = tuple((entry.restored(find, tokens), entry.current_fate) for entry in self.rejected)
         unread = []
         for entry in self.unread:
-            verdicts = None if entry.verdicts is None else tuple(verdict.restored() for verdict in entry.verdicts)
+            verdicts = None if entry.verdicts is None else tuple(_verdict(row) for row in entry.verdicts)
             unread.append(Unread(entry.restored(find, request, tokens), entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dapo_rl.errors import UserError
-from dapo_rl.types import Pending, Prompt, Sample, Verdict, Verifier
+from dapo_rl.types import Pending, Prompt, Trajectory, Verdict, Verifier
 
 STOP_LOOK_S = 0.25
 """Seconds between checks for a requested stop, while the engine or the verifier works."""
@@ -31,8 +31,8 @@ class AtHand:
         return True
 
 
-def submit(verifier: Verifier, prompt: Prompt, samples: Sequence[Sample]) -> Pending:
-    its_own: Callable[[Prompt, Sequence[Sample]], Pending] | None = getattr(verifier, "submit", None)
+def submit(verifier: Verifier, prompt: Prompt, samples: Sequence[Trajectory]) -> Pending:
+    its_own: Callable[[Prompt, Sequence[Trajectory]], Pending] | None = getattr(verifier, "submit", None)
     return AtHand(verifier(prompt, samples)) if its_own is None else its_own(prompt, samples)
 
 

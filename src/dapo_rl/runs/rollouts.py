@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
+from dapo_rl.codec import token_column
 from dapo_rl.fates import Fate, Waiting
-from dapo_rl.types import MOST_LOGGED, FloatArray, Group, TrainedGroup, TrainSample, Verdict
+from dapo_rl.types import COLUMNS, MOST_LOGGED, FloatArray, Group, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,6 @@ class GroupRow:
 
     group: Group
     fate: Fate | Waiting
-    trained: TrainedGroup | None = None
-    """The group after the update, if it was trained on."""
 
 
 SCHEMA = pa.schema(
@@ -37,6 +36,7 @@ SCHEMA = pa.schema(
         ("prompt", pa.string()),
         ("response", pa.string()),
         ("token_ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.bool_())),
         ("logps", pa.list_(pa.float32())),
         ("finish_reason", pa.string()),
         ("version_first", pa.int64()),
@@ -58,6 +58,7 @@ SCHEMA = pa.schema(
     ]
 )
 TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.type))
+"""Columns of trajectories. Those that the package does not know are logged too."""
 
 
 ROW_GROUP_TOKENS = 2**22
@@ -73,7 +74,8 @@ def write_table(path: Path, step: int, rows: Sequence[GroupRow]) -> None:
 
 
 def _schema(rows: Sequence[GroupRow]) -> pa.Schema:
-    """The columns of a step: `SCHEMA`, `reward/NAME` for each reward function, and `extra/NAME` for what they log."""
+    """The columns of a step: `SCHEMA`, `reward/NAME` for each reward function, `extra/NAME` for what they log, and the
+    token columns that the package does not know."""
     verdicts = [verdict for row in rows for verdict in row.group.verdicts]
     rewards = sorted({part.name for verdict in verdicts for part in verdict.parts})[:MOST_LOGGED]
     logged: dict[str, set[type]] = {}
@@ -82,6 +84,8 @@ def _schema(rows: Sequence[GroupRow]) -> pa.Schema:
             logged.setdefault(name, set()).add(type(value))
     fields = [pa.field(f"reward/{name}", pa.float64()) for name in rewards]
     fields += [pa.field(f"extra/{name}", _type_of(logged[name])) for name in sorted(logged)[:MOST_LOGGED]]
+    added = {name: a for row in rows for s in row.group.samples for name, a in s.columns.items() if name not in COLUMNS}
+    fields += [pa.field(name, token_column(name, [array]).type) for name, array in sorted(added.items())]
     return pa.schema([*SCHEMA, *fields])
 
 
@@ -110,24 +114,16 @@ def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
     values = [record.get(field.name) for record in records]
     if field.name.startswith("extra/") and pa.types.is_string(field.type):
         values = [None if value is None else as_unicode(str(value)) for value in values]
-    if field.name not in TOKEN_COLUMNS:
+    if not pa.types.is_list(field.type):
         return pa.array(values, field.type)
-    # Concatenating arrays creates no Python object per token.
-    arrays = [value for value in values if value is not None]
-    flat = np.concatenate(arrays) if arrays else np.empty(0, field.type.value_type.to_pandas_dtype())
-    offsets = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-    absent = pa.array([value is None for value in values], pa.bool_())
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, field.type.value_type), mask=absent)
+    return token_column(field.name, values)
 
 
 def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
-    group, trained = row.group, row.trained
-    absent = [None] * len(group.samples)
-    as_trained = trained.samples if trained else absent
-    as_seen = trained.seen if trained and trained.seen else absent
+    group = row.group
     verdicts = group.verdicts or [None] * len(group.samples)  # a run may fail before a group is judged
-    samples = zip(group.samples, verdicts, as_trained, as_seen, strict=True)
-    for i, (sample, verdict, train_sample, seen) in enumerate(samples):
+    for i, (sample, verdict) in enumerate(zip(group.samples, verdicts, strict=True)):
+        advantages = sample.get("advantages")
         yield {
             "step": step,
             "draw": group.draw,
@@ -136,22 +132,18 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "data_source": as_unicode(group.prompt.data_source),
             "prompt": as_unicode(group.prompt.text),
             "response": as_unicode(sample.text),
-            "token_ids": sample.token_ids,
-            "logps": sample.logps,
             "finish_reason": sample.finish_reason,
             "version_first": sample.versions[0],
             "version_last": sample.versions[-1],
             "truth": as_unicode(group.prompt.answer),
             **_judged(verdict),
-            "reward": trained.rewards[i] if trained else None,
-            "length_penalty": trained.length_penalties[i] if trained else None,
+            "reward": sample.scalars.get("reward"),
+            "length_penalty": sample.scalars.get("length_penalty"),
             # In double precision the mean of equal values is exact.
-            "advantage": train_sample.advantages.mean(dtype=np.float64) if train_sample else None,
+            "advantage": None if advantages is None else advantages.mean(dtype=np.float64),
             "fate": row.fate,
-            "train_logps": seen.logps if seen else None,
-            "entropies": seen.entropies if seen else None,
-            "clipped": seen.clipped if seen else None,
-            **_credit(train_sample),
+            **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
+            **_credit(sample),
         }
 
 
@@ -168,10 +160,10 @@ def _judged(verdict: Verdict | None) -> dict[str, Any]:
     }
 
 
-def _credit(sample: TrainSample | None) -> dict[str, FloatArray | None]:
+def _credit(sample: Trajectory) -> dict[str, FloatArray | None]:
     """What a critic gave to each token; NaN for tokens that the policy did not write. Null without a critic: then all
     tokens have the sample's `advantage`."""
-    if sample is None or sample.values is None:
+    if "values" not in sample.columns:
         return {"values": None, "advantages": None}
-    of_tokens = {"values": sample.values, "advantages": sample.advantages}
+    of_tokens = {name: sample[name] for name in ("values", "advantages")}
     return {name: np.where(sample.mask, array, np.float32(np.nan)) for name, array in of_tokens.items()}

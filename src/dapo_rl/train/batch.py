@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from dapo_rl.config import Config
 from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.own import build_advantages
-from dapo_rl.types import FloatArray, Group, Sample, SeenTokens, TrainedGroup, TrainSample
+from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
 
 
 def make_batch(
@@ -24,7 +22,7 @@ def make_batch(
     filled_up: Collection[int] = frozenset(),
     advantages: Advantages | None = None,
     rewards: Mapping[int, Tensor] | None = None,
-) -> tuple[TrainedGroup, ...]:
+) -> Batch:
     """The batch to train the weights of `version` on.
 
     Groups whose draws are in `filled_up` are uninformative: their advantages are 0 and they are excluded from
@@ -38,58 +36,43 @@ def make_batch(
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
     estimate = advantages or build_advantages(config.algo)
-    lengths_PG = torch.tensor([[_length(s) for s in group.samples] for group in groups])
+    lengths_PG = torch.tensor([[s.written for s in group.samples] for group in groups])
     advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up), lengths_PG)
-    return tuple(
-        TrainedGroup(
-            group=group,
-            samples=tuple(
-                TrainSample(
-                    prompt_ids=group.prompt.token_ids,
-                    response_ids=sample.token_ids,
-                    old_logps=sample.logps,
-                    advantages=np.full(len(sample.token_ids), advantages_PG[p, g].item(), np.float32),
-                    group=p,
-                    in_loss=bool(in_loss_PG[p, g]),
-                    correct=group.verdicts[g].correct,
-                    fresh=sample.versions == version,
-                    mask=sample.mask,
-                )
-                for g, sample in enumerate(group.samples)
-            ),
-            rewards=tuple(rewards_PG[p].tolist()),
-            length_penalties=tuple(penalties_PG[p].tolist()),
+    return Batch(
+        tuple(
+            replace(
+                group,
+                samples=tuple(
+                    sample.replace(
+                        prompt_ids=group.prompt.token_ids,
+                        advantages=advantages_PG[p, g].item(),
+                        fresh=sample.versions == version,
+                        loss_mask=sample.mask & bool(in_loss_PG[p, g]),
+                        scalars={
+                            "group": p,
+                            "correct": group.verdicts[g].correct,
+                            "reward": rewards_PG[p, g].item(),
+                            "length_penalty": penalties_PG[p, g].item(),
+                        },
+                    )
+                    for g, sample in enumerate(group.samples)
+                ),
+            )
+            for p, group in enumerate(groups)
         )
-        for p, group in enumerate(groups)
     )
 
 
-def with_proximal(
-    batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]
-) -> tuple[TrainedGroup, ...]:
+def with_proximal(batch: Batch, score: Callable[[Sequence[Trajectory]], list[FloatArray]]) -> Batch:
     """The batch with the log-probabilities of its trained samples under the policy that `score` computes with."""
-    samples = [sample for group in batch for sample in group.samples if sample.trained_tokens]
-    scored = zip(samples, score(samples), strict=True)
-    return replace_samples(batch, [replace(sample, proximal_logps=logps) for sample, logps in scored])
+    scored = zip(batch.trained, score(batch.trained), strict=True)
+    return batch.with_trained(sample.replace(proximal_logps=logps) for sample, logps in scored)
 
 
-def replace_samples(batch: Sequence[TrainedGroup], trained: Iterable[TrainSample]) -> tuple[TrainedGroup, ...]:
-    """The batch with other trained samples, in their order."""
-    others = iter(trained)
-
-    def replaced(group: TrainedGroup) -> TrainedGroup:
-        samples = tuple(next(others) if sample.trained_tokens else sample for sample in group.samples)
-        return replace(group, samples=samples)
-
-    return tuple(replaced(group) for group in batch)
-
-
-def as_seen(batch: Sequence[TrainedGroup], seen: Sequence[SeenTokens | None]) -> tuple[TrainedGroup, ...]:
-    """The batch with the per-token results of its last pass; `seen` is in the order of the samples."""
-    ends = accumulate(len(group.samples) for group in batch)
-    return tuple(
-        replace(group, seen=tuple(seen[end - len(group.samples) : end])) for group, end in zip(batch, ends, strict=True)
-    )
+def with_diagnostics(batch: Batch, updates: Sequence[Update]) -> Batch:
+    """The batch with the token diagnostics of the updates of its last pass."""
+    diagnostics = [columns for update in updates for columns in update.columns]
+    return batch.with_samples(s.replace(**(c or {})) for s, c in zip(batch.samples, diagnostics, strict=True))
 
 
 def _in_baseline(
@@ -110,22 +93,10 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
-    lengths = torch.tensor([_length(s) for s in group.samples])
+    lengths = torch.tensor([s.written for s in group.samples])
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
         return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)
     if shape == "linear":
         return overlong_reward_shaping(scores, lengths, limit, config.overlong.factor)
     return scores
-
-
-def _length(sample: Sample) -> int:
-    """The tokens that the policy wrote; those from an environment do not count."""
-    return int(np.count_nonzero(sample.mask))
-
-
-def split_mini_batches(batch: Sequence[TrainedGroup], count: int) -> list[tuple[TrainSample, ...]]:
-    """Splits the batch into `count` mini-batches of whole groups, as evenly as possible; at least one group each."""
-    count = min(count, len(batch))
-    bounds = [round(i * len(batch) / count) for i in range(count + 1)]
-    return [tuple(sample for group in batch[start:end] for sample in group.samples) for start, end in pairwise(bounds)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dapo_rl.choices import AGGREGATIONS, Aggregation
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Counts:
     group_tokens: Mapping[int, int]
 
     @classmethod
-    def of(cls, samples: Sequence[TrainSample]) -> Counts:
+    def of(cls, samples: Sequence[Trajectory]) -> Counts:
         group_tokens: Counter[int] = Counter({s.group: 0 for s in samples})
         trained = [s for s in samples if s.trained_tokens]
         for sample in trained:

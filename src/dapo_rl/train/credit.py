@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -13,45 +14,38 @@ from dapo_rl.config import Config, CriticSettings
 from dapo_rl.objectives.critic import explained_variance
 from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_gae, token_rewards, whitened
 from dapo_rl.objectives.kl import kl_penalty
-from dapo_rl.train.batch import replace_samples
 from dapo_rl.train.learner import padded
-from dapo_rl.types import FloatArray, TrainedGroup, TrainSample
+from dapo_rl.types import Batch, FloatArray, Trajectory
 
-Score = Callable[[Sequence[TrainSample]], list[FloatArray]]
+Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
 
 
-def with_values(
-    batch: Sequence[TrainedGroup], config: Config, values: Score, reference: Score | None = None
-) -> tuple[tuple[TrainedGroup, ...], dict[str, float]]:
+def with_values(batch: Batch, config: Config, values: Score, reference: Score | None = None) -> Batch:
     """The batch with values, advantages and returns of its trained samples, and the step's metrics of the critic.
 
     `values` scores samples by the critic, `reference` by the reference policy, if KL is part of the reward. Truncated
     responses count as finished, with the reward that they have.
     """
-    trained = [[i for i, sample in enumerate(group.samples) if sample.trained_tokens] for group in batch]
-    samples = [group.samples[i] for group, places in zip(batch, trained, strict=True) for i in places]
+    samples = batch.trained
     if not samples:
-        return tuple(batch), {}
-    rewards = [group.rewards[i] for group, places in zip(batch, trained, strict=True) for i in places]
+        return batch
     of_values, of_reference = values(samples), None if reference is None else reference(samples)
-    done: list[TrainSample] = []
+    done: list[Trajectory] = []
     lambdas: list[float] = []
-    start = 0
-    for places in trained:  # a group at a time: padded, all samples of a step could take gigabytes
-        if not places:
-            continue
-        part = slice(start, start + len(places))
-        start = part.stop
+    for _, members in groupby(range(len(samples)), lambda i: samples[i].group):
+        # A group at a time: padded, all samples of a step could take gigabytes.
+        places = list(members)
+        part = slice(places[0], places[-1] + 1)
         references = None if of_reference is None else of_reference[part]
         lambda_B = _lambda(samples[part], config.critic)
-        done += _estimated(samples[part], rewards[part], of_values[part], references, lambda_B, config)
+        done += _estimated(samples[part], of_values[part], references, lambda_B, config)
         lambdas += lambda_B.tolist()
     if config.critic.whiten:
         done = _whitened(done)
-    return replace_samples(batch, done), _metrics(done, lambdas)
+    return replace(batch.with_trained(done), metrics={**batch.metrics, **_metrics(done, lambdas)})
 
 
-def _lambda(samples: Sequence[TrainSample], settings: CriticSettings) -> Tensor:
+def _lambda(samples: Sequence[Trajectory], settings: CriticSettings) -> Tensor:
     """λ of the policy's advantages, one per sample."""
     lengths = torch.tensor([sample.trained_tokens for sample in samples])
     if settings.lambda_policy == "adaptive":
@@ -60,40 +54,41 @@ def _lambda(samples: Sequence[TrainSample], settings: CriticSettings) -> Tensor:
 
 
 def _estimated(
-    samples: Sequence[TrainSample],
-    rewards: Sequence[float],
+    samples: Sequence[Trajectory],
     values: Sequence[FloatArray],
     reference: Sequence[FloatArray] | None,
     lambda_B: Tensor,
     config: Config,
-) -> Iterator[TrainSample]:
+) -> Iterator[Trajectory]:
     mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
     values_BT = torch.from_numpy(padded(values))
     kl_BT = None
     if reference is not None:
-        old_BT = torch.from_numpy(padded([sample.old_logps for sample in samples]))
+        old_BT = torch.from_numpy(padded([sample.logps for sample in samples]))
         kl_BT = kl_penalty(old_BT, torch.from_numpy(padded(reference)), config.algo.kl_kind)
-    rewards_BT = token_rewards(torch.tensor(rewards), mask_BT, kl_BT, config.algo.kl_coef)
+    rewards_BT = token_rewards(
+        torch.tensor([sample.scalars["reward"] for sample in samples]), mask_BT, kl_BT, config.algo.kl_coef
+    )
     estimates = decoupled_gae(
         values_BT, rewards_BT, mask_BT, policy_lambda=lambda_B, critic_lambda=config.critic.lambda_critic
     )
     for i, (sample, of_sample) in enumerate(zip(samples, values, strict=True)):
-        tokens = len(sample.response_ids)
+        tokens = len(sample.token_ids)
         advantages, returns = (rows[i, :tokens].numpy() for rows in estimates)
-        yield replace(sample, values=of_sample, advantages=advantages, returns=returns)
+        yield sample.replace(values=of_sample, advantages=advantages, returns=returns)
 
 
-def _whitened(samples: Sequence[TrainSample]) -> list[TrainSample]:
-    advantages = torch.from_numpy(np.concatenate([sample.advantages for sample in samples]))
+def _whitened(samples: Sequence[Trajectory]) -> list[Trajectory]:
+    advantages = torch.from_numpy(np.concatenate([sample["advantages"] for sample in samples]))
     mask = torch.from_numpy(np.concatenate([sample.mask for sample in samples]))
-    rows = whitened(advantages, mask).split([len(sample.response_ids) for sample in samples])
-    return [replace(sample, advantages=row.numpy()) for sample, row in zip(samples, rows, strict=True)]
+    rows = whitened(advantages, mask).split([len(sample.token_ids) for sample in samples])
+    return [sample.replace(advantages=row.numpy()) for sample, row in zip(samples, rows, strict=True)]
 
 
-def _metrics(samples: Sequence[TrainSample], lambdas: Sequence[float]) -> dict[str, float]:
+def _metrics(samples: Sequence[Trajectory], lambdas: Sequence[float]) -> dict[str, float]:
     mask = np.concatenate([sample.mask for sample in samples])
     values, returns, advantages = (
-        torch.from_numpy(np.concatenate([getattr(sample, name) for sample in samples])[mask])
+        torch.from_numpy(np.concatenate([sample[name] for sample in samples])[mask])
         for name in ("values", "returns", "advantages")
     )
     return {

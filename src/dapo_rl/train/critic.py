@@ -20,7 +20,7 @@ from dapo_rl.models.values import ResponseValues, TokenValues
 from dapo_rl.objectives.critic import value_loss
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
-from dapo_rl.types import FloatArray, TrainSample, Update
+from dapo_rl.types import FloatArray, Trajectory, Update
 
 FILE = "critic.pt"
 
@@ -48,16 +48,16 @@ class HFCritic(Learner[TokenValues]):
         how: dict[str, Any] = {"pad_id": pad_id, "dtype": dtype, "longest": longest}
         super().__init__(model, train=train, token_budget=token_budget, fill_memory=False, turns=turns, **how)
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The value of the state before each response token."""
 
-        def values(batch: Sequence[TrainSample]) -> Tensor:
+        def values(batch: Sequence[Trajectory]) -> Tensor:
             with self._responses.compute(batch) as stats:
                 return stats.values
 
         return self._results(samples, values)
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         """One optimizer step towards the samples' returns."""
         tokens, nothing = self._count(samples).tokens, (None,) * len(samples)
         if tokens == 0:
@@ -95,14 +95,14 @@ class HFCritic(Learner[TokenValues]):
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
         return ResponseValues(model, **how)
 
-    def _backward(self, samples: Sequence[TrainSample], tokens: int) -> tuple[dict[str, Tensor], _Nothing]:
+    def _backward(self, samples: Sequence[Trajectory], tokens: int) -> tuple[dict[str, Tensor], _Nothing]:
         """Accumulates the gradient of one micro-batch."""
         device = self._responses.device
-        old = to_device(padded([_given(s.values, s) for s in samples]), device)
-        targets = to_device(padded([_given(s.returns, s) for s in samples]), device)
-        written = to_device(padded([s.mask for s in samples]), device)
+        old = to_device(padded([_given(s, "values") for s in samples]), device)
+        targets = to_device(padded([_given(s, "returns") for s in samples]), device)
+        in_loss = to_device(padded([s.loss_mask for s in samples]), device)
         with self._responses.compute(samples) as stats:
-            values, mask = stats.values, stats.mask & written
+            values, mask = stats.values, stats.mask & in_loss
             loss = value_loss(values, old, targets, mask, clip=self._value_clip, denominator=tokens)
             loss.backward()  # type: ignore[no-untyped-call]
         sums = {"loss": loss.detach()}
@@ -119,6 +119,7 @@ class _Nothing:
         return [None] * len(lengths)
 
 
-def _given(values: FloatArray | None, sample: TrainSample) -> FloatArray:
+def _given(sample: Trajectory, column: str) -> FloatArray:
     """Zeros for the sample that a rank computes for nobody."""
-    return np.zeros(len(sample.response_ids), np.float32) if values is None else values
+    values = sample.get(column)
+    return np.zeros(len(sample.token_ids), np.float32) if values is None else values

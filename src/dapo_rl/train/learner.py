@@ -27,7 +27,7 @@ from dapo_rl.train.gradients import Gradients
 from dapo_rl.train.memory import MOST_TOKENS
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
-from dapo_rl.types import FloatArray, TrainSample
+from dapo_rl.types import FloatArray, Trajectory
 
 T = TypeVar("T")
 Stats = TypeVar("Stats")
@@ -98,14 +98,12 @@ class Learner(Generic[Stats]):
         raise NotImplementedError
 
     @torch.no_grad()
-    def _results(
-        self, samples: Sequence[TrainSample], of: Callable[[Sequence[TrainSample]], Tensor]
-    ) -> list[FloatArray]:
+    def _results(self, samples: Sequence[Trajectory], of: Callable[[Sequence[Trajectory]], Tensor]) -> list[FloatArray]:
         """One number per response token of each sample; `of` computes those of a micro-batch, `[B, R]`."""
 
-        def compute(micro_batch: Sequence[TrainSample], _count: int) -> list[FloatArray]:
+        def compute(micro_batch: Sequence[Trajectory], _count: int) -> list[FloatArray]:
             rows: FloatArray = of(micro_batch).cpu().numpy()
-            return [row[: len(sample.response_ids)] for row, sample in zip(rows, micro_batch, strict=True)]
+            return [row[: len(sample.token_ids)] for row, sample in zip(rows, micro_batch, strict=True)]
 
         result: dict[int, FloatArray] = {}
         for indices, rows in self._in_micro_batches(samples, compute):
@@ -114,9 +112,9 @@ class Learner(Generic[Stats]):
 
     def _learn(
         self,
-        samples: Sequence[TrainSample],
+        samples: Sequence[Trajectory],
         lr: float,
-        backward: Callable[[Sequence[TrainSample], int], tuple[dict[str, Tensor], TokenRows[T]]],
+        backward: Callable[[Sequence[Trajectory], int], tuple[dict[str, Tensor], TokenRows[T]]],
     ) -> tuple[dict[str, float], list[T], float]:
         """One optimizer step on samples that are all in the loss. `backward` adds the gradients of a micro-batch; it
         returns sums over its tokens, "loss" among them, and per-token results.
@@ -142,7 +140,7 @@ class Learner(Generic[Stats]):
         # The device has just finished, so that these copies do not wait, as they would after the step.
         results: dict[int, T] = {}
         for indices, (_, tokens) in done:
-            results |= zip(indices, tokens.split([len(samples[i].response_ids) for i in indices]), strict=True)
+            results |= zip(indices, tokens.split([len(samples[i].token_ids) for i in indices]), strict=True)
         set_learning_rate(self._optimizer, lr)
         self._step()
         return totals, [results[i] for i in range(len(samples))], grad_norm
@@ -151,7 +149,7 @@ class Learner(Generic[Stats]):
         notes, self._notes = tuple(self._notes), []
         return notes
 
-    def _count(self, samples: Sequence[TrainSample]) -> Counts:
+    def _count(self, samples: Sequence[Trajectory]) -> Counts:
         """The counts of the whole optimizer step."""
         return Counts.of(samples)
 
@@ -215,12 +213,12 @@ class Learner(Generic[Stats]):
         except torch.OutOfMemoryError:
             return 0
 
-    def _micro_batches(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+    def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         split = packed_batches if self._responses.packed else padded_batches
         return split(samples, self._token_budget)
 
     def _in_micro_batches(
-        self, samples: Sequence[TrainSample], compute: Callable[[Sequence[TrainSample], int], T]
+        self, samples: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory], int], T]
     ) -> list[tuple[list[int], T]]:
         """The indices of each micro-batch with the result of `compute(micro_batch, number of micro-batches)`.
 
@@ -245,7 +243,7 @@ class Learner(Generic[Stats]):
                 raise UserError(_too_long(samples[indices[0]], self._recomputes))
             self._lower_budget(samples, len(micro_batches))
 
-    def _lower_budget(self, samples: Sequence[TrainSample], count: int) -> None:
+    def _lower_budget(self, samples: Sequence[Trajectory], count: int) -> None:
         """Halves the budget until these samples need more than `count` micro-batches."""
         before = self._token_budget
         while len(self._micro_batches(samples)) <= count and self._token_budget > 1:
@@ -272,10 +270,10 @@ def budget_note(before: int, budget: int) -> str:
     )
 
 
-def _too_long(sample: TrainSample, recomputes: bool) -> str:
+def _too_long(sample: Trajectory, recomputes: bool) -> str:
     remedy = "" if recomputes else "set train.gradient_checkpointing=true, or "
     return (
-        f"out of GPU memory: a single sample of {len(sample.prompt_ids) + len(sample.response_ids)} tokens does not "
+        f"out of GPU memory: a single sample of {len(sample.prompt_ids) + len(sample.token_ids)} tokens does not "
         f"fit; {remedy}lower sampling.kv_memory_gib or sampling.max_new_tokens"
     )
 

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.interrupted import Remains
-from dapo_rl.types import TrainedGroup
+from dapo_rl.types import Batch
 
 
 class Ledger:
     def __init__(self, counts: dict[str, int] | None = None) -> None:
         self._counts: Counter[str] = Counter(counts or {})
 
-    def add(self, fill: Fill, batch: Sequence[TrainedGroup]) -> None:
+    def add(self, fill: Fill, batch: Batch) -> None:
         self._counts["total"] += fill.tokens_generated
         self._counts["cancelled"] += fill.tokens_cancelled
-        for group in batch:
-            for sample in group.samples:
-                self._counts["trained" if sample.in_loss else "masked_truncated"] += len(sample.response_ids)
+        for sample in batch.samples:
+            self._counts["trained" if sample.trained_tokens else "masked_truncated"] += sample.written
         for dropped, fate in fill.dropped:
             self._counts[fate] += dropped.tokens
 
     def with_interrupted(self, so_far: Fill) -> Ledger:
         """A copy that includes a step that was interrupted: nothing was trained on."""
         copy = Ledger(dict(self._counts))
-        copy.add(so_far, ())
+        copy.add(so_far, Batch(()))
         return copy
 
     def with_failed(self, remains: Remains) -> Ledger:

@@ -24,7 +24,7 @@ from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.runs.unsaved import Unsaved
-from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches, with_proximal
+from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics, with_proximal
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.credit import with_values
@@ -36,7 +36,7 @@ from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import critic_rate, policy_rate
-from dapo_rl.types import FloatArray, Group, TrainedGroup, TrainSample, Update
+from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
 
 Recover = Callable[[RankLostError], None]
 
@@ -45,11 +45,11 @@ class Policy(Protocol):
     """The policy to train, in one process or on many ranks with the same result. On ranks it has `figures()` too: the
     metrics of each rank since the last call."""
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
+    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
 
     def weights(self) -> WeightSource: ...
 
@@ -65,9 +65,9 @@ class Policy(Protocol):
 class Critic(Protocol):
     """The critic to train, in one process or on many ranks with the same result."""
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]: ...
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update: ...
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
 
     def rest(self) -> None: ...
 
@@ -251,7 +251,7 @@ class _Done:
     """The result of one step: what was sampled, the batch after its last pass, and the metrics."""
 
     fill: Fill
-    batch: Sequence[TrainedGroup]
+    batch: Batch
     metrics: dict[str, float]
     notes: Sequence[str]
 
@@ -296,14 +296,13 @@ def _step(run: Training, step: int, filled: list[Fill]) -> _Done:
         rest_engine(run.engine)
     if config.scores_first and step > config.pretrain_steps:
         batch = with_proximal(batch, run.policy.score)
-    of_critic: dict[str, float] = {}
     if run.critic is not None:
         reference = run.policy.score_reference if config.kl_in_reward else None
-        batch, of_critic = with_values(batch, config, run.critic.score, reference)
+        batch = with_values(batch, config, run.critic.score, reference)
     mismatch = _mismatch(run, step, batch)
     done = _update(run, step, batch)
     if done.last_pass:
-        batch = as_seen(batch, [seen for update in done.last_pass for seen in update.seen])
+        batch = with_diagnostics(batch, done.last_pass)
     weights = run.policy.weights()
     if name := weights_not_finite(weights):
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
@@ -317,7 +316,7 @@ def _step(run: Training, step: int, filled: list[Fill]) -> _Done:
     seconds = fill.earlier_seconds + ended - started
     updates = [update.metrics for update in done.policy if update.metrics]
     metrics = step_metrics(fill, batch, updates, rewards, mismatch) | {
-        **of_critic,
+        **batch.metrics,
         **mean_of([update.metrics for update in done.critic if update.metrics]),
         "sampling/preempted": preempted_samples(run.engine) - preempted,
         "timing_s/gen": fill.generate_seconds,
@@ -333,10 +332,10 @@ def _step(run: Training, step: int, filled: list[Fill]) -> _Done:
     return _Done(fill, batch, metrics, [note for update in (*done.policy, *done.critic) for note in update.notes])
 
 
-def _mismatch(run: Training, step: int, batch: Sequence[TrainedGroup]) -> float:
+def _mismatch(run: Training, step: int, batch: Batch) -> float:
     """The first update measures the mismatch of engine and trainer itself, unless its mini-batch, which has the oldest
     groups, was sampled with earlier weights. Then one group is scored."""
-    first = split_mini_batches(batch, run.config.train.mini_batches)[0]
+    first = batch.mini_batches(run.config.train.mini_batches)[0]
     if step <= run.config.pretrain_steps or any(is_fresh(sample).any() for sample in first):
         return math.nan
     return newest_mismatch(batch, run.policy.score)
@@ -352,13 +351,13 @@ class _Updates:
     """Those of the policy in the last pass over the batch."""
 
 
-def _update(run: Training, step: int, batch: Sequence[TrainedGroup]) -> _Updates:
+def _update(run: Training, step: int, batch: Batch) -> _Updates:
     """Trains the critic, if there is one, and after value pre-training the policy, on each mini-batch."""
     config, done = run.config, _Updates()
     trains_policy = step > config.pretrain_steps
     for _ in range(config.train.epochs_per_step):
         done.last_pass = []
-        for part in split_mini_batches(batch, config.train.mini_batches):
+        for part in batch.mini_batches(config.train.mini_batches):
             if run.critic is not None:
                 done.critic.append(run.critic.update(part, critic_rate(step, config)))
             if trains_policy:
@@ -398,7 +397,7 @@ def _verifier_failures(fill: Fill) -> str | None:
 
 def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
     """All groups kept or dropped in a step; after the last step also those that were carried over."""
-    kept = [GroupRow(trained.group, "kept", trained) for trained in done.batch]
+    kept = [GroupRow(group, "kept") for group in done.batch]
     dropped = [GroupRow(group, fate) for group, fate in done.fill.dropped]
     waiting = [GroupRow(group, "carried") for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)

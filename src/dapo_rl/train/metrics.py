@@ -16,26 +16,26 @@ from torch import Tensor
 
 from dapo_rl.fates import Fate
 from dapo_rl.rollout.fill import Fill
-from dapo_rl.types import MOST_LOGGED, Group, TrainedGroup, Verdict
+from dapo_rl.types import MOST_LOGGED, Batch, Group, Verdict
 
 
 def step_metrics(
     fill: Fill,
-    batch: Sequence[TrainedGroup],
+    batch: Batch,
     updates: Sequence[Mapping[str, float]],
     rewards: Mapping[int, Tensor],
     mismatch: float = math.nan,
 ) -> dict[str, float]:
     """`rewards` contains the rewards of all groups of the step, by draw; `mismatch` stands in for the first update's if
     that had no fresh tokens."""
-    trained = sum(s.trained_tokens for group in batch for s in group.samples)
+    trained = sum(s.trained_tokens for s in batch.samples)
     fates = fill.fates()
     drawn = len(fill.sampled)
     metrics = {
         **_sampled(fill.sampled, rewards),
         **_by_function([verdict for group in fill.sampled for verdict in group.verdicts]),
-        "reward/batch": _mean([reward for group in batch for reward in group.rewards]),
-        "acc/batch": _mean([float(v.correct) for group in batch for v in group.group.verdicts]),
+        "reward/batch": _mean([s.scalars["reward"] for s in batch.samples]),
+        "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
         "sampling/drawn": drawn,
         **{f"sampling/{fate}": fates[fate] for fate in get_args(Fate)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
@@ -68,7 +68,7 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
         for sample, verdict, reward in zip(group.samples, group.verdicts, rewards[group.draw].tolist(), strict=True)
     ]
     judged = [(verdict, reward) for _, verdict, reward in samples if not verdict.failed]
-    lengths = [len(sample.token_ids) for sample, _, _ in samples]
+    lengths = [sample.written for sample, _, _ in samples]
     return {
         "reward/mean": _mean([reward for _, reward in judged]),
         "reward/std": float(np.std([reward for _, reward in judged], ddof=1)) if len(judged) > 1 else math.nan,

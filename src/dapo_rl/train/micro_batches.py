@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 
-def packed_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int]]:
+def packed_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]]:
     """As few micro-batches as the budget allows, of about equal size, with samples of one prompt together.
 
     A prompt shared by several samples of a micro-batch is computed once and counts once.
@@ -18,7 +18,7 @@ def packed_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int
         prompts.setdefault(sample.prompt_ids.tobytes(), []).append(i)
     # The last token of a response is not computed: its next-token logits are not needed.
     lengths = [
-        _Length(prompt, len(samples[i].prompt_ids), len(samples[i].response_ids) - 1, i)
+        _Length(prompt, len(samples[i].prompt_ids), len(samples[i].token_ids) - 1, i)
         for prompt, members in enumerate(prompts.values())
         for i in members
     ]
@@ -59,17 +59,17 @@ def _fill(lengths: Sequence[_Length], budget: int) -> list[list[int]]:
     return batches
 
 
-def padded_batches(samples: Sequence[TrainSample], budget: int) -> list[list[int]]:
+def padded_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]]:
     """Groups samples of similar length, as many as the budget holds including padding."""
-    order = sorted(range(len(samples)), key=lambda i: (len(samples[i].response_ids), len(samples[i].prompt_ids)))
+    order = sorted(range(len(samples)), key=lambda i: (len(samples[i].token_ids), len(samples[i].prompt_ids)))
     batches: list[list[int]] = []
     prompt_width = response_width = 0
     for i in order:
         prompt_width = max(prompt_width, len(samples[i].prompt_ids))
-        response_width = max(response_width, len(samples[i].response_ids))
+        response_width = max(response_width, len(samples[i].token_ids))
         if batches and (len(batches[-1]) + 1) * (prompt_width + response_width) <= budget:
             batches[-1].append(i)
         else:
             batches.append([i])
-            prompt_width, response_width = len(samples[i].prompt_ids), len(samples[i].response_ids)
+            prompt_width, response_width = len(samples[i].prompt_ids), len(samples[i].token_ids)
     return batches

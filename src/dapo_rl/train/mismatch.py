@@ -11,7 +11,7 @@ import torch
 from dapo_rl.choices import is_function
 from dapo_rl.config import Config
 from dapo_rl.objectives.kl import kl_penalty
-from dapo_rl.types import BoolArray, FloatArray, TrainedGroup, TrainSample
+from dapo_rl.types import Batch, BoolArray, FloatArray, Trajectory
 
 LARGE_KL = 0.01
 """In nats per token. Log-probabilities then differ by 0.14 (root mean square), so that with the paper's bounds about a
@@ -20,24 +20,24 @@ MANY_CLIPPED = 0.05
 """Share of tokens, or of sequences, that are clipped before the policy has changed."""
 
 
-def newest_mismatch(batch: Sequence[TrainedGroup], score: Callable[[Sequence[TrainSample]], list[FloatArray]]) -> float:
+def newest_mismatch(batch: Batch, score: Callable[[Sequence[Trajectory]], list[FloatArray]]) -> float:
     """The KL divergence, in nats per token, on the fresh tokens of the batch's last group that has any, by `score`
     before the first update. NaN if all tokens were sampled with earlier weights."""
-    for group in reversed(batch):
+    for group in reversed(batch.groups):
         samples = [sample for sample in group.samples if is_fresh(sample).any()]
         if samples:
-            logps = [s.proximal_logps for s in samples if s.proximal_logps is not None]
+            logps = [s["proximal_logps"] for s in samples if "proximal_logps" in s.columns]
             behaviour, now = (
                 np.concatenate([rows[is_fresh(s)] for s, rows in zip(samples, of, strict=True)])
-                for of in ([s.old_logps for s in samples], logps if len(logps) == len(samples) else score(samples))
+                for of in ([s.logps for s in samples], logps if len(logps) == len(samples) else score(samples))
             )
             return kl_penalty(torch.from_numpy(behaviour), torch.from_numpy(now)).mean().item()
     return math.nan
 
 
-def is_fresh(sample: TrainSample) -> BoolArray:
+def is_fresh(sample: Trajectory) -> BoolArray:
     """The tokens in the loss that come from the weights at the beginning of the step."""
-    return sample.fresh & sample.mask & sample.in_loss
+    return sample.fresh & sample.loss_mask
 
 
 class MismatchNote:

@@ -35,7 +35,7 @@ from dapo_rl.train.counts import Counts
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.own import OwnLoss, build_losses, build_ratio
-from dapo_rl.types import FloatArray, SeenTokens, TrainSample, Update
+from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
 
@@ -93,30 +93,30 @@ class HFPolicy(Learner[TokenStats]):
         """The current weights, valid until the next update."""
         return ModelWeights(self.model)
 
-    def score(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The log-probability of each response token under the current policy."""
         return self._results(samples, lambda batch: _logps(self._responses, batch))
 
-    def score_reference(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The same under the reference policy."""
         assert self._reference is not None
         reference = self._reference
         return self._results(samples, lambda batch: _logps(reference, batch))
 
-    def update(self, samples: Sequence[TrainSample], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         """One optimizer step; the result does not depend on the split into micro-batches."""
         counts = self._count(samples)
-        seen: list[SeenTokens | None] = [None] * len(samples)
+        diagnostics: list[Mapping[str, Array] | None] = [None] * len(samples)
         if counts.tokens == 0:
-            return Update({}, tuple(seen))
+            return Update({}, tuple(diagnostics))
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
         totals, results, grad_norm = self._learn(trained, lr, lambda batch, count: self._backward(batch, counts, count))
         for place, of_sample in zip(places, results, strict=True):
-            seen[place] = of_sample
+            diagnostics[place] = of_sample
         self._updates += 1
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
-        return Update(metrics, tuple(seen), self._take_notes())
+        return Update(metrics, tuple(diagnostics), self._take_notes())
 
     def save(self, directory: Path) -> Rest:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
@@ -160,27 +160,27 @@ class HFPolicy(Learner[TokenStats]):
         else:
             save_model(self.model, self._tokenizer, path, self._save_dtype)
 
-    def _dropout(self, samples: Sequence[TrainSample]) -> AbstractContextManager[None]:
+    def _dropout(self, samples: Sequence[Trajectory]) -> AbstractContextManager[None]:
         """Turns the adapters' dropout on. Its masks depend on the update and on the samples, so that a micro-batch that
         is computed again has the same, and a resumed run too."""
         lora = self._settings.lora
         if lora is None or not lora.dropout:
             return nullcontext()
         self._responses.prepare()
-        tokens = b"".join(np.asarray(sample.response_ids, np.int32).tobytes() for sample in samples)
+        tokens = b"".join(np.asarray(sample.token_ids, np.int32).tobytes() for sample in samples)
         return dropping_out(self.model, derive_seed(self._seed, "dropout", self._updates, zlib.crc32(tokens)))
 
     def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenStats]:
         return ResponseLogps(model, **how)
 
     def _backward(
-        self, samples: Sequence[TrainSample], counts: Counts, micro_batches: int
+        self, samples: Sequence[Trajectory], counts: Counts, micro_batches: int
     ) -> tuple[dict[str, Tensor], _Tokens]:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo, device = self._algo, self._responses.device
-        behaviour_logps = to_device(padded([s.old_logps for s in samples]), device)
-        advantages = to_device(padded([s.advantages for s in samples]), device)
-        written = to_device(padded([s.mask for s in samples]), device)
+        behaviour_logps = to_device(padded([s.logps for s in samples]), device)
+        advantages = to_device(padded([s["advantages"] for s in samples]), device)
+        in_loss = to_device(padded([s.loss_mask for s in samples]), device)
         bounds: dict[str, Any] = {
             "clip_low": algo.clip_low,
             "clip_high": algo.clip_high,
@@ -197,7 +197,7 @@ class HFPolicy(Learner[TokenStats]):
             with torch.no_grad(), self._reference.compute(samples) as reference:
                 ref_logps = reference.logps
         with self._dropout(samples), self._responses.compute(samples) as stats:
-            logps, mask = stats.logps, stats.mask & written
+            logps, mask = stats.logps, stats.mask & in_loss
             old_logps = behaviour_logps if algo.old_policy == "behaviour" else _proximal_logps(samples, logps)
             losses = self._losses(logps, old_logps, advantages, mask, **bounds)
             if algo.importance_cap is not None:
@@ -273,14 +273,14 @@ class HFPolicy(Learner[TokenStats]):
 class _Tokens(NamedTuple):
     """Per-token results of a micro-batch, `[B, T]` each, on the device."""
 
-    logps: Tensor
+    train_logps: Tensor
     entropies: Tensor
     clipped: Tensor
 
-    def split(self, lengths: Sequence[int]) -> list[SeenTokens]:
+    def split(self, lengths: Sequence[int]) -> list[Mapping[str, Array]]:
         """The results of each sample, without padding."""
-        logps, entropies, clipped = (rows.cpu().numpy() for rows in self)
-        return [SeenTokens(logps[i, :n], entropies[i, :n], clipped[i, :n]) for i, n in enumerate(lengths)]
+        rows = {name: of_batch.cpu().numpy() for name, of_batch in self._asdict().items()}
+        return [{name: row[i, :n] for name, row in rows.items()} for i, n in enumerate(lengths)]
 
 
 def _ratio(totals: Mapping[str, float], part: str, whole: str) -> float:
@@ -301,14 +301,14 @@ def _clippable(
 
 
 def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
-    """The codes of `SeenTokens.clipped`."""
+    """The codes of the column `clipped`."""
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
-def _proximal_logps(samples: Sequence[TrainSample], logps: Tensor) -> Tensor:
+def _proximal_logps(samples: Sequence[Trajectory], logps: Tensor) -> Tensor:
     """What the step scored before its first update. If it scored nothing, this is the first update, and the current
     policy is the proximal one."""
-    scored = [s.proximal_logps for s in samples if s.proximal_logps is not None]
+    scored = [s["proximal_logps"] for s in samples if "proximal_logps" in s.columns]
     if not scored:
         return logps.detach()
     if len(scored) < len(samples):
@@ -316,6 +316,6 @@ def _proximal_logps(samples: Sequence[TrainSample], logps: Tensor) -> Tensor:
     return to_device(padded(scored), logps.device)
 
 
-def _logps(forward: ResponsePass[TokenStats] | WithoutAdapter, samples: Sequence[TrainSample]) -> Tensor:
+def _logps(forward: ResponsePass[TokenStats] | WithoutAdapter, samples: Sequence[Trajectory]) -> Tensor:
     with forward.compute(samples) as stats:
         return stats.logps

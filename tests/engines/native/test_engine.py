@@ -9,7 +9,7 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ids, small_model, tokenizer, weights_of
+from support import ids, small_model, tokenizer, train_sample, weights_of
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native import prefill
@@ -17,7 +17,6 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.forward import response_logps
-from dapo_rl.types import TrainSample
 
 SMALL = {
     "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -74,7 +73,7 @@ def test_every_architecture_samples_what_generate_samples(architecture):
         plain = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
         ours = samples[r.id, 0].token_ids
         assert list(ours) == plain[0, len(r.prompt_ids) :].tolist()
-        again = response_logps(model, [TrainSample(r.prompt_ids, ours, 0.0, 0.0, 0)], 1.0, 0)
+        again = response_logps(model, [train_sample(r.prompt_ids, ours, 0.0, 0.0, 0)], 1.0, 0)
         torch.testing.assert_close(again.logps[0], torch.tensor(samples[r.id, 0].logps), atol=1e-4, rtol=0)
 
 
@@ -82,7 +81,7 @@ def test_log_probabilities_are_the_trainers_at_the_temperature_before_truncation
     model = small_model()
     r = request("a", temperature=0.6, top_p=0.9, top_k=40, min_p=0.01)
     for sample in run(NativeEngine(model, tokenizer()), r).values():
-        again = response_logps(model, [TrainSample(r.prompt_ids, sample.token_ids, 0.0, 0.0, 0)], 0.6, 0)
+        again = response_logps(model, [train_sample(r.prompt_ids, sample.token_ids, 0.0, 0.0, 0)], 0.6, 0)
         torch.testing.assert_close(again.logps[0], torch.tensor(sample.logps), atol=1e-4, rtol=0)
 
 

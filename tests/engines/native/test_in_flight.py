@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import ids, small_model, tokenizer, weights_of
+from support import ids, small_model, tokenizer, train_sample, weights_of
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.protocol import Begun, Request, SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.forward import response_logps
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 
 def request(name, prompt=(5, 6, 7, 8), count=3, seed=7, **params):
@@ -92,7 +92,7 @@ def test_each_token_keeps_the_log_probability_of_the_weights_that_sampled_it():
     for sample in samples.values():
         assert sample.versions.tolist() == [0] * written + [1] * (len(sample.token_ids) - written)
         assert sample.mask.all()
-        whole = [TrainSample((5, 6, 7, 8), sample.token_ids, 0.0, 0.0, 0)]
+        whole = [train_sample((5, 6, 7, 8), sample.token_ids, 0.0, 0.0, 0)]
         before, after = (response_logps(model, whole, 1.0, 0).logps[0].tolist() for model in (reference, new))
         assert sample.logps[:written] == pytest.approx(before[:written], abs=1e-4)
         assert sample.logps[written:] == pytest.approx(after[written:], abs=1e-4)
@@ -150,7 +150,9 @@ def test_the_engines_continue_each_others_samples(polls):
 def test_a_next_turn_begins_with_the_tokens_that_are_there(make):
     """Two tokens of the policy's and three of an environment's: the context is all five, the mask tells them apart."""
     model = small_model()
-    turns = Begun(1, (20, 21, 30, 31, 32), (-0.5, -0.25, 0, 0, 0), 4, (True, True, False, False, False))
+    turns = Trajectory(
+        (20, 21, 30, 31, 32), (-0.5, -0.25, 0, 0, 0), versions=4, mask=(True, True, False, False, False), index=1
+    )
     engine = make(model)
     engine.receive(6, weights_of(model))
     engine.submit(Request("a", (5, 6, 7), 2, SamplingParams(9, ignore_eos=True), 7, begun=(turns,), new=()))
@@ -158,7 +160,7 @@ def test_a_next_turn_begins_with_the_tokens_that_are_there(make):
     assert ids(sample)[:5] == (20, 21, 30, 31, 32)
     assert sample.mask.tolist() == [True, True, False, False, False, True, True, True, True]
     assert sample.versions.tolist() == [4] * 5 + [6] * 4
-    whole = [TrainSample((5, 6, 7), sample.token_ids, 0.0, 0.0, 0)]
+    whole = [train_sample((5, 6, 7), sample.token_ids, 0.0, 0.0, 0)]
     expected = response_logps(model, whole, 1.0, 0).logps[0].tolist()
     assert sample.logps[:5].tolist() == [-0.5, -0.25, 0, 0, 0]
     assert sample.logps[5:] == pytest.approx(expected[5:], abs=1e-4)

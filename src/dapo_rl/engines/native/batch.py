@@ -20,16 +20,17 @@ from dapo_rl.engines.native.graphs import GraphedSteps, Look
 from dapo_rl.engines.native.pages import Pages
 from dapo_rl.engines.native.row import NO_SLOT, BatchRow
 from dapo_rl.engines.native.state import SlotState
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
 from dapo_rl.models.products import enough_threads, largest_product
 from dapo_rl.models.transfer import to_device
+from dapo_rl.types import Trajectory
 
 STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
 """Decode steps between looks at the rows: on a GPU each look takes the host's time."""
 
 
-class Batch:
+class RunningBatch:
     def __init__(
         self,
         model: Any,
@@ -112,7 +113,7 @@ class Batch:
 
     # Decoding: every row gets its next tokens.
 
-    def step(self, waiting: Sequence[BatchRow], put_back: Callable[[BatchRow, Begun], None]) -> int:
+    def step(self, waiting: Sequence[BatchRow], put_back: Callable[[BatchRow, Trajectory], None]) -> int:
         """Decodes. If pages run out, the youngest rows are put back; returns their number. `waiting` are rows that have
         slots, but do not decode yet."""
         steps = STEPS_PER_LOOK[self.device.type]
@@ -131,7 +132,7 @@ class Batch:
             self._looks.append(self._graphs.run(self.rows, steps, truncates))
         return left
 
-    def _extend(self, steps: int, put_back: Callable[[BatchRow, Begun], None]) -> int:
+    def _extend(self, steps: int, put_back: Callable[[BatchRow, Trajectory], None]) -> int:
         """Gives the rows pages for the next steps, the oldest first."""
         if self.pages.whole:
             return 0
@@ -192,7 +193,7 @@ class Batch:
         while self._looks:
             self._use(self._looks.popleft())
 
-    def leave(self, rows: Sequence[BatchRow], put_back: Callable[[BatchRow, Begun], None]) -> None:
+    def leave(self, rows: Sequence[BatchRow], put_back: Callable[[BatchRow, Trajectory], None]) -> None:
         """Takes rows out, with their tokens."""
         for row, begun in zip(rows, self._finisher.written(self.state, rows, self.version), strict=True):
             put_back(row, begun)

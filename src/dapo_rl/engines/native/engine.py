@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dapo_rl.engines.native.batch import Batch
+from dapo_rl.engines.native.batch import RunningBatch
 from dapo_rl.engines.native.budget import KVBudget, memory_share
 from dapo_rl.engines.native.cache import bytes_per_token
 from dapo_rl.engines.native.decode import CachedAttention
@@ -80,7 +80,7 @@ class NativeEngine:
         self._budget = KVBudget(memory, bytes_per_token(layers, dtype, self._device), max_batch, self._device)
         self._budget.check(longest)
         self._longest = longest
-        self._batch = Batch(
+        self._batch = RunningBatch(
             self._model,
             layers,
             is_stop_V,

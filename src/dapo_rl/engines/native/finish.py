@@ -10,9 +10,9 @@ import torch
 
 from dapo_rl.engines.native.row import BatchRow
 from dapo_rl.engines.native.state import SlotState
-from dapo_rl.engines.protocol import Begun, Completion
+from dapo_rl.engines.protocol import Completion
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample
-from dapo_rl.types import FinishReason, IntArray
+from dapo_rl.types import FinishReason, IntArray, Trajectory
 
 
 class Finisher:
@@ -35,7 +35,7 @@ class Finisher:
             completions.append(Completion(row.request.id, row.index, sample))
         return completions, ended
 
-    def written(self, state: SlotState, rows: Sequence[BatchRow], version: int) -> list[Begun]:
+    def written(self, state: SlotState, rows: Sequence[BatchRow], version: int) -> list[Trajectory]:
         """The rows with their tokens."""
         if not rows:
             return []

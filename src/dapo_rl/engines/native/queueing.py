@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.native.batch import Batch
+from dapo_rl.engines.native.batch import RunningBatch
 from dapo_rl.engines.native.prefill import Prefill, compute, place
 from dapo_rl.engines.native.row import BatchRow
 from dapo_rl.engines.native.waiting import Waiting
-from dapo_rl.engines.protocol import Begun, Request
+from dapo_rl.engines.protocol import Request
+from dapo_rl.types import Trajectory
 
 
 class Queue:
-    def __init__(self, model: Any, batch: Batch, longest: int, pass_tokens: int) -> None:
+    def __init__(self, model: Any, batch: RunningBatch, longest: int, pass_tokens: int) -> None:
         """`longest` is the longest context that was announced, or 0. A pass of the model computes up to `pass_tokens`
         known tokens."""
         self._model, self._batch = model, batch
@@ -42,7 +43,7 @@ class Queue:
     def add(self, request: Request) -> None:
         self._waiting.add(request)
 
-    def put_back(self, row: BatchRow, begun: Begun) -> None:
+    def put_back(self, row: BatchRow, begun: Trajectory) -> None:
         """Returns a sample that has tokens."""
         self._waiting.put_back(row.arrival, row.request, [begun])
 
@@ -183,7 +184,7 @@ class Queue:
             slot = pages.start(shared or [], len(request.prompt_ids) + 1)
             if slot is None:
                 break
-            rows.append(BatchRow(arrival, request, Begun.nothing(index), slot))
+            rows.append(BatchRow(arrival, request, Trajectory.nothing(index), slot))
             shared = pages.shared(slot, len(request.prompt_ids)) if shared is None else shared
         return rows
 

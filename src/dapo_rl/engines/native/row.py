@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dapo_rl.engines.protocol import Begun, Request
+from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.stopping import StopSearch
+from dapo_rl.types import Trajectory
 
 NO_SLOT = -1
 
@@ -15,7 +16,7 @@ class BatchRow:
     arrival: int
     """The place of its request in the order of arrival."""
     request: Request
-    begun: Begun
+    begun: Trajectory
     """Its state when it was given its slot."""
     slot: int
     """`NO_SLOT` once it has given it up."""

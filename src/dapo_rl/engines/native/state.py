@@ -13,9 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.protocol import Begun, SamplingParams
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.engines.token_sampling import DrawParams
 from dapo_rl.models.transfer import to_device
+from dapo_rl.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class SlotState:
         for name, value in values.items():
             getattr(self, name)[slots] = to_device(value, self.done.device)
 
-    def resume(self, slots: Sequence[int], begun: Sequence[Begun]) -> None:
+    def resume(self, slots: Sequence[int], begun: Sequence[Trajectory]) -> None:
         """Sets the tokens that started slots already have; all but the last are in the cache."""
         counts = np.array([len(sample.token_ids) for sample in begun])
         tokens = np.zeros((len(begun), counts.max()), np.int64)

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from dapo_rl.engines.protocol import Begun, Request
+from dapo_rl.engines.protocol import Request
+from dapo_rl.types import Trajectory
 
 
 class Waiting:
@@ -49,7 +50,9 @@ class Waiting:
         else:
             del self._arrivals[place], self._requests[place]
 
-    def put_back(self, arrival: int, request: Request, begun: Collection[Begun], new: Collection[int] = ()) -> None:
+    def put_back(
+        self, arrival: int, request: Request, begun: Collection[Trajectory], new: Collection[int] = ()
+    ) -> None:
         """Returns samples of a request: those with tokens, and the indices of those without."""
         place = bisect_left(self._arrivals, arrival)
         if (waiting := self.get(arrival)) is not None:

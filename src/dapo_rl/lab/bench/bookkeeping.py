@@ -26,15 +26,15 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings, Config
-from dapo_rl.engines.protocol import Begun, Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.lab.bench.sampling import EndlessPrompts, NoWeights, SaysSo
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
-from dapo_rl.train.batch import as_seen, make_batch, shaped_rewards, split_mini_batches
+from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
-from dapo_rl.types import Sample, SeenTokens, TrainSample, Update
+from dapo_rl.types import Trajectory, Update
 
 CHARACTERS_PER_TOKEN = 4
 AT_ONCE = 1024
@@ -89,13 +89,13 @@ def _measure(
             rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
             batch = make_batch(fill.kept, config, fill.version, rewards=rewards)
         with stage("update (stand-in)"):
-            updates = [_update(part) for part in split_mini_batches(batch, config.train.mini_batches)]
+            updates = [_update(part) for part in batch.mini_batches(config.train.mini_batches)]
         with stage("metrics"):
-            batch = as_seen(batch, [seen for update in updates for seen in update.seen])
+            batch = with_diagnostics(batch, updates)
             metrics = step_metrics(fill, batch, [update.metrics for update in updates], rewards)
             Ledger().add(fill, batch)
         with stage("rollout log"):
-            write_table(directory / "rollouts.parquet", 1, [GroupRow(one.group, "kept", one) for one in batch])
+            write_table(directory / "rollouts.parquet", 1, [GroupRow(one, "kept") for one in batch])
         with stage("checkpoint state"):
             sampler.save(directory)
         written = {path.name: path.stat().st_size for path in directory.iterdir()}
@@ -179,9 +179,9 @@ class StandInEngine:
     def take_unfinished(self) -> list[Request]:
         started = time.perf_counter()
         requests = {request.id: request for request, _ in self._queue}
-        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        written: dict[str, list[Trajectory]] = {name: [] for name in requests}
         for place, (request, index) in enumerate(self._queue):
-            begun = Begun.nothing(index)
+            begun = Trajectory.nothing(index)
             written[request.id].append(
                 begun.then(*self._tokens(self.length // 2), self.version) if place < AT_ONCE else begun
             )
@@ -193,16 +193,20 @@ class StandInEngine:
         ids = self.random.integers(0, 32_000, length, dtype=np.int32)
         return ids, -self.random.random(length, dtype=np.float32)
 
-    def _sample(self, index: int) -> Sample:
+    def _sample(self, index: int) -> Trajectory:
         ids, logps = self._tokens(self.length)
         text = ids.astype(np.uint16).tobytes().hex()[: self.length * CHARACTERS_PER_TOKEN - 5]
         versions = np.full(self.length, self.version, np.int32)
-        return Sample(ids, logps, "right" if index == 0 else text, "stop", versions)
+        return Trajectory(ids, logps, "right" if index == 0 else text, "stop", versions)
 
 
-def _update(samples: Sequence[TrainSample]) -> Update:
-    seen = tuple(
-        SeenTokens(sample.old_logps * np.float32(0.9), -sample.old_logps, np.zeros(len(sample.old_logps), np.int8))
+def _update(samples: Sequence[Trajectory]) -> Update:
+    columns = tuple(
+        {
+            "train_logps": sample.logps * np.float32(0.9),
+            "entropies": -sample.logps,
+            "clipped": np.zeros(len(sample.logps), np.int8),
+        }
         for sample in samples
     )
-    return Update({"actor/mismatch_kl": 0.0}, seen)
+    return Update({"actor/mismatch_kl": 0.0}, columns)

@@ -13,7 +13,7 @@ from dapo_rl.fates import Fate
 from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Prompts
-from dapo_rl.types import Group, Sample, Verifier
+from dapo_rl.types import Group, Trajectory, Verifier
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Rounds:
         for name, (draw, prompt) in drawn.items():
             seed = derive_seed(0, prompt.id, draw)
             self.engine.submit(Request(name, prompt.token_ids, self.group_size, self.params, seed))
-        samples: dict[str, dict[int, Sample]] = {name: {} for name in drawn}
+        samples: dict[str, dict[int, Trajectory]] = {name: {} for name in drawn}
         while completions := self.engine.poll():
             for completion in completions:
                 samples[completion.request_id][completion.index] = completion.sample

@@ -22,12 +22,12 @@ from rich.text import Text
 from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Begun, Completion, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.lab.bench.rounds import Rounds
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.fill import Fill
 from dapo_rl.rollout.sampler import Sampler
-from dapo_rl.types import Prompt, Sample, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 LONGEST = 4096
 
@@ -97,11 +97,11 @@ class EndlessPrompts:
 @dataclass(slots=True)
 class _Row:
     request: Request
-    begun: Begun
+    begun: Trajectory
     length: int
     left: int
 
-    def written(self, version: int) -> Begun:
+    def written(self, version: int) -> Trajectory:
         """Its state so far; tokens generated since it got its slot have this version."""
         new = self.length - self.left - len(self.begun.token_ids)
         return self.begun.then(np.zeros(new, np.int32), np.zeros(new, np.float32), version)
@@ -121,7 +121,7 @@ class SimulatedEngine:
 
     def submit(self, request: Request) -> None:
         lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
-        for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+        for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
             length = lengths[begun.index]
             self._queue.append(_Row(request, begun, length, length - len(begun.token_ids)))
 
@@ -155,16 +155,16 @@ class SimulatedEngine:
         rows = [*self._rows, *self._queue]
         self._rows, self._queue = [], deque()
         requests = {row.request.id: row.request for row in rows}
-        written: dict[str, list[Begun]] = {name: [] for name in requests}
+        written: dict[str, list[Trajectory]] = {name: [] for name in requests}
         for row in rows:
             written[row.request.id].append(row.written(self.version))
         return [request.left(written[name]) for name, request in requests.items()]
 
-    def _sample(self, row: _Row) -> Sample:
+    def _sample(self, row: _Row) -> Trajectory:
         passes = self.world.passes(f"p{row.request.prompt_ids[0]}")
         text = "right" if passes and row.begun.index == 0 else "wrong"
         written = row.written(self.version)
-        return Sample(written.token_ids, written.logps, text, "stop", written.versions)
+        return written.replace(text=text, finish_reason="stop")
 
 
 class NoWeights:
@@ -173,7 +173,7 @@ class NoWeights:
 
 
 class SaysSo:
-    def __call__(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Verdict]:
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
         return [right if sample.text == "right" else wrong for sample in samples]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.load import pick_device
-from dapo_rl.types import TrainSample
+from dapo_rl.types import Trajectory
 
 NOISE = 0.01
 """The standard deviation of the noise on old log-probabilities, similar to their change over one or two updates."""
@@ -29,24 +29,23 @@ def measure_update(work: Work) -> Measurement:
     samples = _samples(work, tokenizer, model)
     rng = np.random.default_rng(work.seed)
     batch = [
-        replace(sample, old_logps=logps + rng.normal(0, NOISE, len(logps)).astype(np.float32))
+        sample.replace(logps=logps + rng.normal(0, NOISE, len(logps)).astype(np.float32))
         for sample, logps in zip(samples, policy.score(samples), strict=True)
     ]
     facts = {"size": asdict(Size.of(model))}
     return measure(lambda _: policy.update(batch, config.train.lr), work, pick_device(work.device), facts)
 
 
-def _samples(work: Work, tokenizer: Any, model: Any) -> list[TrainSample]:
+def _samples(work: Work, tokenizer: Any, model: Any) -> list[Trajectory]:
     rng = np.random.default_rng(work.seed)
     prompts = random_prompts(tokenizer, work.prompts, work.prompt_tokens, work.seed)
     vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)
     return [
-        TrainSample(
-            prompt_ids=np.asarray(tokenizer(text).input_ids, np.int32),
-            response_ids=rng.integers(vocabulary, size=length, dtype=np.int32),
-            old_logps=np.zeros(length, np.float32),
-            advantages=np.full(length, 1.0 if sample % 2 else -1.0, np.float32),
-            group=group,
+        Trajectory(
+            rng.integers(vocabulary, size=length, dtype=np.int32),
+            prompt_ids=tokenizer(text).input_ids,
+            advantages=1.0 if sample % 2 else -1.0,
+            scalars={"group": group},
         )
         for group, (text, lengths) in enumerate(zip(prompts, work.group_lengths, strict=True))
         for sample, length in enumerate(lengths)

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dapo_rl.engines.protocol import Begun, Request
+from dapo_rl.engines.protocol import Request
 from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.types import BoolArray, IntArray
+from dapo_rl.types import BoolArray, IntArray, Trajectory
 
 ROOM = 0.95
 """The share of the pages that starting samples may fill; the rest is for those that run to grow."""
@@ -46,10 +46,11 @@ class SimulatedRow:
             tokens += self.spans.pop()[1]
         self.spans.append((version, tokens))
 
-    def begun(self) -> Begun:
+    def begun(self) -> Trajectory:
         tokens = self.written
         versions = _constant("i4", self.spans[-1][0], tokens) if len(self.spans) == 1 else self._versions()
-        return Begun(self.index, _constant("i4", 0, tokens), _constant("f4", 0, tokens), versions, _true(tokens))
+        ids, logps = _constant("i4", 0, tokens), _constant("f4", 0, tokens)
+        return Trajectory(ids, logps, versions=versions, mask=_true(tokens), index=self.index)
 
     def _versions(self) -> IntArray:
         versions = np.array([version for version, _ in self.spans], np.int32)

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_rl.engines.protocol import Begun, Completion, Request
+from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.lab.bench.sampling import World
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import FinishReason, Sample
+from dapo_rl.types import FinishReason, Trajectory
 
 
 class Load(NamedTuple):
@@ -53,7 +53,7 @@ class TimedEngine:
         replica.run_until(self.now)
         lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
         prompt = replica.prompt_tokens / request.samples  # computed once for all samples of the group
-        for begun in (*request.begun, *map(Begun.nothing, request.starting)):
+        for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
             tokens = len(begun.token_ids)
             row = SimulatedRow(request, begun.index, lengths[begun.index], 0.0 if kept else prompt + tokens)
             for version, count in _spans(begun):
@@ -104,7 +104,7 @@ class TimedEngine:
 
     def take_unfinished(self) -> list[Request]:
         requests: dict[str, Request] = {}
-        written: dict[str, list[Begun]] = {}
+        written: dict[str, list[Trajectory]] = {}
         self._events = []
         for place, replica in enumerate(self.replicas):
             for row in replica.take():
@@ -144,15 +144,15 @@ class TimedEngine:
         running = sum(len(replica.running) for replica in self.replicas)
         self.loads.append(Load(self.now, running, sum(len(replica.queue) for replica in self.replicas)))
 
-    def _sample(self, row: SimulatedRow) -> Sample:
+    def _sample(self, row: SimulatedRow) -> Trajectory:
         passes = self.world.passes(f"p{row.request.prompt_ids[0]}")
         text = "right" if passes and row.index == 0 else "wrong"
         begun = row.begun()
         reason: FinishReason = "length" if row.length >= self.world.longest else "stop"
-        return Sample(begun.token_ids, begun.logps, text, reason, begun.versions, begun.mask)
+        return begun.replace(text=text, finish_reason=reason)
 
 
-def _spans(begun: Begun) -> list[tuple[int, int]]:
+def _spans(begun: Trajectory) -> list[tuple[int, int]]:
     """The versions of a sample's tokens, and how many tokens in a row have each."""
     versions = begun.versions
     if not len(versions):

@@ -1,0 +1,100 @@
+"""What is encoded comes back: trajectories with all their columns, and verdicts."""
+
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dapo_rl.cluster.engine_actor import Finished
+from dapo_rl.codec import Shipment, from_arrow, from_bytes, to_arrow, to_bytes, verdict_of, verdict_row
+from dapo_rl.engines.protocol import Completion
+from dapo_rl.types import RewardPart, Trajectory, Turn, Verdict
+
+
+@st.composite
+def trajectories(draw):
+    count = draw(st.integers(0, 6))
+    column = lambda values: np.array(draw(st.lists(values, min_size=count, max_size=count)))  # noqa: E731
+    more = {}
+    if draw(st.booleans()):
+        more["teacher_logps"] = column(st.floats(-9, 0, width=32)).astype(np.float32)
+    if draw(st.booleans()):
+        more["routing"] = np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2)
+    return Trajectory(
+        column(st.integers(0, 99)).astype(np.int32),
+        column(st.integers(-9, 0)),
+        draw(st.text(st.characters(exclude_categories=[]), max_size=3)),
+        draw(st.sampled_from([None, "stop", "length"])),
+        column(st.integers(0, 2)).astype(np.int32),
+        column(st.booleans()),
+        index=draw(st.integers(0, 9)),
+        turns=draw(st.sampled_from([(), (Turn(0, count, "policy", 0.5), Turn(count, count, "environment"))])),
+        prompt_ids=draw(st.lists(st.integers(0, 9), max_size=2)),
+        scalars=draw(st.dictionaries(st.sampled_from(["reward", "group"]), st.floats(-1, 1))),
+        **more,
+    )
+
+
+@given(st.lists(trajectories(), max_size=4))
+def test_trajectories_come_back_from_bytes_a_batch_and_a_pickle(given_):
+    assert from_bytes(to_bytes(given_)) == given_
+    assert from_arrow(to_arrow(given_)) == given_
+    assert pickle.loads(pickle.dumps(Shipment(given_))) == given_
+
+
+@given(st.lists(trajectories(), min_size=1, max_size=4))
+def test_trajectories_come_back_from_a_parquet_file(given_):
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_batches([to_arrow(given_)]), sink)
+    assert from_arrow(pq.read_table(pa.BufferReader(sink.getvalue()))) == given_
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["a", "b"]), st.integers(0, 3), trajectories())))
+def test_finished_samples_come_back_from_an_engine_with_memory_of_their_own(entries):
+    done = [(number, Completion(name, index, sample)) for number, name, index, sample in entries]
+    sent = pickle.loads(pickle.dumps(Finished.of(done)))
+    received = sent.unpack()
+    assert received == done
+    assert all(array.flags.owndata for _, completion in received for array in completion.sample.columns.values())
+
+
+def test_columns_that_disagree_are_refused():
+    flat, nested = Trajectory([1], extra=np.ones((1, 2))), Trajectory([1], extra=np.ones((1, 3)))
+    with pytest.raises(ValueError, match="extra: trajectories disagree on its type or shape"):
+        to_arrow([flat, nested])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.drop_columns(["text"]), "no column text"),
+        (lambda t: t.drop_columns(["tokens/token_ids"]), "without index, text, turns or tokens"),
+        (lambda t: t.set_column(0, "index", pa.array([None, 1], pa.int32())), "without index, text, turns or tokens"),
+        (lambda t: t.set_column(5, "tokens/token_ids", pa.array([[1], [None]])), "not a column of numbers"),
+        (lambda t: t.set_column(5, "tokens/token_ids", pa.array(["a", "b"])), "not a column of lists"),
+        (lambda t: t.set_column(5, "tokens/token_ids", pa.array([[1.5], [2.0]])), "numbers that are not whole"),
+        (lambda t: t.set_column(5, "tokens/token_ids", pa.array([[1, 2, 3], [4]])), "has the shape"),
+    ],
+)
+def test_a_table_that_is_not_one_of_trajectories_is_refused(change, said):
+    table = pa.Table.from_batches([to_arrow([Trajectory([1, 2]), Trajectory([3])])])
+    with pytest.raises(ValueError, match=said):
+        from_arrow(change(table))
+
+
+def test_verdicts_come_back():
+    plain = Verdict(1.0, True, "correct", "2")
+    full = Verdict(
+        -0.9,
+        False,
+        "wrong",
+        parts=(RewardPart("math", -1.0), RewardPart("½", 0.1 + 0.2, 0.25)),
+        extra={"text": "a", "number": 0.1, "flag": True, "nothing": None},
+        metrics={"m": (0.1 + 0.2, 3)},
+    )
+    assert [verdict_of(verdict_row(verdict)) for verdict in (plain, full)] == [plain, full]
+    assert set(verdict_row(plain)) == {"score", "correct", "status", "answer", "detail"}
