@@ -32,7 +32,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
 from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
-from dapo_rl.rollout.verdicts import check_nothing
+from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
 from dapo_rl.runs.display import EVALUATING, Display
@@ -560,7 +560,7 @@ def _evaluate(run: Run, display: Display, check: Callable[[], None] = check_noth
     if run.eval_prompts is None:
         return None
     settings = run.config.eval
-    run.sampler.land()
+    run.sampler.drain()
     tell_progress(run.verifier, run.config, run.progress.step)
     return evaluate(
         run.engine,

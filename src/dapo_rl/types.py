@@ -417,18 +417,6 @@ class Verifier(Protocol):
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]: ...
 
 
-class Pending(Protocol):
-    """Verdicts that are being computed."""
-
-    def result(self) -> list[Verdict]:
-        """Waits for the verdicts and returns them."""
-        ...
-
-    def done(self) -> bool:
-        """Whether `result` returns without waiting."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """An environment's reply to a turn; the conversation continues with it."""
@@ -436,10 +424,26 @@ class Observation:
     text: str
 
 
+Answer = Observation | Verdict
+"""What an environment says to a turn: a verdict ends the episode."""
+
+
+class Pending(Protocol):
+    """Answers that are being computed."""
+
+    def result(self) -> Sequence[Answer]:
+        """Waits for the answers and returns them."""
+        ...
+
+    def done(self) -> bool:
+        """Whether `result` returns without waiting."""
+        ...
+
+
 class Environment(Protocol):
-    """A multi-turn task: each turn of the policy gets an observation, or a verdict that ends the episode.
+    """The world that a policy acts in. A verifier is an environment whose episodes have one turn (`OneTurn`)."""
 
-    A verifier is an environment whose episodes have one turn.
-    """
-
-    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Observation | Verdict: ...
+    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Pending:
+        """Answers the samples of a group that have ended a turn, one answer each. It must not raise, whatever they
+        contain."""
+        ...

@@ -324,7 +324,7 @@ def test_sampling_goes_on_during_updates(pool):
         pool.receive(version, Numbers(version))
         versions = {int(v) for group in fill.kept for sample in group.samples for v in sample.versions}
         assert versions == {max(0, version - 2)}, "they were not generated during the update before"
-    sampler.land()
+    sampler.drain()
     finished = sampler.so_far.tokens_generated
     assert total + finished + sampler.begun_tokens == trained + sampler.carried_tokens + sampler.begun_tokens
     assert pool.pending == 0

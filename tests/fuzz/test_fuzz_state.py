@@ -23,7 +23,7 @@ from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.rewards.saved_state import SavedRewards
-from dapo_rl.rollout.acceptance import Acceptance
+from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.rollout.trajectory_file import FILE as TRAJECTORIES
 from dapo_rl.runs.directory import RunDirectory
@@ -80,7 +80,7 @@ def begun(tmp_path_factory):
         judged_after.add(trainer._run.progress.step)
         observe(*arguments)
 
-    trainer.stop_requested = lambda: 1 in judged_after and len(trainer._run.sampler._flights) > 0
+    trainer.stop_requested = lambda: 1 in judged_after and len(trainer._run.sampler._episodes.generating) > 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
         patch.setattr(Acceptance, "observe", observe_and_note)
         trainer.train()

@@ -7,8 +7,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sam
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.rollout.grading import Grading
-from dapo_rl.rollout.judging import fate_of
+from dapo_rl.rollout.filtering import Grading, fate_of
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.batch import make_batch
 from dapo_rl.types import Group, Verdict

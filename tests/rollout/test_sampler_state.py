@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from support import make_prompt
 
 from dapo_rl.engines.protocol import Request, SamplingParams
-from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.fill import Filling
-from dapo_rl.rollout.flights import Flight
-from dapo_rl.rollout.grading import Grading, Observed
-from dapo_rl.rollout.interrupted import Interrupted
-from dapo_rl.rollout.judging import Unread
+from dapo_rl.rollout.acceptance_rate import Acceptance
+from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
+from dapo_rl.rollout.episodes import InFlightGroup, Unread
+from dapo_rl.rollout.filtering import Grading, Observed
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
 from dapo_rl.types import Group, RewardPart, Trajectory, Verdict
 
@@ -73,15 +71,15 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     left = request(9, prompt).left(
         [Trajectory(begun[0], begun[1], versions=begun[2], mask=begun[3]), Trajectory.nothing(2)]
     )
-    flight = Flight(9, prompt, 4, left, [None, arrived, None])
+    flight = InFlightGroup(9, prompt, 4, left, [None, arrived, None])
     rewards = {"math": Observed(-1.0, 1.0, 1.0), "½": Observed(0.1, 0.3, 0.25)}
     kept, dropped, rejected = (Group(n, make_prompt(f"p{n}"), (arrived,) * 3, verdicts) for n in (11, 12, 13))
     by_draw = {group.draw: group for group in (*groups, kept, dropped, rejected)}
-    whole = Flight(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
+    whole = InFlightGroup(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
     sampled = [by_draw[draw] for draw in order if draw in by_draw]
-    filling = Filling(0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
+    filling = BatchBuilder(0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
     unread = Unread(whole, 2, verdicts if judged else None)
-    interrupted = Interrupted(filling, ((rejected, "all_wrong"),), (unread,))
+    interrupted = PausedBatch(filling, ((rejected, "all_wrong"),), (unread,))
     grading = Grading(1.0, -1.0, graded, rewards)
     state = SamplerState(15, Acceptance(), grading, groups, (flight,), interrupted if order[0] else None)
     with TemporaryDirectory() as directory:
@@ -95,10 +93,10 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
 def test_a_group_that_an_older_version_dropped_for_its_age_is_surplus(tmp_path):
     sample = Trajectory(np.array([1]), np.array([-0.5]), "a", "stop", np.array([0]))
     dropped = Group(0, make_prompt("p0"), (sample,) * 3, (Verdict(1.0, True, "correct"),) * 3)
-    filling = Filling(0, dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
-    SamplerState(1, Acceptance(), Grading(), (), (), Interrupted(filling)).write(tmp_path)
+    filling = BatchBuilder(0, dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
+    SamplerState(1, Acceptance(), Grading(), (), (), PausedBatch(filling)).write(tmp_path)
     saved = json.loads((tmp_path / FILE).read_text())
     saved["interrupted"]["dropped"][0]["fate"] = "stale"
     (tmp_path / FILE).write_text(json.dumps(saved))
     again = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
-    assert again.interrupted.filling.dropped == [(dropped, "surplus")]
+    assert again.interrupted.builder.dropped == [(dropped, "surplus")]

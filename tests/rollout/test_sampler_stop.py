@@ -19,8 +19,8 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import StopRequested
-from dapo_rl.rollout import flights, judging, verdicts
-from dapo_rl.rollout.flights import poll_engine
+from dapo_rl.rollout import episodes
+from dapo_rl.rollout.episodes import poll_engine
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.types import Batch, Verdict
@@ -31,9 +31,9 @@ KINDS = [["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["r
 @pytest.fixture(autouse=True)
 def no_time_passes(monkeypatch):
     """The number of checks must not depend on the speed of the machine."""
-    monkeypatch.setattr(flights, "STOP_LOOK_S", 60)
-    monkeypatch.setattr(verdicts, "STOP_LOOK_S", 0.0)
-    monkeypatch.setattr(judging, "GRACE_S", 0.0)
+    monkeypatch.setattr(episodes, "STOP_LOOK_S", 60)
+    monkeypatch.setattr(episodes, "ANSWER_LOOK_S", 0.0)
+    monkeypatch.setattr(episodes, "GRACE_S", 0.0)
 
 
 class LateVerifier(TextVerifier):
@@ -233,9 +233,16 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     with pytest.raises(StopRequested):
         sampler.fill(4, StopAt(int(where * counting.checks)))
     assert engine.pending == 0
-    finished = {(flight.draw, i) for flight in sampler._flights for i, s in enumerate(flight.samples) if s is not None}
+    finished = {
+        (flight.draw, i)
+        for flight in sampler._episodes.generating
+        for i, s in enumerate(flight.samples)
+        if s is not None
+    }
     finished |= {(group.draw, i) for group in (*sampler.carried, *sampler.so_far.sampled) for i in range(4)}
-    begun = {(flight.draw, begun.index): begun for flight in sampler._flights for begun in flight.request.begun}
+    begun = {
+        (flight.draw, begun.index): begun for flight in sampler._episodes.generating for begun in flight.request.begun
+    }
     assert begun
     assert finished
 
@@ -259,7 +266,7 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
 
 
 def test_verdicts_that_do_not_come_in_time_are_computed_again(monkeypatch):
-    monkeypatch.setattr(verdicts, "STOP_LOOK_S", 0.01)
+    monkeypatch.setattr(episodes, "ANSWER_LOOK_S", 0.01)
     verifier, stop = LateVerifier(), threading.Event()
     engine = ScriptedEngine(lambda request: [make_sample(3, text=text) for text in KINDS[2]])
     sampler = sampler_for(engine, Prompts(), verifier)
@@ -310,10 +317,10 @@ def test_a_used_sampler_loads_as_a_new_one(tmp_path, fails_at):
     stream = copy.deepcopy(prompts)
     with pytest.raises(ConnectionError):
         sampler.fill(5, Lost(fails_at, verifier))
-    assert len(sampler._judging) > 0
+    assert sampler._episodes.stepping > 0
     sampler.load(tmp_path)
     prompts._front, prompts._next = stream._front, stream._next
-    assert len(sampler._judging) == 0
+    assert sampler._episodes.stepping == 0
     same, _, its_verifier = begun()
     verifier._open.clear()
     again, expected = sampler.fill(5, StopAt(None, verifier)), same.fill(5, StopAt(None, its_verifier))
@@ -360,7 +367,7 @@ class NeverDone:
 
 
 def test_long_samples_do_not_delay_a_stop(monkeypatch):
-    monkeypatch.setattr(flights, "STOP_LOOK_S", 0.1)
+    monkeypatch.setattr(episodes, "STOP_LOOK_S", 0.1)
     engine = NeverDone()
     with pytest.raises(StopRequested):
         poll_engine(engine, StopAt(3))

@@ -8,8 +8,7 @@ import pytest
 from support import REPOSITORY, make_prompt
 
 from dapo_rl.fates import FATES, LOGGED, Fate, Former, Waiting, tokens_label
-from dapo_rl.rollout.fill import Fill
-from dapo_rl.rollout.interrupted import Remains
+from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.runs.words import dropped
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.types import Batch, Group, Trajectory
@@ -60,7 +59,7 @@ def test_the_ledger_has_no_other_columns():
     fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
     samples = tuple(Trajectory([1], loss_mask=in_loss) for in_loss in (True, False))
     ledger.add(fill, Batch((Group(0, make_prompt("p"), samples, ()),)))
-    ledger = ledger.with_failed(Remains(Fill((), (), ()), ()))
+    ledger = ledger.with_failed(FailedBatch(SampledBatch((), (), ()), ()))
     assert set(ledger.columns()) == set(FATES) - DISPLAYED - set(get_args(Former)) | {"total"}
 
 

@@ -1,5 +1,5 @@
-"""Environments: conversations of several turns that end in a verdict."""
+"""Environments: the other half of an episode. They answer the policy's turns, and end it with a verdict."""
 
-from dapo_rl.envs.one_turn import OneTurn
+from dapo_rl.envs.one_turn import AtHand, OneTurn
 
-__all__ = ["OneTurn"]
+__all__ = ["AtHand", "OneTurn"]

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from dapo_rl.types import Prompt, Trajectory, Verdict, Verifier
+from dapo_rl.types import Pending, Prompt, Trajectory, Verdict, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class AtHand:
+    """Verdicts that need no waiting."""
+
+    verdicts: Sequence[Verdict]
+
+    def result(self) -> Sequence[Verdict]:
+        return self.verdicts
+
+    def done(self) -> bool:
+        return True
 
 
 class OneTurn:
+    """Judges groups with a verifier; asynchronously, if it has a method `submit`."""
+
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
+        self._submit: Callable[[Prompt, Sequence[Trajectory]], Pending] | None = getattr(verifier, "submit", None)
 
-    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Verdict:
-        if len(turns) != 1:
-            raise ValueError(f"a verifier judges one turn, not {len(turns)}")
-        return self._verifier(prompt, turns)[0]
+    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Pending:
+        if self._submit is not None:
+            return self._submit(prompt, turns)
+        return AtHand(self._verifier(prompt, turns))

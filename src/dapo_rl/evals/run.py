@@ -27,7 +27,7 @@ from dapo_rl.evals.figures import Figures, compare, read_figures
 from dapo_rl.evals.plan import EvalPlan, fingerprint
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.responses import Judged, ResponseFile
-from dapo_rl.evals.sampling import Answered, answer
+from dapo_rl.evals.sampling import answer
 from dapo_rl.evals.vote import Voting
 from dapo_rl.models.load import (
     TINY,
@@ -40,7 +40,7 @@ from dapo_rl.models.load import (
 )
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.types import Prompt
+from dapo_rl.types import Group, Prompt
 
 SETTINGS = "settings.json"
 ENDS = 2**20
@@ -134,15 +134,15 @@ def _evaluate(
     if there:
         progress.note(f"resuming: {there} of {problems} done")
     part_of = {index: part for part in missing for index in part}
-    waiting: dict[range, list[Answered]] = {part: [] for part in missing}
+    waiting: dict[range, list[Group]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
     with closing_engine(work.engine), progress.of(name, len(work.prompts), done=there):
         for problem in answers:
-            progress.advance(sum(len(sample.token_ids) for sample in problem.samples))
-            part = part_of[problem.index]
+            progress.advance(problem.tokens)
+            part = part_of[problem.draw]
             waiting[part].append(problem)
             if len(waiting[part]) == len(part):
-                responses.write(part, _judged(waiting.pop(part), work.prompts, voting))
+                responses.write(part, _judged(waiting.pop(part), voting))
         responses.finish(len(work.prompts), work.k)
 
 
@@ -177,12 +177,11 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _judged(problems: list[Answered], prompts: Sequence[Prompt], voting: Voting) -> list[Judged]:
+def _judged(problems: list[Group], voting: Voting) -> list[Judged]:
     judged = []
-    for problem in sorted(problems, key=lambda problem: problem.index):
-        prompt, verdicts = prompts[problem.index], problem.verdicts.result()
-        votes = voting.votes(prompt, problem.samples, verdicts)
-        judged.append(Judged(problem.index, prompt, problem.samples, verdicts, votes))
+    for problem in sorted(problems, key=lambda problem: problem.draw):
+        votes = voting.votes(problem.prompt, problem.samples, problem.verdicts)
+        judged.append(Judged(problem.draw, problem.prompt, problem.samples, problem.verdicts, votes))
     return judged
 
 

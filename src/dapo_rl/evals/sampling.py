@@ -1,25 +1,17 @@
-"""Problems in, judged responses out: what an evaluation does, during training and apart from it."""
+"""Problems in, judged responses out: evaluation and `dapo verify`, by the same episodes as in training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
-from dapo_rl.rollout.flights import poll_engine
-from dapo_rl.rollout.verdicts import check_nothing, submit
-from dapo_rl.types import Pending, Prompt, Trajectory, Verifier
+from dapo_rl.envs import OneTurn
+from dapo_rl.rollout.episodes import Episodes, check_nothing
+from dapo_rl.types import Group, Prompt, Verifier
 
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A problem with all of its samples, in the order of their indices."""
-
-    index: int
-    samples: tuple[Trajectory, ...]
-    verdicts: Pending
-    """They are computed while the engine goes on."""
+LOOK_S = 0.05
+"""Seconds between checks for verdicts."""
 
 
 def answer(
@@ -31,29 +23,26 @@ def answer(
     seed: int,
     indices: Sequence[int] | None = None,
     check: Callable[[], None] = check_nothing,
-) -> Iterator[Answered]:
-    """Samples every prompt `samples` times; problems come in the order in which they become whole.
+) -> Iterator[Group]:
+    """Samples every prompt `samples` times; yields problems in the order in which they are judged. The draw of a group
+    is the index of its problem.
 
     A sample's random numbers follow from the seed, the prompt's id and the sample's index: the same problems give the
     same responses, whichever of them (`indices`) are asked for and in whatever order. `check` is called every fraction
     of a second; it raises to end this.
     """
-    wanted = range(len(prompts)) if indices is None else indices
-    finished: dict[int, dict[int, Trajectory]] = {i: {} for i in wanted}
-    for i in wanted:
-        own_seed = derive_seed(seed, "eval", prompts[i].id)
-        engine.submit(Request(f"eval-{i}", prompts[i].token_ids, samples, params, own_seed))
+
+    def request(index: int, prompt: Prompt) -> Request:
+        return Request(f"eval-{index}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id))
+
+    episodes = Episodes(engine, OneTurn(verifier), request, waits=False)
+    episodes.submitted = True
     try:
-        while finished:
-            completions = poll_engine(engine, check)
-            if not completions:
-                raise RuntimeError(f"the engine returned nothing with {len(finished)} unfinished problems")
-            for completion in completions:
-                i = int(completion.request_id.removeprefix("eval-"))
-                finished[i][completion.index] = completion.sample
-                if len(finished[i]) == samples:
-                    by_index = finished.pop(i)
-                    whole = tuple(by_index[n] for n in range(samples))
-                    yield Answered(i, whole, submit(verifier, prompts[i], whole))
+        for index in range(len(prompts)) if indices is None else indices:
+            episodes.start(index, prompts[index])
+        while len(episodes):
+            if episodes.generating:
+                episodes.poll(LOOK_S if episodes.stepping else None, check)
+            yield from episodes.finish(everything=not episodes.generating, check=check)
     finally:  # a caller that stops early leaves no work behind
-        engine.cancel([f"eval-{i}" for i in finished])
+        engine.cancel([flight.request.id for flight in episodes.generating])

@@ -31,8 +31,7 @@ from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
 from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
-from dapo_rl.rollout.grading import Grading
-from dapo_rl.rollout.judging import fate_of
+from dapo_rl.rollout.filtering import Grading, fate_of
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
 from dapo_rl.types import FinishReason, Group, Loggable, Prompt, RewardPart, VerdictStatus
@@ -141,8 +140,8 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
     params = SamplingParams.of(config.sampling)
     with progress.of("sampling", len(prompts)):
         for each in answer(run.engine, run.verifier, prompts, params, samples, config.seed):
-            progress.advance(sum(len(sample.token_ids) for sample in each.samples))
-            groups[each.index] = Group(each.index, prompts[each.index], each.samples, tuple(each.verdicts.result()))
+            progress.advance(each.tokens)
+            groups[each.draw] = each
     judged = [groups[i] for i in range(len(prompts))]
     seconds = time.monotonic() - started
     dry = _dry_rows(judged, run)

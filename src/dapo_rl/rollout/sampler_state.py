@@ -28,12 +28,10 @@ from dapo_rl.codec import verdict_of, verdict_row
 from dapo_rl.engines.protocol import Request
 from dapo_rl.fates import Fate, Former
 from dapo_rl.rewards.judge import fault_of
-from dapo_rl.rollout.acceptance import Acceptance
-from dapo_rl.rollout.fill import Filling
-from dapo_rl.rollout.flights import Flight
-from dapo_rl.rollout.grading import Grading, Observed
-from dapo_rl.rollout.interrupted import Interrupted
-from dapo_rl.rollout.judging import Unread
+from dapo_rl.rollout.acceptance_rate import Acceptance
+from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
+from dapo_rl.rollout.episodes import InFlightGroup, Unread
+from dapo_rl.rollout.filtering import Grading, Observed
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
@@ -49,9 +47,9 @@ class SamplerState:
     grading: Grading
     carried: tuple[Group, ...]
     """Good groups that wait for the next step, or in an interrupted one for earlier draws."""
-    flights: tuple[Flight, ...]
+    flights: tuple[InFlightGroup, ...]
     """Incomplete groups, in the order in which they are resubmitted to the engine."""
-    interrupted: Interrupted | None = None
+    interrupted: PausedBatch | None = None
 
     def write(self, directory: Path) -> None:
         """Tokens are in the order in which the entries name them."""
@@ -106,7 +104,7 @@ def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
     }
 
 
-def _flight_entry(flight: Flight, tokens: list[Trajectory]) -> dict[str, Any]:
+def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
     arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
     begun = () if flight.is_whole else flight.request.begun
     tokens += [*(sample for _, sample in arrived), *begun]
@@ -118,24 +116,25 @@ def _flight_entry(flight: Flight, tokens: list[Trajectory]) -> dict[str, Any]:
         "finish_reasons": [sample.finish_reason for _, sample in arrived],
         "begun": [sample.index for sample in begun],
         "new": [] if flight.is_whole else list(flight.request.starting),
+        "ended": [None if verdict is None else verdict_row(verdict) for verdict in flight.verdicts],
     }
 
 
-def _interrupted_entry(interrupted: Interrupted, tokens: list[Trajectory]) -> dict[str, Any]:
-    filling = interrupted.filling
+def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> dict[str, Any]:
+    builder = interrupted.builder
     return {
-        "kept": [_group_entry(group, tokens) for group in filling.kept],
-        "dropped": [_group_entry(group, tokens) | {"fate": fate} for group, fate in filling.dropped],
+        "kept": [_group_entry(group, tokens) for group in builder.kept],
+        "dropped": [_group_entry(group, tokens) | {"fate": fate} for group, fate in builder.dropped],
         "rejected": [_group_entry(group, tokens) | {"fate": fate} for group, fate in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
-        "sampled": [group.draw for group in filling.sampled],
-        "drawn": filling.drawn,
-        "finished_tokens": filling.finished_tokens,
-        "cancelled_tokens": filling.cancelled_tokens,
-        "generate_seconds": filling.generate_seconds,
-        "verify_seconds": filling.verify_seconds,
-        "earlier_seconds": filling.earlier_seconds,
-        "notes": filling.notes,
+        "sampled": [group.draw for group in builder.sampled],
+        "drawn": builder.drawn,
+        "finished_tokens": builder.finished_tokens,
+        "cancelled_tokens": builder.cancelled_tokens,
+        "generate_seconds": builder.generate_seconds,
+        "verify_seconds": builder.verify_seconds,
+        "earlier_seconds": builder.earlier_seconds,
+        "notes": builder.notes,
     }
 
 
@@ -193,6 +192,8 @@ class _Flight(Saved):
     finish_reasons: list[Literal["stop", "length"]]
     begun: list[Count]
     new: list[Count]
+    ended: list[dict[str, Any] | None] = Field(default_factory=list)
+    """Verdicts of samples whose episodes ended before those of others."""
 
     @property
     def samples(self) -> int:
@@ -202,18 +203,22 @@ class _Flight(Saved):
     def is_whole(self) -> bool:
         return not self.begun and not self.new
 
-    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> Flight:
+    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> InFlightGroup:
         prompt = find(self.prompt)
         whole = request(self.draw, prompt)
         samples: list[Trajectory | None] = [None] * whole.count
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
             samples[index] = next(tokens).replace(finish_reason=reason)
         begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        return Flight(self.draw, prompt, self.version, replace(whole, begun=begun, new=tuple(self.new)), samples)
+        left = replace(whole, begun=begun, new=tuple(self.new))
+        ended = [None if row is None else _verdict(row) for row in self.ended]
+        return InFlightGroup(self.draw, prompt, self.version, left, samples, ended)
 
     def fits(self, group_size: int) -> bool:
         everyone = sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
-        return everyone and len(self.arrived) == len(self.finish_reasons)
+        ended = [i for i, row in enumerate(self.ended) if row is not None]
+        fits = len(self.ended) in (0, group_size) and {*ended} <= {*self.arrived}
+        return everyone and fits and len(self.arrived) == len(self.finish_reasons)
 
 
 class _Unread(_Flight):
@@ -247,7 +252,7 @@ class _Interrupted(Saved):
 
     def restored(
         self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory], carried: Sequence[Group]
-    ) -> Interrupted:
+    ) -> PausedBatch:
         kept = [entry.restored(find, tokens) for entry in self.kept]
         dropped = [(entry.restored(find, tokens), entry.current_fate) for entry in self.dropped]
         rejected = tuple((entry.restored(find, tokens), entry.current_fate) for entry in self.rejected)
@@ -257,7 +262,7 @@ class _Interrupted(Saved):
             unread.append(Unread(entry.restored(find, request, tokens), entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}
-        filling = Filling(
+        builder = BatchBuilder(
             0,
             kept,
             dropped,
@@ -270,7 +275,7 @@ class _Interrupted(Saved):
             self.earlier_seconds,
             list(self.notes),
         )
-        return Interrupted(filling, rejected, tuple(unread))
+        return PausedBatch(builder, rejected, tuple(unread))
 
 
 class _Acceptance(Saved):

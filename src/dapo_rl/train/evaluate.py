@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.evals.metrics import avg, mean, passed
-from dapo_rl.evals.sampling import Answered, answer
-from dapo_rl.rollout.verdicts import await_verdicts, check_nothing
-from dapo_rl.types import Prompt, Verifier
+from dapo_rl.evals.sampling import answer
+from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.types import Group, Prompt, Verifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,18 @@ def evaluate(
 
     `check` is called every fraction of a second; it raises to abandon the evaluation.
     """
-    answered: list[Answered] = []
+    answered: list[Group] = []
     on_progress(0, len(prompts))
     for problem in answer(engine, verifier, prompts, params, samples, seed, check=check):
         answered.append(problem)
         on_progress(len(answered), len(prompts))
-    answered.sort(key=lambda problem: problem.index)
-    verdicts = [await_verdicts(problem.verdicts, check) for problem in answered]
+    answered.sort(key=lambda problem: problem.draw)
+    verdicts = [problem.verdicts for problem in answered]
     judged = [[v.correct for v in group if not v.failed] for group in verdicts]
     scores = [[v.score for v in group if not v.failed] for group in verdicts]
     by_source: dict[str, list[list[bool]]] = {}
     for problem, group in zip(answered, judged, strict=True):
-        if origin := prompts[problem.index].origin:
+        if origin := problem.prompt.origin:
             by_source.setdefault(origin, []).append(group)
     everything = [sample for problem in answered for sample in problem.samples]
     return Evaluation(
@@ -77,7 +77,7 @@ def evaluate(
         pass_at_k=mean([passed(group, samples) for group in judged]),
         prompts=len(prompts),
         samples=samples,
-        response_length=sum(len(s.token_ids) for s in everything) / len(everything),
+        response_length=sum(s.written for s in everything) / len(everything),
         truncated=sum(s.truncated for s in everything) / len(everything),
         verifier_errors=len(everything) - sum(map(len, judged)),
         first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo_rl.config import LogSettings
 from dapo_rl.errors import DivergedError, UserError
-from dapo_rl.rollout.interrupted import Remains
+from dapo_rl.rollout.batch_builder import FailedBatch
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display
 from dapo_rl.train.progress import Progress
@@ -12,7 +12,7 @@ from dapo_rl.train.progress import Progress
 
 def record_failed_step(
     step: int,
-    remains: Remains,
+    remains: FailedBatch,
     error: Exception,
     *,
     log: LogSettings,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dapo_rl.rollout.fill import Fill
-from dapo_rl.rollout.interrupted import Remains
+from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.types import Batch
 
 
@@ -13,7 +12,7 @@ class Ledger:
     def __init__(self, counts: dict[str, int] | None = None) -> None:
         self._counts: Counter[str] = Counter(counts or {})
 
-    def add(self, fill: Fill, batch: Batch) -> None:
+    def add(self, fill: SampledBatch, batch: Batch) -> None:
         self._counts["total"] += fill.tokens_generated
         self._counts["cancelled"] += fill.tokens_cancelled
         for sample in batch.samples:
@@ -21,13 +20,13 @@ class Ledger:
         for dropped, fate in fill.dropped:
             self._counts[fate] += dropped.tokens
 
-    def with_interrupted(self, so_far: Fill) -> Ledger:
+    def with_interrupted(self, so_far: SampledBatch) -> Ledger:
         """A copy that includes a step that was interrupted: nothing was trained on."""
         copy = Ledger(dict(self._counts))
         copy.add(so_far, Batch(()))
         return copy
 
-    def with_failed(self, remains: Remains) -> Ledger:
+    def with_failed(self, remains: FailedBatch) -> Ledger:
         """A copy that includes a step in which the run failed."""
         copy = self.with_interrupted(remains.fill)
         copy._counts["unfinished"] += sum(group.tokens for group in remains.unfinished)

@@ -18,8 +18,7 @@ from dapo_rl.engines.protocol import Engine, engine_metrics, preempted_samples, 
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.objectives.advantages import Advantages
-from dapo_rl.rollout.fill import Fill
-from dapo_rl.rollout.interrupted import Remains
+from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
@@ -152,7 +151,7 @@ def _train(run: Training) -> None:
         run.checkpoints.check()
         progress.current = step
         callbacks.step_begin()
-        filled: list[Fill] = []
+        filled: list[SampledBatch] = []
         try:
             with _keeping(run, step, filled), _or_diverged(run, step):
                 done = _step(run, step, filled)
@@ -250,14 +249,14 @@ def _or_diverged(run: Training, step: int) -> Iterator[None]:
 class _Done:
     """The result of one step: what was sampled, the batch after its last pass, and the metrics."""
 
-    fill: Fill
+    fill: SampledBatch
     batch: Batch
     metrics: dict[str, float]
     notes: Sequence[str]
 
 
 @contextmanager
-def _keeping(run: Training, step: int, filled: Sequence[Fill]) -> Iterator[None]:
+def _keeping(run: Training, step: int, filled: Sequence[SampledBatch]) -> Iterator[None]:
     """Records what a step had sampled if an error ends the run in it, and says where in the error's message. `filled`
     has the batch if it was full."""
     try:
@@ -266,7 +265,7 @@ def _keeping(run: Training, step: int, filled: Sequence[Fill]) -> Iterator[None]
         raise
     except Exception as error:
         with suppress(Exception):  # the error that ends the run is the one to show
-            remains = Remains.of_update(filled[0]) if filled else run.sampler.remains()
+            remains = FailedBatch.of_update(filled[0]) if filled else run.sampler.remains()
             if remains is not None and not (isinstance(error, RankLostError) and run.recover is not None):
                 record_failed_step(
                     step,
@@ -280,7 +279,7 @@ def _keeping(run: Training, step: int, filled: Sequence[Fill]) -> Iterator[None]
         raise
 
 
-def _step(run: Training, step: int, filled: list[Fill]) -> _Done:
+def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     """One step of Algorithm 1. The batch goes to `filled` before the update."""
     config, started, cpu = run.config, time.perf_counter(), time.process_time()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
@@ -387,7 +386,7 @@ def _evaluate(run: Training) -> dict[str, float]:
     return metrics
 
 
-def _verifier_failures(fill: Fill) -> str | None:
+def _verifier_failures(fill: SampledBatch) -> str | None:
     failed = [v for group, fate in fill.dropped if fate == "verifier_error" for v in group.verdicts if v.failed]
     if not failed:
         return None

@@ -15,12 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from dapo_rl.fates import Fate
-from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.types import MOST_LOGGED, Batch, Group, Verdict
 
 
 def step_metrics(
-    fill: Fill,
+    fill: SampledBatch,
     batch: Batch,
     updates: Sequence[Mapping[str, float]],
     rewards: Mapping[int, Tensor],
@@ -99,7 +99,7 @@ def _by_function(verdicts: Sequence[Verdict]) -> dict[str, float]:
     return metrics
 
 
-def _staleness(fill: Fill) -> list[float]:
+def _staleness(fill: SampledBatch) -> list[float]:
     """How many weight versions old the first token of each sample in the batch is."""
     return [float(fill.version - s.versions[0]) for group in fill.kept for s in group.samples]
 

@@ -12,7 +12,7 @@ from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
 from dapo_rl.errors import RankLostError, UnsavedError, UserError
-from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
 from dapo_rl.runs.unsaved import Unsaved
 from dapo_rl.train.progress import Progress
@@ -45,7 +45,7 @@ def write_results(
     *,
     waiting: int,
     in_flight: int,
-    so_far: Fill | None = None,
+    so_far: SampledBatch | None = None,
     failed: bool = False,
 ) -> dict[str, Any]:
     """Writes summary.json and, with `log.report`, report.png, or adds them to `unsaved`; returns the summary. `failed`:

@@ -11,7 +11,7 @@ from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.fates import Fate
 from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
-from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Prompts
 from dapo_rl.types import Group, Trajectory, Verifier
 
@@ -34,7 +34,7 @@ class Rounds:
     gives_up: bool = False
     draws: int = 0
 
-    def fill(self, n: int) -> Fill:
+    def fill(self, n: int) -> SampledBatch:
         kept: list[Group] = []
         dropped: list[tuple[Group, Fate]] = []
         sampled: list[Group] = []
@@ -55,7 +55,9 @@ class Rounds:
             dropped = [(group, "surplus" if _fate(group) == "kept" else _fate(group)) for group in sampled[n:]]
             kept = first
         tokens = sum(group.tokens for group in sampled)
-        return Fill(tuple(kept), tuple(dropped), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
+        return SampledBatch(
+            tuple(kept), tuple(dropped), tuple(sampled), version=self.engine.version, tokens_generated=tokens
+        )
 
     def _round(self, size: int) -> list[Group]:
         drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}

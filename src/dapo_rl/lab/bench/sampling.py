@@ -25,7 +25,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.lab.bench.rounds import Rounds
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
@@ -179,7 +179,7 @@ class SaysSo:
 
 
 class Strategy(Protocol):
-    def fill(self, n: int) -> Fill: ...
+    def fill(self, n: int) -> SampledBatch: ...
 
 
 def strategies(engine: SimulatedEngine, group: int, n: int) -> dict[str, Callable[[], Strategy]]:

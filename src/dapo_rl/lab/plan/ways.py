@@ -14,7 +14,7 @@ from dapo_rl.lab.plan.rates import Rates
 from dapo_rl.lab.plan.replica import Replica
 from dapo_rl.lab.plan.timed_engine import Load, TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
-from dapo_rl.rollout.fill import Fill
+from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 
 Way = Literal["rounds", "streaming", "asynchronous"]
@@ -150,7 +150,7 @@ class Simulation:
         return steps
 
     def _step(
-        self, fill: Fill, start: float, sampled: float, begin: float, end: float, update: UpdateTime
+        self, fill: SampledBatch, start: float, sampled: float, begin: float, end: float, update: UpdateTime
     ) -> PlannedStep:
         ages = [fill.version - int(group.samples[0].versions[0]) for group in fill.kept]
         return PlannedStep(
@@ -164,7 +164,7 @@ class Simulation:
             stale=sum(ages) / max(1, len(ages)),
         )
 
-    def _update(self, fill: Fill) -> UpdateTime:
+    def _update(self, fill: SampledBatch) -> UpdateTime:
         memory, train = self.memory, self.memory.config.train
         layout = memory.layout
         how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
@@ -214,6 +214,6 @@ def simulated_share(prompts: int, engines: int, enough: int = ENOUGH) -> int:
     return share
 
 
-def trained_lengths(fill: Fill) -> list[int]:
+def trained_lengths(fill: SampledBatch) -> list[int]:
     """Of the samples of a batch."""
     return [len(sample.token_ids) for group in fill.kept for sample in group.samples]

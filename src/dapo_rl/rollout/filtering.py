@@ -1,4 +1,6 @@
-"""Recognises graded scores, for `sampling.metric: auto`.
+"""The filter of dynamic sampling: which groups are kept, and why others are dropped.
+
+`sampling.metric: auto` recognises graded scores.
 
 Scores are right-or-wrong as long as all correct samples have one score and all others have one, and graded from the
 first that differs. Up to then a group that is all right or all wrong has no spread, so no earlier group was dropped
@@ -11,15 +13,21 @@ dividing by the group's standard deviation would make it as large as the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
+from dapo_rl.base.quote import describe
+from dapo_rl.choices import Masking
+from dapo_rl.config import SamplingSettings
+from dapo_rl.errors import UserError
 from dapo_rl.fates import Fate
 from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
 from dapo_rl.types import Group, Verdict
+
+GroupFilter = Callable[[Group], bool]
 
 SAME = 1e-6
 """Scores that differ by less are the same, as in the filter."""
@@ -128,3 +136,33 @@ def has_spread(verdicts: Sequence[Verdict]) -> bool:
 
 def _word(verdict: Verdict) -> str:
     return "correct" if verdict.correct else "wrong"
+
+
+def fate_of(
+    group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading, masking: Masking = "none"
+) -> Fate:
+    """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
+    if any(verdict.failed for verdict in group.verdicts):
+        return "verifier_error"
+    if settings.dynamic:
+        by_metric = {"auto": grading.drops, "correct": alike, "score": same_score}
+        why_dropped = by_metric[settings.metric]
+        if (fate := why_dropped(group.verdicts)) is not None:
+            return fate
+        left = [v for s, v in zip(group.samples, group.verdicts, strict=True) if not s.truncated]
+        # With truncated samples in the baseline, even equal samples have an advantage over them.
+        if masking != "none" and (not left or (masking == "baseline" and why_dropped(left) is not None)):
+            return "truncated"
+    return "kept" if keep is None or _passes(keep, group) else "filtered"
+
+
+def _passes(keep: GroupFilter, group: Group) -> bool:
+    try:
+        return bool(keep(group))
+    except (UserError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # includes SystemExit: sys.exit(0) in a filter must not end the run as a success
+        raise UserError(
+            f"sampling.filter: {describe(error)}, on the group of prompt {group.prompt.id}; "
+            "it is called with a group (prompt, samples, verdicts) and returns whether to keep it"
+        ) from error

@@ -12,11 +12,13 @@ from support import Prompts, small_model, tokenizer, weights_of
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.protocol import SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
+from dapo_rl.envs import OneTurn
 from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo, SimulatedEngine, World
-from dapo_rl.rollout.flights import Flights
-from dapo_rl.rollout.pacing import Ahead, may_start
+from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.rollout.staleness import Ahead, may_start
 from dapo_rl.types import Verdict
 
 
@@ -178,15 +180,19 @@ class FirstTokenVerifier:
 PARAMS = SamplingParams(max_new_tokens=12)
 
 
+def request(draw, prompt):
+    return Request(f"draw-{draw}", prompt.token_ids, 4, PARAMS, derive_seed(0, prompt.id, draw))
+
+
 def one_by_one(engine, prompts, n, next_draw):
     """The synchronous step: draws one group after the other until `n` of them are good."""
     kept = []
     while len(kept) < n:
-        flights = Flights(engine, PARAMS, 4, seed=0)
-        flights.next_draw, next_draw = next_draw, next_draw + 1
-        flight = flights.start(prompts.draw())
+        episodes = Episodes(engine, OneTurn(FirstTokenVerifier()), request)
+        flight = episodes.start(next_draw, prompts.draw())
+        next_draw += 1
         while not flight.is_whole:
-            flights.poll()
+            episodes.poll()
         if len({verdict.correct for verdict in FirstTokenVerifier()(None, flight.samples)}) == 2:
             kept.append((flight.draw, flight.samples))
     return kept, next_draw

@@ -1,0 +1,222 @@
+"""The batch of a step while it is being filled: groups join it in the order in which their prompts were drawn.
+
+Taking groups in the order they finish would favour short answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dapo_rl.base.format import counted
+from dapo_rl.config import SamplingSettings
+from dapo_rl.errors import CapReachedError
+from dapo_rl.fates import FATES, Fate
+from dapo_rl.rollout.episodes import Unread
+from dapo_rl.rollout.filtering import has_spread
+from dapo_rl.types import Group, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """The result of builder one batch."""
+
+    kept: tuple[Group, ...]
+    """In the order drawn."""
+    dropped: tuple[tuple[Group, Fate], ...]
+    sampled: tuple[Group, ...]
+    """All groups judged in this step, kept or not; `kept` can also contain older ones."""
+    version: int = 0
+    """The version of the weights that sampled in this step."""
+    filled_up: frozenset[int] = frozenset()
+    """The draws of uninformative groups that `on_cap: fill` added to the batch; their advantages are 0."""
+    carried_over: int = 0
+    """Good groups that wait for the next step."""
+    in_flight: int = 0
+    """Groups that continue in the next step."""
+    tokens_generated: int = 0
+    """Tokens of the samples that finished or were cancelled in this step."""
+    tokens_cancelled: int = 0
+    """Tokens of groups that were cancelled before all their samples finished."""
+    generate_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    """Time that the engine waited for verdicts."""
+    earlier_seconds: float = 0.0
+    """Time spent on it before it was interrupted."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
+
+    def fates(self) -> Counter[Fate]:
+        return Counter(fate for _, fate in self.dropped) + Counter({"kept": len(self.kept)})
+
+
+@dataclass(slots=True)
+class BatchBuilder:
+    """A batch of `n` groups, or more if more are due, that is being filled."""
+
+    n: int
+    kept: list[Group] = field(default_factory=list)
+    dropped: list[tuple[Group, Fate]] = field(default_factory=list)
+    sampled: list[Group] = field(default_factory=list)
+    drawn: int = 0
+    finished_tokens: int = 0
+    cancelled_tokens: int = 0
+    generate_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    earlier_seconds: float = 0.0
+    """Time spent on it before it was interrupted."""
+    notes: list[str] = field(default_factory=list)
+    due: int = -1
+    """Good groups up to this draw are trained on in this step, because they would be too old in the next one."""
+
+    @property
+    def missing(self) -> int:
+        return max(0, self.n - len(self.kept))
+
+    @property
+    def tokens_generated(self) -> int:
+        return self.finished_tokens + self.cancelled_tokens
+
+    def reasons(self) -> str:
+        """The reasons why groups were dropped, with counts."""
+        counts = Counter(fate for _, fate in self.dropped)
+        return ", ".join(f"{count} {FATES[fate].label}" for fate, count in counts.items()) or "none dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class PausedBatch:
+    builder: BatchBuilder
+    rejected: tuple[tuple[Group, Fate], ...] = ()
+    """Groups that are not kept, and wait for the verdicts of earlier draws."""
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        groups = [*self.builder.kept, *(group for group, _ in (*self.builder.dropped, *self.rejected))]
+        return [*(group.prompt for group in groups), *(unread.flight.prompt for unread in self.unread)]
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of its complete groups that no fate has been recorded for."""
+        groups = [*self.builder.kept, *(group for group, _ in self.rejected)]
+        return sum(group.tokens for group in groups) + sum(unread.flight.finished_tokens for unread in self.unread)
+
+    def so_far(self) -> SampledBatch:
+        """Its result so far. Kept groups are not in it: nothing has been trained on them."""
+        builder = self.builder
+        return SampledBatch(
+            kept=(),
+            dropped=tuple(builder.dropped),
+            sampled=tuple(builder.sampled),
+            tokens_generated=builder.tokens_generated,
+            tokens_cancelled=builder.cancelled_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBatch:
+    """What a step had sampled when the run failed in it."""
+
+    fill: SampledBatch
+    """Its dropped groups, and the tokens that it generated. Kept groups are not in it: nothing was trained on them."""
+    unfinished: tuple[Group, ...]
+    """All other groups, with the samples that had finished. Those that were not judged have no verdicts."""
+
+    @classmethod
+    def of(
+        cls, builder: BatchBuilder, dropped: tuple[tuple[Group, Fate], ...], unfinished: tuple[Group, ...]
+    ) -> FailedBatch:
+        fill = SampledBatch(
+            kept=(),
+            dropped=dropped,
+            sampled=tuple(builder.sampled),
+            tokens_generated=builder.tokens_generated,
+            tokens_cancelled=builder.cancelled_tokens,
+        )
+        return cls(fill, unfinished)
+
+    @classmethod
+    def of_update(cls, fill: SampledBatch) -> FailedBatch:
+        """Of a step that failed after its batch was full."""
+        return cls(replace(fill, kept=()), fill.kept)
+
+
+class Admission:
+    """Judged groups that wait for the verdicts of earlier draws, or for the next step."""
+
+    def __init__(self, carried: Iterable[Group] = (), rejected: Iterable[tuple[Group, Fate]] = ()) -> None:
+        """`rejected` groups wait for earlier draws, in a step that was interrupted."""
+        self._judged: dict[int, tuple[Group, Fate]] = {group.draw: (group, "kept") for group in carried}
+        self._judged |= {group.draw: (group, fate) for group, fate in rejected}
+
+    def __len__(self) -> int:
+        return len(self._judged)
+
+    @property
+    def good(self) -> int:
+        """Groups that will be kept."""
+        return sum(fate == "kept" for _, fate in self._judged.values())
+
+    @property
+    def carried(self) -> tuple[Group, ...]:
+        """Good groups that wait for the next step, or for earlier draws, in the order drawn."""
+        return tuple(group for _, (group, fate) in sorted(self._judged.items()) if fate == "kept")
+
+    @property
+    def rejected(self) -> tuple[tuple[Group, Fate], ...]:
+        """Other groups that wait for earlier draws, in the order drawn. Between steps there are none."""
+        return tuple((group, fate) for _, (group, fate) in sorted(self._judged.items()) if fate != "kept")
+
+    def add(self, group: Group, fate: Fate) -> None:
+        self._judged[group.draw] = (group, fate)
+
+    def admit(self, builder: BatchBuilder, first_out: float) -> None:
+        """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict. A full batch admits
+        only groups that are due."""
+        for draw in sorted(self._judged):
+            if draw > first_out or (not builder.missing and draw > builder.due):
+                break
+            group, fate = self._judged.pop(draw)
+            if fate == "kept":
+                builder.kept.append(group)
+            else:
+                builder.dropped.append((group, fate))
+
+    def settle(self, builder: BatchBuilder, surplus: str) -> list[Group]:
+        """Ends a step: only carried groups stay. Returns the others, which are dropped."""
+        removed: list[Group] = []
+        for draw in sorted(self._judged):
+            group, fate = self._judged[draw]
+            if fate == "kept" and surplus == "carry":
+                continue
+            removed.append(group)
+            builder.dropped.append((group, "surplus" if fate == "kept" else fate))
+            del self._judged[draw]
+        return removed
+
+
+def at_cap(builder: BatchBuilder, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:
+    """Applies `on_cap` to a batch that is not full when the cap is reached. Returns the draws that fill it up, and a
+    note for the user."""
+    nothing: frozenset[int] = frozenset()
+    if settings.dynamic_batch and builder.kept:
+        return nothing, None
+    found = f"{counted(builder.drawn, 'group')} drawn, {len(builder.kept)} of {builder.n} kept ({builder.reasons()})"
+    same = [group for group, fate in builder.dropped if fate in ("all_correct", "all_wrong")]
+    if different := sum(has_spread(group.verdicts) for group in same):
+        found += f"; sampling.metric=score keeps {different} of these, whose scores differ"
+    if settings.on_cap == "fill":
+        spare = [group for group, fate in builder.dropped if not FATES[fate].signal]
+        chosen = spare[: builder.missing]
+        draws = frozenset(group.draw for group in chosen)
+        builder.dropped = [entry for entry in builder.dropped if entry[0].draw not in draws]
+        builder.kept = sorted([*builder.kept, *chosen], key=lambda group: group.draw)
+        if builder.kept:
+            return draws, f"sampling.cap reached: {found}; filled up with {counted(len(draws), 'uninformative group')}"
+    if settings.on_cap == "partial" and builder.kept:
+        return nothing, f"sampling.cap reached: {found}; training on {counted(len(builder.kept), 'group')}"
+    raise CapReachedError(
+        f"sampling.cap: {found}; raise sampling.cap, use easier or harder prompts, "
+        "or choose sampling.on_cap=partial or fill"
+    )
