@@ -6,24 +6,35 @@ The first path is the module or package to break, the others are given to pytest
 of the files that git knows. Each mutant is one change: a comparison, a constant, `and` or `or`, `not`, `min` or `max`,
 an operator, a statement or a returned value that is gone, a default. A mutant that no test notices has survived; its
 diff is printed. Exit code: 0 if all were killed, 1 if some survived, 2 if the tests fail without any change.
+
+Where processes can fork, slow libraries are imported once, and the tests of each mutant run in a child of this process.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import atexit
+import compileall
+import contextlib
 import difflib
+import gc
+import importlib
+import multiprocessing
 import os
+import py_compile
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
@@ -48,6 +59,9 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
 SLACK = 3.0
 """A mutant may take so many times as long as the tests without a change, and SECONDS more."""
 SECONDS = 20.0
+PRELOADED = ("numpy", "torch", "transformers", "hypothesis")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""A process must fork while it has one thread, and libraries start more when they are imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,30 +224,66 @@ def copy_tree(root: Path, to: Path) -> None:
             shutil.copy(root / name, to / name)
 
 
-def run_tests(root: Path, tests: Sequence[str], timeout: float | None) -> int | None:
-    """pytest's exit code; None after the time limit, when everything that the tests started is killed."""
-    paths = [str(root / "src"), str(root), os.environ.get("PYTHONPATH", "")]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(words, cwd=root, env=env, stdout=quiet, stderr=quiet, start_new_session=True)
+def preload(names: Sequence[str]) -> None:
+    """Imports libraries, as far as they are installed, for the children that `run_tests` forks."""
+    os.environ.update(ONE_THREAD)
+    for name in ("pytest", *names):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    gc.freeze()  # a collection in a child then copies no page of these
+
+
+def run_tests(root: Path, tests: Sequence[str], timeout: float | None, fork: bool = False) -> int | None:
+    """pytest's exit code; None after the time limit. What the tests have started and left is killed."""
+    paths = [str(root / "src"), str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {"PYTHONPATH": os.pathsep.join(paths)}
+    words = ["-x", "-q", "-p", "no:cacheprovider", *tests]
+    if fork:
+        assert threading.active_count() == 1, "a process that forks has one thread"
+        child = multiprocessing.get_context("fork").Process(target=_run_pytest, args=(root, env, paths, words))
+        child.start()
+        pid, wait = child.pid, child.join
+    else:
+        quiet = subprocess.DEVNULL
+        words = [sys.executable, "-m", "pytest", *words]
+        started = subprocess.Popen(
+            words, cwd=root, env=os.environ | env, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+        pid, wait = started.pid, started.wait
     try:
-        return process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            wait(timeout)
+        return child.exitcode if fork else started.returncode
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        wait()
 
 
-def survivors(root: Path, mutants: Sequence[Mutant], tests: Sequence[str], timeout: float) -> Iterator[Mutant]:
+def _run_pytest(root: Path, env: dict[str, str], paths: Sequence[str], words: list[str]) -> NoReturn:
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    os.chdir(root)
+    os.environ.update(env)
+    sys.path[:0] = paths
+    try:
+        code = sys.modules["pytest"].main(words)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing does not, and the tests may rely on it
+    sys.exit(int(code))
+
+
+def survivors(
+    root: Path, mutants: Sequence[Mutant], tests: Sequence[str], timeout: float, fork: bool = False
+) -> Iterator[Mutant]:
     """Runs the tests with each mutant of a copy, prints what became of it, and yields those that survive."""
     for number, mutant in enumerate(mutants, 1):
         source = mutant.path.read_bytes()
         mutant.path.write_bytes(mutant.applied(source))
         try:
-            code = run_tests(root, tests, timeout)
+            code = run_tests(root, tests, timeout, fork)
         finally:
             mutant.path.write_bytes(source)
         fate = {0: "SURVIVED", None: "killed, by the time limit"}.get(code, "killed")
@@ -257,22 +307,29 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10, help="number of mutants (default 10)")
     parser.add_argument("--seed", type=int, default=0, help="which mutants (default 0)")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the project (default: the working directory)")
+    parser.add_argument("--preload", nargs="*", default=PRELOADED, help="libraries that are imported once")
     given = parser.parse_args(words)
-    with tempfile.TemporaryDirectory(prefix="mutate-") as name:
-        root = Path(name).resolve()
+    with contextlib.ExitStack() as stack:
+        root = Path(tempfile.mkdtemp(prefix="mutate-")).resolve()
+        stack.callback(shutil.rmtree, root)  # TemporaryDirectory would remove it at the exit of a child, too
         copy_tree(given.root, root)
+        # Checked by content, because a mutant may have the size and the second of what it replaces.
+        compileall.compile_dir(root, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         target = root / given.target
         files = sorted(target.rglob("*.py")) if target.is_dir() else [target] if target.is_file() else []
         mutants = choose([mutant for path in files for mutant in find_mutants(path)], given.count, given.seed)
         if not mutants:
             print(f"mutate: {given.target}: nothing to break there", file=sys.stderr)
             return 2
+        fork = "fork" in multiprocessing.get_all_start_methods()
+        if fork:
+            preload(given.preload)
         began = time.monotonic()
-        if code := run_tests(root, given.tests, None):
+        if code := run_tests(root, given.tests, None, fork):
             print(f"mutate: the tests fail without any change: pytest exits with {code}", file=sys.stderr)
             return 2
         timeout = SLACK * (time.monotonic() - began) + SECONDS
-        alive = list(survivors(root, mutants, given.tests, timeout))
+        alive = list(survivors(root, mutants, given.tests, timeout, fork))
         for mutant in alive:
             print(f"\n{diff_of(mutant, root)}")
         print(f"\n{len(mutants) - len(alive)} of {len(mutants)} killed")

@@ -50,7 +50,7 @@ def project(tmp_path, monkeypatch):
 
 def run(project, *words):
     tool = REPOSITORY / "tools" / "mutate.py"
-    words = [sys.executable, tool, "made_up", "test_sums.py", "--root", str(project), *words]
+    words = [sys.executable, tool, "made_up", "test_sums.py", "--root", str(project), *words, "--preload"]
     return subprocess.run(words, cwd=project, capture_output=True, text=True)
 
 
