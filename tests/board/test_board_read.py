@@ -1,5 +1,6 @@
 """Reading runs, groups and the ledger."""
 
+import math
 import os
 import socket
 
@@ -150,6 +151,20 @@ def test_clipping_is_what_the_update_recorded(tmp_path, values, shown):
     first, second = group_of(entry, entry.rollout(1), 10)["samples"]
     assert first["clipped"] == shown
     assert "clipped" not in second
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_ratio_too_large_or_small_to_show_is_one_of_e_to_the_50(tmp_path, sign):
+    run = make_run(tmp_path / "a")
+    table = pq.read_table(run.rollout(1))
+    place = table.column_names.index("train_logps")
+    # Sampled with −0.5, −1 and −1.5; the last is no probability at all.
+    trained = pa.array([[-0.5 + sign * 49, -1 + sign * 900, -math.inf]] * 4, pa.list_(pa.float32()))
+    pq.write_table(table.set_column(place, "train_logps", trained), run.rollout(1))
+    entry = Catalogue([tmp_path]).find("a")
+    ratios = group_of(entry, entry.rollout(1), 10)["samples"][0]["ratio"]
+    assert ratios[:2] == pytest.approx([math.exp(sign * 49), math.exp(sign * 50)], rel=1e-4, abs=0)
+    assert ratios[2] is None
 
 
 def test_rollouts_that_do_not_record_clipping_offer_no_colour_for_it(tmp_path):
