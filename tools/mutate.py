@@ -180,23 +180,23 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def find_mutants(path: Path) -> list[Mutant]:
-    """Every mutant of a file that is valid Python."""
+    """Every mutant of a file. A few are not valid Python."""
     source = path.read_bytes()
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
-    return [mutant for mutant in finder.found if _compiles(mutant.applied(source))]
+    return finder.found
 
 
-def _compiles(source: bytes) -> bool:
+def _compiles(mutant: Mutant) -> bool:
     try:
-        compile(source, "mutant", "exec", dont_inherit=True)
+        compile(mutant.applied(mutant.path.read_bytes()), "mutant", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
     return True
 
 
 def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """A sample without repeats that has the kinds about equally often: constants are the most frequent by far."""
+    """A sample of valid mutants that has the kinds about equally often: constants are the most frequent by far."""
     rng = random.Random(seed)
     by_kind: dict[str, list[Mutant]] = {}
     for mutant in mutants:
@@ -204,7 +204,9 @@ def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     chosen: list[Mutant] = []
     while by_kind and len(chosen) < count:
         kind = rng.choice(sorted(by_kind))
-        chosen.append(by_kind[kind].pop(rng.randrange(len(by_kind[kind]))))
+        mutant = by_kind[kind].pop(rng.randrange(len(by_kind[kind])))
+        if _compiles(mutant):
+            chosen.append(mutant)
         if not by_kind[kind]:
             del by_kind[kind]
     return chosen
