@@ -431,10 +431,15 @@ def _model_and_tokenizer(config: Config, given: Given) -> tuple[Any, Any]:
 
 
 def _check_data(config: Config, given: Given) -> None:
-    """Raises UserError if a run of the caller's own model would fall back to the demo's data."""
+    """Raises UserError if a run of the caller's own model would fall back to the demo's data, or if it is to be
+    evaluated on nothing."""
     own = given.model is not None or config.model.name != ModelSettings().name
     if own and given.train_dataset is None:
         config.check_data("train_dataset" if given.model is not None else f"model.name={config.model.name}")
+    if config.eval.every is not None and _sources(config, given)["data.eval"] is None:
+        raise UserError(
+            "eval.every: there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none"
+        )
 
 
 def _sources(config: Config, given: Given) -> dict[str, Any]:
@@ -471,10 +476,6 @@ def _prompt_sets(
     sources = _sources(config, given)
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
-    if config.eval.every is not None and held_out is None:
-        raise UserError(
-            "eval.every: there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none"
-        )
     verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
     return train, held_out
 

@@ -82,6 +82,12 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none" in mistake(
         "train", "data.eval=null", cwd=tmp_path
     )
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{}")
+    words = ("train", "data.train=arithmetic", "model.name=./broken")
+    assert "./broken" in mistake(*words, "eval.every=none", cwd=tmp_path)
+    unread = mistake(*words, "eval.every=1", cwd=tmp_path)
+    assert "there is nothing to evaluate on" in unread  # a model may take minutes to load
     long = mistake("train", "sampling.max_new_tokens=600", cwd=tmp_path)
     assert "sampling.max_new_tokens: " in long
     assert "context of 512" in long
