@@ -270,11 +270,16 @@ def _by_last(keys: Collection[str]) -> dict[str, str]:
     return {key.split(".")[-1]: key for key in reversed(list(keys))}
 
 
+_RUN_DIRECTORY = ("dir", "out", "output", "run", "run_dir")
+
+
 def suggestion(key: str, keys: Collection[str], value: Any = None) -> str:
     """A hint at what an unknown key is here, if another library has it, or at the valid key nearest to it."""
     last = key.split(".")[-1]
     if hint := foreign_hint(key, value):
         return hint
+    if key in _RUN_DIRECTORY:
+        return "; name the run directory with --run DIR"
     by_last = _by_last(keys)
     close = by_last.get(last) or nearest(key, keys, cutoff=0.5) or by_last.get(nearest(last, by_last) or "")
     return did_you_mean(close, "`dapo train --help` lists them all")

@@ -21,6 +21,17 @@ def error_of(*overrides):
     return str(caught.value)
 
 
+def test_the_run_directory_is_no_setting():
+    for name in ("out", "run", "output_dir"):
+        assert "name the run directory with --run DIR" in error_of(f"{name}=r1")
+
+
+def test_none_is_written_in_lower_case():
+    assert Config.load(None, ["eval.every=none"]).eval.every is None
+    assert error_of("eval.every=None") == "eval.every: expected a number or none (in lower case), got 'None'"
+    assert "none" not in error_of("seed=None")
+
+
 def test_the_defaults_are_dapo():
     config = Config.load()
     assert (config.algo.clip_low, config.algo.clip_high) == (0.2, 0.28)

@@ -33,4 +33,6 @@ class Section(BaseModel):
         counts = bool not in kinds and any(kind in (int, float) or type(kind) is int for kind in kinds)
         if isinstance(value, bool) and counts:
             raise PydanticCustomError("switch_for_number", "expected a number")
+        if value == "None" and counts and type(None) in kinds:
+            raise PydanticCustomError("capital_none", "expected a number or none (in lower case)")
         return value
