@@ -117,6 +117,7 @@ def test_a_misspelt_generator_does_not_go_to_the_hub():
 def test_a_file_takes_no_parameters(tmp_path):
     path = write(tmp_path / "a.jsonl", "{}")
     fails(SourceSettings(source=str(path), split="train"), r"data\.train\.split: a file has no such parameter")
+    fails(SourceSettings(source=str(path), wieght=2), r"data\.train\.wieght: .* parameter; did you mean weight\?$")
 
 
 def test_parquet_gives_plain_values_without_the_index_of_pandas(tmp_path):

@@ -13,7 +13,8 @@ def check_names(parameters: Mapping[str, Any], known: Iterable[str], key: str, s
     known = list(known)
     for name in parameters:
         if name not in known:
-            hint = did_you_mean(nearest(name, known), f"it has {', '.join(known) or 'none'}")
+            weight = ["weight"] if key == "data.train" else []  # of any source
+            hint = did_you_mean(nearest(name, [*known, *weight]), f"it has {', '.join(known) or 'none'}")
             raise UserError(f"{key}.{name}: {source} has no such parameter{hint}")
 
 
