@@ -31,6 +31,8 @@ def picture():
         (TEXT | {"audio": {"array": [0.1], "sampling_rate": 8}}, "has audio, and audio is not supported"),
         (TEXT | {"figure": {"bytes": b"x", "path": "a.png"}}, "the column 'figure' has an image"),
         (TEXT | {"figures": [{"bytes": b"x", "path": "a.png"}]}, "the column 'figures' has an image"),
+        (TEXT | {"multi_modal_data": {"image": ["a.png"]}}, "the column 'multi_modal_data' has an image"),
+        (TEXT | {"multi_modal_data": {"image": [], "video": "a.mp4"}}, "the column 'multi_modal_data' has a video"),
         (TEXT | {"tools": [{"type": "function"}]}, "the column 'tools' has tools, and tools are not supported"),
         (TEXT | {"tools": '[ {"type": "function"}]'}, "the column 'tools' has tools"),
         (chat({"type": "image"}, {"type": "text", "text": "How many?"}), "message 1 of 'prompt' has an image"),

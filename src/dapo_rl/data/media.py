@@ -8,7 +8,7 @@ from typing import Any
 from dapo_rl.errors import UserError
 
 _COLUMNS = {name: kind for kind in ("image", "video", "audio") for name in (kind, f"{kind}s")}
-"""The columns in which TRL, verl and ms-swift look for media."""
+"""The columns in which TRL, verl and ms-swift look for media, and the keys of vLLM's `multi_modal_data`."""
 _MODULES = ("PIL.", "torchcodec.", "torchvision.", "datasets.features._torchcodec")
 
 
@@ -24,9 +24,11 @@ def refuse_media(where: str, columns: Mapping[str, Any]) -> None:
                 f"{where}: the column {name!r} has tools, and tools are not supported: a run trains on single "
                 "responses without calls"
             )
-        kind = _COLUMNS.get(name.lower())
-        if kind is not None and _holds_something(value):
-            raise _refused(where, f"the column {name!r} has", kind)
+        held = value.items() if name == "multi_modal_data" and isinstance(value, Mapping) else [(name, value)]
+        for called, thing in held:
+            kind = _COLUMNS.get(str(called).lower())
+            if kind is not None and _holds_something(thing):
+                raise _refused(where, f"the column {name!r} has", kind)
         if value is None or isinstance(value, str | bytes | int | float):
             continue
         if (kind := _of_object(value)) is not None:
