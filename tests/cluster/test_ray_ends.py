@@ -70,6 +70,25 @@ def test_the_end_of_a_process_of_ray_ends_the_run_with_one_line(busy, tmp_path, 
     assert any((directory / "ray" / "session_latest" / "logs").iterdir()), "the line names them"
 
 
+WATCHED = """
+import subprocess, time, types
+from dapo_rl.cluster.ray_watch import RayWatch
+
+gcs = subprocess.Popen(["sleep", "600"])
+started = types.SimpleNamespace(process=gcs)
+RayWatch(types.SimpleNamespace(all_processes={"gcs_server": [started]}, raylet_socket_name=""), lambda: "the logs")
+gcs.kill()
+time.sleep(600)
+"""
+
+
+def test_before_there_is_a_run_nothing_can_be_resumed(tmp_path):
+    done = forked.run([sys.executable, "-c", WATCHED], timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    said = r"dapo: Ray has ended, because its GCS, process \d+, was killed or crashed; "
+    assert re.fullmatch(rf"{said}start again, or look for the cause in the logs\n", done.stderr)
+
+
 @pytest.mark.slow
 def test_nothing_of_ray_outlives_a_process_that_was_killed(busy, tmp_path):
     process, directory, vital = busy

@@ -81,11 +81,8 @@ class RayWatch:
                 os.close(descriptor)
             return
         why = f"{names[ready[0]]} was killed or crashed"
-        _exit(
-            RayLostError(
-                f"Ray has ended, because {why}; continue with --resume, or look for the cause in {self._logs()}"
-            )
-        )
+        then = "continue with --resume" if _recorders else "start again"  # a run that exists records it
+        _exit(RayLostError(f"Ray has ended, because {why}; {then}, or look for the cause in {self._logs()}"))
 
 
 def vital_processes(node: Any) -> dict[str, int]:
