@@ -5,6 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_prompt
@@ -100,3 +101,10 @@ def test_a_group_that_an_older_version_dropped_for_its_age_is_surplus(tmp_path):
     (tmp_path / FILE).write_text(json.dumps(saved))
     again = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
     assert again.interrupted.builder.dropped == [(dropped, "surplus")]
+
+
+@pytest.mark.parametrize("next_draw", [0, 1])
+def test_a_sampler_with_nothing_left_comes_back(tmp_path, next_draw):
+    state = SamplerState(next_draw, Acceptance(), Grading(), (), (), None)
+    state.write(tmp_path)
+    assert SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY) == state
