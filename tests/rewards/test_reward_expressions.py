@@ -173,3 +173,19 @@ def test_an_answer_without_variables_is_needed_where_the_truth_has_none():
     assert not answers_equal("x-x", "0")
     assert not answers_equal("\\frac{2x}{x}", "2")
     assert not answers_equal("\\sin^2x+\\cos^2x", "1")
+
+
+@pytest.mark.parametrize(
+    ("power", "root"),
+    [
+        (r"(-2)^{1/3}", r"-\sqrt[3]{2}"),
+        (r"(-2)^{2/3}", r"\sqrt[3]{4}"),
+        (r"(-3)^{3/5}", r"-\sqrt[5]{27}"),
+    ],
+)
+def test_odd_roots_of_negative_numbers_are_real(power, root):
+    assert answers_equal(power, root)
+    assert answers_equal(root, power)
+    negated = root.removeprefix("-") if root.startswith("-") else f"-{root}"
+    assert not answers_equal(power, negated)
+    assert not answers_equal(negated, power)
