@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from dapo_rl.evals.figures import Figures, compare
@@ -56,3 +57,23 @@ def test_the_picture(tmp_path):
     one = report(k=1)
     alone = evaluation_figure({**one, "models": one["models"][:1], "comparisons": []})
     assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share correct", "Response length"]
+
+
+def test_every_point_lies_within_its_panel_above_its_name():
+    none_and_all = report()
+    for model, share in zip(none_and_all["models"], (0.0, 1.0), strict=True):
+        for name, row in model["metrics"].items():
+            if "@" in name:
+                row.update(value=share, low=share, high=share)
+    for axis in evaluation_figure(none_and_all).axes:
+        (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+        points = [point for line in axis.lines if line.get_marker() == "o" for point in line.get_xydata()]
+        assert points
+        assert all(left < x < right and bottom < y < top for x, y in points)
+        if axis.get_xscale() == "linear":
+            ticks = axis.get_xticks()
+            assert all(min(abs(x - tick) for tick in ticks) < 0.5 for x, _ in points)
+            assert sum(x for x, _ in points) / len(points) == pytest.approx(sum(ticks) / len(ticks))
+    alone = evaluation_figure({**none_and_all, "models": none_and_all["models"][:1], "comparisons": []})
+    for axis in (alone.axes[0], alone.axes[-1]):
+        assert {x for line in axis.lines for x in line.get_xdata()} == set(axis.get_xticks())

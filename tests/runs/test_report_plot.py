@@ -178,3 +178,20 @@ def test_several_reward_functions_have_a_line_each():
     lines = {line.get_label(): list(line.get_ydata()) for line in axis.get_lines()}
     assert list(lines) == ["reward, shaped", "accuracy", "math", "size"]
     assert (lines["math"], lines["size"]) == ([0.3, 0.6], [2.0, 2.0])
+
+
+@pytest.mark.parametrize("count", [1, 5, 30])
+def test_every_value_lies_within_its_panel(count):
+    figure = report_figure(rows(count), [(0, 0.0), (count, 1.0)], "x")
+    drawn = [(axis, line) for axis in figure.axes for line in axis.lines]
+    assert len(drawn) >= 10
+    for axis, line in drawn:
+        (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+        known = [point for point in line.get_xydata() if np.isfinite(point).all()]
+        assert all(left < x < right and bottom <= y <= top for x, y in known), axis.get_title("left")
+
+
+def test_only_the_longest_response_is_faint_in_a_short_run():
+    figure = report_figure(rows(4), [], "x")
+    faint = [line.get_label() for axis in figure.axes for line in axis.lines if line.get_alpha() is not None]
+    assert faint == ["longest"]
