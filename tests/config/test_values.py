@@ -1,0 +1,164 @@
+"""The value that each setting has by default, which recipes rely on that leave it out, and the values it may have."""
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from dapo_rl.config import Config, SourceSettings
+
+DEFAULTS = {
+    "preset": "dapo",
+    "seed": 0,
+    "engine": "native",
+    "engine_options": {},
+    "model": {"name": "tiny", "dtype": "auto", "save_dtype": "auto", "device": "auto", "lora": None},
+    "data": {
+        **{"train": "arithmetic", "eval": None, "prompt_key": "prompt", "answer_key": None, "system_prompt": None},
+        **{"chat_template": "auto", "chat_template_kwargs": {}, "max_prompt_tokens": 1024},
+    },
+    "reward": {
+        **{"verifier": "math", "boxed": False, "form": "any", "correct": 1.0, "wrong": -1.0, "threshold": None},
+        **{"timeout_s": 5.0, "memory_mb": 2048, "workers": None, "max_error_share": 0.5},
+    },
+    "sampling": {
+        **{"prompts_per_step": 16, "group_size": 16, "max_new_tokens": 1024, "temperature": 1.0, "top_p": 1.0},
+        **{"top_k": 0, "min_p": 0.0, "stop": (), "ignore_eos": False, "dynamic": True, "metric": "auto"},
+        **{"filter": None, "cap": None, "on_cap": "error", "surplus": "carry", "max_staleness": 1, "ahead": 0.0},
+        **{"dynamic_batch": False, "wait_for_verdicts": True, "retire": 0, "max_batch": None, "kv_memory_gib": None},
+    },
+    "algo": {
+        **{"loss": "dapo", "clip_low": 0.2, "clip_high": 0.28, "clip_ratio_c": None, "proximal": "auto"},
+        **{"importance_cap": None, "importance_mode": "truncate", "aggregation": "token-mean", "norm_length": None},
+        **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
+        **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
+    },
+    "overlong": {
+        **{"shape": "soft", "max_length": None, "cache_length": None, "factor": 1.0, "mask_truncated": False},
+        **{"masked_in_baseline": True},
+    },
+    "train": {
+        **{"steps": 100, "mini_batches": 1, "epochs_per_step": 1, "lr": 1e-6, "lr_schedule": "constant"},
+        **{"min_lr_share": 0.1, "warmup_steps": 20, "weight_decay": 0.1, "betas": (0.9, 0.999), "max_grad_norm": 1.0},
+        **{"optimizer": "adamw", "token_budget": None, "packed": True, "gradient_checkpointing": "auto"},
+        **{"memory": "auto", "fused": True},
+    },
+    "critic": {
+        **{"lr": None, "pretrain_steps": None, "lambda_policy": "adaptive", "lambda_critic": 1.0},
+        **{"length_alpha": 0.05, "lambda_lowest": 0.0, "value_clip": None, "whiten": False},
+    },
+    "eval": {"every": None, "prompts": None, "samples": 1, "temperature": 1.0, "top_p": 1.0},
+    "checkpoint": {"every": None, "last": True, "keep": 2},
+    "log": {"rollouts": True, "keep_rollouts": None, "report": True, "to": ()},
+    "cluster": {
+        **{"backend": None, "address": None, "engines": 1, "engine_gpus": 1, "ranks": 1, "placement": "colocated"},
+        **{"weights": "store", "offload": False, "restarts": 3, "timeout_s": 60.0},
+    },
+}
+LORA = {"rank": 16, "alpha": 32.0, "dropout": 0.0}
+
+LEAST = {
+    **dict.fromkeys(("data.max_prompt_tokens", "eval.every", "eval.prompts", "eval.samples", "model.lora.rank"), 1),
+    **dict.fromkeys(("cluster.engines", "cluster.engine_gpus", "cluster.ranks", "checkpoint.every"), 1),
+    **dict.fromkeys(("checkpoint.keep", "log.keep_rollouts", "overlong.max_length", "algo.norm_length"), 1),
+    **dict.fromkeys((f"sampling.{name}" for name in ("prompts_per_step", "group_size", "max_new_tokens")), 1),
+    **dict.fromkeys(("sampling.cap", "sampling.max_batch", "train.token_budget"), 1),
+    **dict.fromkeys((f"train.{name}" for name in ("steps", "mini_batches", "epochs_per_step")), 1),
+    **dict.fromkeys((f"sampling.{name}" for name in ("top_k", "max_staleness", "retire")), 0),
+    **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
+    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts"), 0),
+    "reward.memory_mb": 64,
+}
+"""Whole numbers with their smallest values."""
+FROM_ZERO = (
+    *("sampling.min_p", "sampling.ahead", "algo.advantage_eps", "algo.kl_coef", "algo.positive_lm_coef"),
+    *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
+    *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
+)
+ABOVE_ZERO = (
+    *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
+    *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
+    *("cluster.timeout_s", "model.lora.alpha"),
+)
+UP_TO_ONE = (
+    *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
+    *("critic.lambda_lowest", "reward.max_error_share"),
+)
+
+
+def plain(value):
+    return (
+        {name: plain(getattr(value, name)) for name in type(value).model_fields}
+        if isinstance(value, BaseModel)
+        else value
+    )
+
+
+def made(key, value):
+    """The setting in a section of its own, so that it contradicts no other."""
+    *sections, name = key.split(".")
+    level = Config(model={"lora": {}})
+    for section in sections:
+        level = getattr(level, section)
+    others = {"name": "m"} if sections == ["model"] else {}
+    return getattr(type(level)(**others, **{name: value}), name)
+
+
+def refuses(key, value):
+    with pytest.raises(ValidationError):
+        made(key, value)
+    return True
+
+
+def test_the_defaults():
+    assert plain(Config()) == DEFAULTS
+    lora = plain(Config(model={"lora": {}}).model.lora)
+    assert {name: lora[name] for name in LORA} == LORA
+
+
+@pytest.mark.parametrize(("key", "least"), LEAST.items())
+def test_the_smallest_whole_number(key, least):
+    assert made(key, least) == least
+    assert refuses(key, least - 1)
+
+
+@pytest.mark.parametrize("key", FROM_ZERO)
+def test_numbers_from_zero_on(key):
+    assert made(key, 0) == 0
+    assert refuses(key, -1e-9)
+
+
+@pytest.mark.parametrize("key", ABOVE_ZERO)
+def test_numbers_above_zero(key):
+    assert made(key, 1e-9) == 1e-9
+    assert refuses(key, 0)
+
+
+def test_dropout_leaves_something():
+    assert made("model.lora.dropout", 0.999) == 0.999
+    assert refuses("model.lora.dropout", 1)
+
+
+@pytest.mark.parametrize("key", UP_TO_ONE)
+def test_shares_end_at_one(key):
+    assert made(key, 1) == 1
+    assert refuses(key, 1 + 1e-9)
+
+
+def test_every_number_with_a_bound_is_tested():
+    def bounded(value, start=""):
+        for name, field in type(value).model_fields.items():
+            if isinstance(inner := getattr(value, name), BaseModel):
+                yield from bounded(inner, f"{start}{name}.")
+            elif field.metadata:
+                yield f"{start}{name}"
+
+    assert set(bounded(Config(model={"lora": {}}))) <= {*LEAST, *FROM_ZERO, *ABOVE_ZERO, *UP_TO_ONE}
+
+
+@pytest.mark.parametrize(
+    "settings", [Config(), Config().algo, Config(model={"lora": {}}).model.lora, SourceSettings(source="a.jsonl")]
+)
+def test_settings_do_not_change(settings):
+    """Parts of a run keep them, and the run directory records them."""
+    for name in type(settings).model_fields:
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(settings, name, getattr(settings, name))
