@@ -143,6 +143,17 @@ def test_running_out_of_files_is_one_line_a_minute(capsys):
     assert passed == [{"message": "another"}]
 
 
+def test_that_line_comes_at_once_even_if_the_machine_has_just_started(capsys, monkeypatch):
+    handle, since_boot = LoopErrors(), [5.0]
+    monkeypatch.setattr(connections.time, "monotonic", lambda: since_boot[0])
+    lines = []
+    for now in (5.0, 6.0, 64.0, 66.0):
+        since_boot[0] = now
+        handle(None, {"message": "socket.accept() out of system resource"})
+        lines.append(len(capsys.readouterr().err.splitlines()))
+    assert lines == [1, 0, 0, 1]
+
+
 @contextmanager
 def board_with_few_files(runs):
     command = f"ulimit -n 256; exec {sys.executable} -m dapo_rl.cli board {runs} --port 0"
