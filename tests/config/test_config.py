@@ -151,6 +151,19 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
     [
         (["sampling.group_size=1"], "sampling.group_size", "use 2 or more"),
         (["sampling.group_size=1", "sampling.dynamic=false"], "sampling.group_size", "algo.normalize=group"),
+        (
+            ["sampling.group_size=1", "sampling.dynamic=false", "algo.advantage=opo"],
+            "sampling.group_size",
+            "=opo: one",
+        ),
+        (["sampling.group_size=1", "algo.advantage=opo"], "sampling.group_size", "1 with dynamic sampling: one"),
+        (["preset=vapo", "train.steps=8", "critic.pretrain_steps=8"], "critic.pretrain_steps", "use 1 or less"),
+        (["algo.kl_coef=0.1", "algo.kl_in=reward"], "algo.kl_in", "set algo.kl_in=loss, or algo.advantage=gae"),
+        (["algo.kl_coef=0.1", "algo.kl_kind=k1"], "algo.kl_kind", "set algo.kl_kind=k1+"),
+        (["algo.importance_cap=2"], "algo.importance_cap", "set algo.proximal=recomputed"),
+        (["algo.loss=cispo", "algo.clip_high=-1"], "algo.clip_high", "is not 0 or more"),
+        (["cluster.ranks=2"], "cluster.ranks", "2 ranks need Ray; set cluster.backend=ray"),
+        (["cluster.backend=ray", "model.lora.dropout=0.1"], "model.lora.dropout", "not supported on ranks"),
         (["overlong.cache_length=1024"], "overlong.cache_length", "not below overlong.max_length 1024"),
         (["overlong.max_length=100", "overlong.cache_length=100"], "overlong.cache_length", "proportion is 20"),
         (["overlong.max_length=2000"], "overlong.max_length", "use 1024 or less"),
@@ -187,6 +200,40 @@ def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, 
     line = error_of(*overrides)
     assert line.startswith(f"{key}: ")
     assert remedy in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sampling.group_size=2"],
+        ["preset=vapo", "train.steps=8", "critic.pretrain_steps=7"],
+        ["preset=vapo", "algo.kl_coef=0.1", "algo.kl_in=reward"],
+        ["algo.kl_coef=0", "algo.kl_kind=k1"],
+        ["algo.kl_coef=0.1", "algo.kl_kind=k1+"],
+        ["algo.proximal=recomputed", "algo.importance_cap=2"],
+        ["algo.clip_low=0", "algo.clip_high=0.999"],
+        ["algo.loss=cispo", "algo.clip_low=0", "algo.clip_high=4"],
+        ["algo.clip_ratio_c=1.001"],
+        ["overlong.cache_length=1023"],
+        ["overlong.max_length=1023", "overlong.cache_length=0"],
+        ["overlong.max_length=1023", "overlong.shape=linear"],
+        ["overlong.max_length=2000", "overlong.shape=off"],
+        ["reward.correct=-0.999"],
+        ["sampling.cap=16"],
+        ["sampling.ahead=0.5"],
+        ["sampling.surplus=drop", "sampling.max_staleness=0", "sampling.dynamic_batch=true"],
+        ["train.mini_batches=16"],
+        ["train.token_budget=2048"],
+        ["train.betas=[0, 0]"],
+        ["engine=vllm", "engine_options.enforce_eager=true"],
+        ["cluster.backend=ray", "cluster.ranks=2", "model.lora.rank=4"],
+        ["cluster.backend=ray", "cluster.weights=broadcast", "cluster.placement=separate"],
+        ["cluster.backend=ray", "cluster.weights=direct"],
+        ["engine=vllm", "cluster.backend=ray", "cluster.engine_gpus=2", "cluster.placement=separate"],
+    ],
+)
+def test_what_only_just_works_together_is_accepted(overrides):
+    Config.load(None, overrides)
 
 
 def test_limits_follow_each_other_by_default():
