@@ -254,6 +254,23 @@ def test_the_group_fails_together_where_it_is_judged_together():
             assert [v.status for v in pool(PROMPT, samples("1", "0"))] == ["correct", "wrong"]
 
 
+class Alone:
+    """Ends its process if it gets more than one sample."""
+
+    per_sample = True
+
+    def __call__(self, prompt, samples):
+        if len(samples) > 1:
+            os._exit(3)
+        return [Verdict(float(samples[0].text), True, "correct")]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_samples_that_fail_only_together_are_judged_one_by_one(count):
+    with VerifierPool(Alone(), settings()) as pool:
+        assert [v.score for v in pool(PROMPT, samples(*map(str, range(count))))] == list(range(count))
+
+
 def test_samples_that_are_slow_only_in_sum_are_judged_one_by_one():
     calls = []
 

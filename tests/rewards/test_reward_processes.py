@@ -600,3 +600,14 @@ def test_dead_orphans_do_not_pile_up_and_a_childs_exit_code_is_not_taken_away(mo
         # A child that is waited for in the next call.
         assert scores(pool, "start") == [0]
         assert scores(pool, "wait") == [7]
+
+
+def test_a_child_has_ended_or_not_and_stays_to_be_waited_for(monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as child:
+        assert not processes.has_ended(child.pid)
+        child.kill()
+        wait_until(lambda: processes.has_ended(child.pid))
+        assert processes.has_ended(child.pid)
+        monkeypatch.delattr(os, "waitid")
+        assert not processes.has_ended(child.pid)  # nobody can tell
+        assert child.wait() == -signal.SIGKILL
