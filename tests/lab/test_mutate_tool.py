@@ -116,11 +116,27 @@ def test_without_survivors_the_exit_code_is_0(project):
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "2 of 2 killed")
 
 
-def test_an_endless_mutant_is_killed(project):
+ENDLESS = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import mutate
+mutate.preload([])
+root, fork = Path.cwd(), sys.argv[2] == "True"
+mutants = [m for m in mutate.find_mutants(root / "made_up" / "sums.py") if m.kind == "removed assignment"]
+assert mutate.run_tests(root, ["test_sums.py"], None, fork) == 0
+assert list(mutate.survivors(root, mutants, ["test_sums.py"], 5, fork)) == []
+"""
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_an_endless_mutant_is_killed(project, fork):
     loop = "def total(a, b):\n    while b > 0:\n        a, b = a + 1, b\n        b -= 1\n    return a\n"
     (project / "made_up" / "sums.py").write_text(loop)
-    mutants = [m for m in mutate.find_mutants(project / "made_up" / "sums.py") if m.kind == "removed assignment"]
-    assert list(mutate.survivors(project, mutants, ["test_sums.py"], timeout=5)) == []
+    words = [sys.executable, "-c", ENDLESS, REPOSITORY / "tools", str(fork)]
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[1/1] made_up/sums.py:4: removed assignment: killed, by the time limit\n"
 
 
 def test_what_cannot_be_measured_is_an_error(project):
