@@ -59,7 +59,16 @@ OPERATORS: dict[type[ast.operator], tuple[str, str]] = {
 SLACK = 3.0
 """A mutant may take so many times as long as the tests without a change, and SECONDS more."""
 SECONDS = 20.0
-PRELOADED = ("numpy", "torch", "transformers", "hypothesis")
+PRELOADED = (
+    "numpy",
+    "pandas",
+    "torch",
+    "transformers",
+    "peft",
+    "hypothesis",
+    "matplotlib.figure",
+    "fastapi.testclient",
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """A process must fork while it has one thread, and libraries start more when they are imported."""
 
