@@ -1,5 +1,6 @@
 """Connecting to Ray: what goes wrong is one line."""
 
+import re
 import socket
 import sys
 from contextlib import nullcontext
@@ -56,6 +57,27 @@ def test_an_address_without_a_cluster_is_refused_at_once():
     ):
         pass
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "tried"),
+    [("10.0.0.7:6379", ("10.0.0.7", 6379)), ("[fd00::7]:6379", ("fd00::7", 6379)), ("auto", None), ("ray://h:1", None)],
+)
+def test_a_host_that_does_not_answer_is_given_up_after_ten_seconds(monkeypatch, address, tried):
+    waited = []
+
+    def silent(place, timeout):
+        waited.append((place, timeout))
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(socket, "create_connection", silent)
+    monkeypatch.setattr(import_ray(), "init", lambda **_: None)
+    monkeypatch.setattr(import_ray(), "shutdown", lambda: None)
+    message = f"^cluster.address: there is no Ray cluster at {re.escape(address)}: timed out$"
+    expected = nullcontext() if tried is None else pytest.raises(UserError, match=message)
+    with expected, ray_cluster(ClusterSettings(backend="ray", address=address)):
+        pass
+    assert waited == ([] if tried is None else [(tried, 10)])
 
 
 ONE_ACTOR = """
