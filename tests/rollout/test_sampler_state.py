@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support import make_prompt
 
 from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.errors import UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
 from dapo_rl.rollout.episodes import InFlightGroup, Unread
@@ -108,3 +109,27 @@ def test_a_sampler_with_nothing_left_comes_back(tmp_path, next_draw):
     state = SamplerState(next_draw, Acceptance(), Grading(), (), (), None)
     state.write(tmp_path)
     assert SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY) == state
+
+
+def one_group():
+    """A state with a group of three samples of one, two and three tokens."""
+    samples = tuple(Trajectory(np.arange(n), -0.5, "ab", "stop") for n in (1, 2, 3))
+    group = Group(0, make_prompt("p0"), samples, (Verdict(1.0, True, "correct"),) * 3)
+    return SamplerState(1, Acceptance(), Grading(), (group,), (), None)
+
+
+def test_samples_as_long_as_allowed_are_read_and_longer_ones_refused(tmp_path):
+    state = one_group()
+    state.write(tmp_path)
+    assert SamplerState.read(tmp_path, make_prompt, request, 3, 3, 3) == state
+    for longest, vocabulary in ((2, 3), (3, 2)):
+        with pytest.raises(UserError, match="trajectories"):
+            SamplerState.read(tmp_path, make_prompt, request, 3, longest, vocabulary)
+
+
+def test_a_group_in_flight_has_something_left_to_generate(tmp_path):
+    sample = one_group().carried[0].samples[0]
+    whole = InFlightGroup(0, make_prompt("p0"), 0, request(0, make_prompt("p0")).left([]), [sample] * 3)
+    SamplerState(1, Acceptance(), Grading(), (), (whole,), None).write(tmp_path)
+    with pytest.raises(UserError, match=f"{FILE}.*flights"):
+        SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
