@@ -96,6 +96,23 @@ def test_the_page_of_an_ablation(client):
     assert page["runs"][3]["cells"][:2] == ["35.0", "75.0"]
 
 
+def test_the_papers_figures_have_a_column_if_there_are_any(root):
+    def heads_and_rows():
+        table = opened(root).get("/api/report?name=study").json()["table"]
+        return table["heads"], [[cell["text"] for cell in row] for row in table["rows"]]
+
+    heads, rows = heads_and_rows()
+    assert "paper" not in heads
+    for name in ("plan.json", "ablation.json"):
+        saved = json.loads((root / "study" / name).read_text())
+        saved["arms"][1]["paper"] = 36
+        (root / "study" / name).write_text(json.dumps(saved))
+    assert heads_and_rows() == (
+        ["arm", "paper", *heads[1:]],
+        [[row[0], paper, *row[1:]] for row, paper in zip(rows, ("", "36"), strict=True)],
+    )
+
+
 def test_the_curves_of_the_arms(client):
     curves = client.get("/api/arms?name=study&share=0").json()
     accuracy = curves[ARMS[1]]["eval/accuracy"]
