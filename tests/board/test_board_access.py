@@ -128,7 +128,8 @@ def test_the_command_beyond_this_machine(runs, allowed):
         try:
             line = board.stdout.readline()
             port, token = re.fullmatch(r"board +http://[\d.]+:(\d+)/\?token=(\S+)\n", line).groups()
-            assert token in board.stdout.readline()
+            need = "to read and to start runs" if allowed else "to read the board"
+            assert board.stdout.readline() == f"token   {token}   (needed {need}; included in the address above)\n"
             said = board.stdout.readline()
             assert said.startswith("access  not encrypted: anyone with the address can read the runs")
             assert ("--allow-runs" in said) is not allowed
