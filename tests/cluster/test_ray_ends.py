@@ -109,6 +109,23 @@ def ignores(pid, number):
     return bool(int(mask, 16) >> number - 1 & 1)
 
 
+def test_a_process_is_not_mistaken_for_another_with_its_id():
+    killed = []
+    with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "600"]) as second:
+        known = ray_guard.Process(first.pid)
+        first.kill()
+        first.wait()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+            known.kill()  # the id may be someone else's now
+            assert killed == []
+            patch.delattr(os, "pidfd_open")
+            unsure = ray_guard.Process(second.pid)
+            unsure.kill()
+        second.terminate()
+    assert killed == [(second.pid, signal.SIGKILL)]
+
+
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_the_guard_ends_what_it_was_told_of(tmp_path, how, keep):
