@@ -111,18 +111,19 @@ def ignores(pid, number):
 
 def test_a_process_is_not_mistaken_for_another_with_its_id():
     killed = []
-    with subprocess.Popen(["sleep", "600"]) as first, subprocess.Popen(["sleep", "600"]) as second:
-        known = ray_guard.Process(first.pid)
-        first.kill()
-        first.wait()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
-            known.kill()  # the id may be someone else's now
-            assert killed == []
-            patch.delattr(os, "pidfd_open")
-            unsure = ray_guard.Process(second.pid)
-            unsure.kill()
-        second.terminate()
+    first, second = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    known = ray_guard.Process(first.pid)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(os, "pidfd_open")
+        unsure = ray_guard.Process(second.pid)
+    for process in (first, second):
+        process.kill()
+        process.wait()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+        known.kill()  # the id may be someone else's now
+        assert killed == []
+        unsure.kill()
     assert killed == [(second.pid, signal.SIGKILL)]
 
 
