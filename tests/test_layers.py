@@ -1,6 +1,7 @@
 """Imports go one way."""
 
 import ast
+from graphlib import TopologicalSorter
 
 from support import REPOSITORY
 
@@ -15,12 +16,13 @@ LAYERS = [
     {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "moving"},
+    {"compat"},
     {"engines"},
     {"rollout"},
     {"evals"},
     {"train"},
     {"cluster"},
-    {"algo", "build"},
+    {"algo", "run"},
     {"trainer"},
     {"lab"},
     {"board", "launch"},
@@ -36,6 +38,8 @@ SIDEWAYS = {
     ("demo", "recipe"),
 }
 """What may be imported from a neighbour on the same layer."""
+CIRCLES = {("dapo_rl.data.prompts", "dapo_rl.data.lazy")}
+"""Imports that close a circle."""
 WITHOUT_TORCH = {
     *(
         "errors",
@@ -100,3 +104,27 @@ def test_the_loop_knows_no_concrete_engine():
     for path in (PACKAGE / "train").glob("*.py"):
         engines = {f"dapo_rl.engines.{name}" for name in ("build", "hf", "native.engine", "vllm")}
         assert not engines & set(imports_of(path)), path
+
+
+def test_no_imports_go_in_circles():
+    """Imports in functions and under TYPE_CHECKING count too."""
+    graph = {name_of(path): set(imported_modules(path)) for path in PACKAGE.rglob("*.py")}
+    for module, imported in CIRCLES:
+        graph[module].discard(imported)
+    TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
+
+
+def name_of(path):
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(path):
+    """The modules of the package that a file imports, by `import module` or `from package import module` too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("dapo_rl"))
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith("dapo_rl"):
+            for alias in node.names:
+                place = PACKAGE.parent.joinpath(*node.module.split("."), alias.name)
+                is_module = place.with_suffix(".py").exists() or place.is_dir()
+                yield f"{node.module}.{alias.name}" if is_module else node.module

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from support import THOROUGH
 from test_ranked_run import AtStep, engine_here
 
-from dapo_rl import Config, DAPOTrainer, build
+from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
+from dapo_rl.run import backend
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ RUN = [
 def quick_start(ray_instance):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_policy, "RayRanks", WarmRanks)
-        patch.setattr(build, "build_engine_pool", engine_here)
+        patch.setattr(backend, "build_engine_pool", engine_here)
         yield
 
 

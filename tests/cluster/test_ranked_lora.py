@@ -14,11 +14,12 @@ from test_ranked_run import engine_here
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from dapo_rl import Config, DAPOTrainer, build
+from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, TrainSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
+from dapo_rl.run import backend
 
 pytestmark = pytest.mark.slow
 
@@ -118,7 +119,7 @@ def test_the_export_is_that_of_one_process(policy_on, tmp_path, world_size, save
 def quick_start(ray_instance):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_policy, "RayRanks", WarmRanks)
-        patch.setattr(build, "build_engine_pool", engine_here)
+        patch.setattr(backend, "build_engine_pool", engine_here)
         yield
 
 

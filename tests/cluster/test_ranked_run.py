@@ -16,11 +16,12 @@ from small_disk import FULL, FillUp, needs_root, small_disk
 from support import THOROUGH, small_model, tokenizer
 from transformers import TrainerCallback
 
-from dapo_rl import Config, DAPOTrainer, build
+from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
 from dapo_rl.engines.build import build_engine
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
+from dapo_rl.run import backend
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.disk import DiskNeed
 
@@ -38,7 +39,7 @@ def engine_here(config, named, model, weights, tokenizer, device, dtype, longest
 def quick_start(ray_instance):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_policy, "RayRanks", WarmRanks)
-        patch.setattr(build, "build_engine_pool", engine_here)
+        patch.setattr(backend, "build_engine_pool", engine_here)
         yield
 
 

@@ -21,10 +21,11 @@ import pytest
 import torch
 from support import DAPO, REPOSITORY, small_model
 
-from dapo_rl import build, cli
+from dapo_rl import cli
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.models.load import TINY
+from dapo_rl.run import backend, learners
 from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
 from dapo_rl.train.run_sizes import run_sizes
 
@@ -158,7 +159,7 @@ class Place:
 
     def out_of_memory(self, tokens):
         """A GPU that holds the update of so many tokens."""
-        load = build.load_model
+        load = backend.load_model
 
         def hook(_module, _args, inputs, _output):
             if torch.is_grad_enabled() and inputs["input_ids"].numel() > tokens:
@@ -169,7 +170,7 @@ class Place:
             model.model.register_forward_hook(hook, with_kwargs=True)
             return model, tokenizer
 
-        self.monkeypatch.setattr(build, "load_model", loaded)
+        self.monkeypatch.setattr(backend, "load_model", loaded)
 
     def gpu(self, gibibytes, model):
         """A GPU of this size, and a model as large as this one."""
@@ -179,7 +180,7 @@ class Place:
             how = {"bfloat16": True, "trained": size.parameters, "longest": longest}
             return run_sizes(config, size, gibibytes << 30, **how)
 
-        self.monkeypatch.setattr(build, "_sizes_on_gpu", sizes)
+        self.monkeypatch.setattr(learners, "_sizes_on_gpu", sizes)
 
 
 def dapo(*words):

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import forked
 import pytest
+import torch
 from open_and_close import RUNS, children
 from support import REPOSITORY, SMALL, small_model, tokenizer
 
 from dapo_rl import Config, DAPOTrainer, UserError
-from dapo_rl.build import Given, build_run, resolve
 from dapo_rl.cli import DEFAULT_RECIPE
+from dapo_rl.run.build import build_run
+from dapo_rl.run.inputs import TrainerInputs, resolve
 from dapo_rl.runs.live import make_display
 
 pytestmark = pytest.mark.slow
 
+CPU = torch.device("cpu")
 QUICK = [*SMALL, "data.eval=null", "eval.every=null", "train.steps=1"]
 
 
@@ -142,22 +145,24 @@ def test_settings_are_final_before_anything_is_built_from_them():
 
     config = settings("model.dtype=auto", "model.device=cpu")
     model = small_model()
-    given = Given(model, tokenizer(), ["math", reward], [{"prompt": "a", "answer": "b"}], Path("held-out.jsonl"))
-    resolved = resolve(config, given)
+    inputs = TrainerInputs(
+        model, tokenizer(), ["math", reward], [{"prompt": "a", "answer": "b"}], Path("held-out.jsonl")
+    )
+    resolved = resolve(config, inputs, CPU)
     assert resolved.model.dtype in ("float32", "bfloat16")
     assert [one.verifier for one in resolved.reward.verifier] == ["math", f"{__name__}:{reward.__qualname__}"]
     assert (resolved.data.train, resolved.data.eval) == ("in memory", "held-out.jsonl")
-    assert resolve(config, Given("some/model")).model.name == "some/model"
-    assert resolve(resolved, given) == resolved
+    assert resolve(config, TrainerInputs("some/model"), CPU).model.name == "some/model"
+    assert resolve(resolved, inputs, CPU) == resolved
     assert config.model.dtype == "auto"
-    assert resolve(settings("model.dtype=bfloat16"), Given()).model.dtype == "bfloat16"
+    assert resolve(settings("model.dtype=bfloat16"), TrainerInputs(), CPU).model.dtype == "bfloat16"
 
 
 def test_a_run_is_built_from_its_final_settings():
     config = settings("model.dtype=auto", "model.device=cpu")
-    run = build_run(config, Given(), make_display())
+    run = build_run(config, TrainerInputs(), make_display())
     try:
-        assert run.config == resolve(config, Given())
+        assert run.config == resolve(config, TrainerInputs(), CPU)
         assert run.description.endswith(f"{run.config.model.dtype} on cpu")
     finally:
         run.close()

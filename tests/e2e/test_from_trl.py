@@ -11,10 +11,10 @@ import torch
 from support import REPOSITORY
 
 import dapo_rl
+from dapo_rl.compat.trl.grpo_config import decisions
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import TINY
-from dapo_rl.moving.grpo_config import decisions
 from dapo_rl.rewards import as_verifier
 from dapo_rl.types import Prompt, Trajectory
 

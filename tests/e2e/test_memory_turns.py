@@ -6,9 +6,10 @@ import pytest
 from safetensors.torch import load_file
 from support import THOROUGH
 
-from dapo_rl import Config, DAPOTrainer, build
+from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.run import backend
 from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 
@@ -39,7 +40,7 @@ def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
     plain, notes = train(tmp_path / "plain")
     assert "memory: " not in notes
     plan = MemoryPlan(turns=True, note="memory: in turns")
-    monkeypatch.setattr(build, "memory_plan", lambda *arguments: plan)
+    monkeypatch.setattr(backend, "memory_plan", lambda *arguments: plan)
     record(NativeEngine, "rest", NativeEngine._back_to_the_queue)
     for owner, name in ((NativeEngine, "poll"), (NativeEngine, "receive"), (HFPolicy, "update"), (HFPolicy, "rest")):
         record(owner, name, getattr(owner, name))

@@ -7,9 +7,9 @@ import support
 import torch
 
 from dapo_rl import Config, DAPOTrainer, UserError
-from dapo_rl.build import Given
 from dapo_rl.data.arithmetic import problems
 from dapo_rl.lab.verify import dry_run
+from dapo_rl.run.inputs import TrainerInputs
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +80,6 @@ def test_what_cannot_be_done_with_a_stream_is_one_line(tmp_path):
 
 def test_a_dry_run_takes_the_first_rows_of_a_stream():
     config = Config.load("demo", [*SMALL, "eval.every=null"])
-    result = dry_run(config, rows=3, samples=2, given=Given(train_dataset=endless()))
+    result = dry_run(config, rows=3, samples=2, given=TrainerInputs(train_dataset=endless()))
     assert [row.row for row in result.rows] == ["0", "1", "2"]
     assert result.data == "in memory (the beginning of a stream)"

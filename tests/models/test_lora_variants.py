@@ -9,9 +9,10 @@ import torch
 from support import all_weights, small_model, tokenizer, train_sample
 
 from dapo_rl import Config, DAPOTrainer, UserError
-from dapo_rl.build import Given, _with_lora
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, TrainSettings
 from dapo_rl.models.lora import add_lora, base_of, dropping_out, lora_settings, merged_copy, plain_weights, save_adapter
+from dapo_rl.run.inputs import TrainerInputs
+from dapo_rl.run.model import with_lora
 from dapo_rl.train.policy import HFPolicy
 
 peft = pytest.importorskip("peft")
@@ -194,9 +195,9 @@ def test_ranks_refuse_what_they_cannot_do(key, value):
     with pytest.raises(UserError, match=rf"^model\.lora\.{key}: .* is not supported on ranks; leave it out, or train"):
         Config.load(None, [*ray, f"model.lora.{key}={value}"])
     assert Config.load(None, [*ray, "model.lora.use_rslora=true"]).model.lora.use_rslora
-    given = Given(peft_config=peft.LoraConfig(lora_dropout=0.1, use_dora=True))
+    given = TrainerInputs(peft_config=peft.LoraConfig(lora_dropout=0.1, use_dora=True))
     with pytest.raises(UserError, match=r"^model\.lora\.dropout: 0.1 is not supported on ranks"):
-        _with_lora(Config.load(None, ["cluster.backend=ray"]), given, small_model())
+        with_lora(Config.load(None, ["cluster.backend=ray"]), given, small_model())
 
 
 @pytest.mark.parametrize("value", ["1", "-0.1", "many"])

@@ -7,8 +7,11 @@ import torch
 from support import small_model, tokenizer
 
 from dapo_rl import Config, UserError
-from dapo_rl.build import Given, _engine, _reference, _with_lora
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
+from dapo_rl.run.backend import LoadedModel, build_local_engine
+from dapo_rl.run.inputs import TrainerInputs
+from dapo_rl.run.learners import reference_of
+from dapo_rl.run.model import with_lora
 from dapo_rl.train.memory import MemoryPlan
 
 peft = pytest.importorskip("peft")
@@ -71,12 +74,13 @@ def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
     base = small_model()
     wrapped = adapters(copy.deepcopy(base))
     model = base_of(wrapped)
-    config = _with_lora(Config(), Given(model=wrapped), model)
+    config = with_lora(Config(), TrainerInputs(model=wrapped), model)
     lora = config.model.lora
     assert (lora.rank, lora.alpha, lora.targets, lora.save) == (4, 8.0, ("q_proj", "v_proj"), "adapter")
     before = logits(wrapped)
     assert (before - logits(base)).abs().max() > 0.1
-    engine = _engine(config, Given(model=wrapped), model, tokenizer(), torch.float32, 64, MemoryPlan())
+    loaded = LoadedModel(model, tokenizer(), 64, torch.float32, torch.float32)
+    engine = build_local_engine(config, TrainerInputs(model=wrapped), loaded, MemoryPlan())
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
     assert torch.equal(logits(wrapped), before), "building a run does not change it"
@@ -93,18 +97,18 @@ def test_the_reference_is_the_policy_as_it_was_given():
     model = base_of(adapters(small_model()))
     before = logits(model)
     assert is_adapted(model)
-    assert torch.allclose(logits(_reference(model)), before, atol=1e-5)
+    assert torch.allclose(logits(reference_of(model)), before, atol=1e-5)
     fresh = base_of(peft.get_peft_model(small_model(), peft.LoraConfig()))
     assert not is_adapted(fresh)
-    assert _reference(fresh) is fresh, "without its adapters it is the reference"
+    assert reference_of(fresh) is fresh, "without its adapters it is the reference"
 
 
 def test_adapters_are_given_once():
     wrapped = adapters(small_model())
     with pytest.raises(UserError, match="peft_config: the model already has LoRA adapters"):
-        _with_lora(Config(), Given(model=wrapped, peft_config=peft.LoraConfig()), base_of(wrapped))
+        with_lora(Config(), TrainerInputs(model=wrapped, peft_config=peft.LoraConfig()), base_of(wrapped))
     twice = Config.build({"model.lora.rank": 8})
     with pytest.raises(UserError, match=r"only model\.lora\.save applies"):
-        _with_lora(twice, Given(peft_config=peft.LoraConfig()), small_model())
+        with_lora(twice, TrainerInputs(peft_config=peft.LoraConfig()), small_model())
     merged = Config.build({"model.lora.save": "merged"})
-    assert _with_lora(merged, Given(peft_config=peft.LoraConfig()), small_model()).model.lora.save == "merged"
+    assert with_lora(merged, TrainerInputs(peft_config=peft.LoraConfig()), small_model()).model.lora.save == "merged"

@@ -15,7 +15,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 from dapo_rl.objectives.aggregation import clipped_tokens
 from dapo_rl.objectives.losses import gspo_losses, gspo_token_losses, policy_token_losses, sequence_ratio
-from dapo_rl.train.own import build_advantages, build_losses, build_ratio
+from dapo_rl.train.custom import build_advantages, build_losses, build_ratio
 
 QUICK = settings(max_examples=30, deadline=None)
 BOUNDS = {"clip_low": 0.2, "clip_high": 0.28}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from support import small_model
 
-from dapo_rl.build import memory_plan
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check_memory import find_memory, memory_report
 from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.models.size import ModelSize
+from dapo_rl.run.learners import memory_plan
 from dapo_rl.train.gradients import Gradients
 from dapo_rl.train.memory import MOST_TOKENS, MemoryPlan, PlanSettings, find_plan, plan_memory
 from dapo_rl.train.run_sizes import RUNTIME, run_sizes

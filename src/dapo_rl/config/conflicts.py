@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import ENGINES, FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
 from dapo_rl.config.sections import ClusterSettings
+from dapo_rl.config.settings import RunSettings
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
-
-if TYPE_CHECKING:
-    from dapo_rl.config.root import Config
-
 
 FIXED_TEMPLATE_ARGUMENTS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -31,13 +28,13 @@ class Conflict(NamedTuple):
     remedy: str
 
 
-def conflicts(config: Config) -> Iterator[Conflict]:
+def conflicts(config: RunSettings) -> Iterator[Conflict]:
     """All of them; the first is reported."""
     for of_subject in (_names, _engine, _cluster, _critic, _algo, _data, _reward, _sampling, _overlong, _training):
         yield from of_subject(config)
 
 
-def _names(config: Config) -> Iterator[Conflict]:
+def _names(config: RunSettings) -> Iterator[Conflict]:
     algo = config.algo
     for key, name, known in (("algo.loss", algo.loss, LOSSES), ("algo.advantage", algo.advantage, ADVANTAGES)):
         if name not in known and not is_function(name):
@@ -56,7 +53,7 @@ def _names(config: Config) -> Iterator[Conflict]:
         yield Conflict("engine", f"{shown(config.engine)} is not one of {', '.join(ENGINES)}", hint.removeprefix("; "))
 
 
-def _engine(config: Config) -> Iterator[Conflict]:
+def _engine(config: RunSettings) -> Iterator[Conflict]:
     if config.engine_options and config.engine in WITHOUT_OPTIONS:
         wrong = f"{', '.join(config.engine_options)}: engine={config.engine} has no options of its own"
         yield Conflict("engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib")
@@ -64,7 +61,7 @@ def _engine(config: Config) -> Iterator[Conflict]:
         yield Conflict("engine_options", f"{fixed[0]} is decided by the run", FIXED_OPTIONS[fixed[0]])
 
 
-def _cluster(config: Config) -> Iterator[Conflict]:
+def _cluster(config: RunSettings) -> Iterator[Conflict]:
     cluster = config.cluster
     if cluster.engine_gpus > 1 and config.engine in WITHOUT_OPTIONS:
         wrong = f"{cluster.engine_gpus} with engine={config.engine}, which uses one GPU"
@@ -93,7 +90,7 @@ def _cluster(config: Config) -> Iterator[Conflict]:
                 yield Conflict(f"cluster.{name}", wrong, "set cluster.backend=ray")
 
 
-def _critic(config: Config) -> Iterator[Conflict]:
+def _critic(config: RunSettings) -> Iterator[Conflict]:
     if config.has_critic and config.pretrain_steps >= config.train.steps:
         wrong = f"{config.pretrain_steps} of train.steps {config.train.steps} leave no step for the policy"
         yield Conflict("critic.pretrain_steps", wrong, f"use {config.train.steps // 8} or less, or raise train.steps")
@@ -102,7 +99,7 @@ def _critic(config: Config) -> Iterator[Conflict]:
         yield Conflict("algo.kl_in", wrong, f"set algo.kl_in=loss, or algo.advantage={GAE}")
 
 
-def _algo(config: Config) -> Iterator[Conflict]:
+def _algo(config: RunSettings) -> Iterator[Conflict]:
     sampling, algo = config.sampling, config.algo
     loss, advantage = LOSSES.get(algo.loss), ADVANTAGES.get(algo.advantage)
     for key, bound in (("algo.clip_low", algo.clip_low), ("algo.clip_high", algo.clip_high)):
@@ -138,7 +135,7 @@ def _algo(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _data(config: Config) -> Iterator[Conflict]:
+def _data(config: RunSettings) -> Iterator[Conflict]:
     key, arguments = "data.chat_template_kwargs", config.data.chat_template_kwargs
     if fixed := [name for name in arguments if name in FIXED_TEMPLATE_ARGUMENTS]:
         yield Conflict(key, f"{fixed[0]} is decided by the run", "leave it out")
@@ -147,7 +144,7 @@ def _data(config: Config) -> Iterator[Conflict]:
         yield Conflict(key, wrong, "set data.chat_template=always, or leave them out")
 
 
-def _reward(config: Config) -> Iterator[Conflict]:
+def _reward(config: RunSettings) -> Iterator[Conflict]:
     if config.reward.correct <= config.reward.wrong:
         yield Conflict(
             "reward.correct",
@@ -156,7 +153,7 @@ def _reward(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _sampling(config: Config) -> Iterator[Conflict]:
+def _sampling(config: RunSettings) -> Iterator[Conflict]:
     sampling = config.sampling
     if config.sampling_cap < sampling.prompts_per_step:
         yield Conflict(
@@ -180,7 +177,7 @@ def _sampling(config: Config) -> Iterator[Conflict]:
         yield Conflict("sampling.dynamic_batch", "needs the filter of sampling.dynamic", "set sampling.dynamic=true")
 
 
-def _overlong(config: Config) -> Iterator[Conflict]:
+def _overlong(config: RunSettings) -> Iterator[Conflict]:
     sampling, overlong = config.sampling, config.overlong
     if overlong.shape != "off" and config.overlong_max_length > sampling.max_new_tokens:
         yield Conflict(
@@ -213,7 +210,7 @@ def _overlong(config: Config) -> Iterator[Conflict]:
         )
 
 
-def _training(config: Config) -> Iterator[Conflict]:
+def _training(config: RunSettings) -> Iterator[Conflict]:
     sampling = config.sampling
     if sampling.prompts_per_step % config.train.mini_batches:
         candidates = range(1, min(sampling.prompts_per_step, 10_000) + 1)

@@ -20,7 +20,6 @@ from transformers.utils import logging
 
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
-from dapo_rl.build import Given, Run, build_run
 from dapo_rl.config import Config, source_name
 from dapo_rl.data import stream_of
 from dapo_rl.data.chat import PromptReader
@@ -32,6 +31,8 @@ from dapo_rl.evals.sampling import answer
 from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
 from dapo_rl.rollout.filtering import Grading, fate_of
+from dapo_rl.run.build import Run, build_run
+from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
 from dapo_rl.types import FinishReason, Group, Loggable, Prompt, RewardPart, VerdictStatus
@@ -99,7 +100,11 @@ class DryRun:
 
 
 def dry_run(
-    config: Config, rows: int = 8, samples: int = 4, given: Given | None = None, progress: EvalProgress | None = None
+    config: Config,
+    rows: int = 8,
+    samples: int = 4,
+    given: TrainerInputs | None = None,
+    progress: EvalProgress | None = None,
 ) -> DryRun:
     """Samples `samples` responses to each of the first `rows` prompts that a run would draw.
 
@@ -108,7 +113,7 @@ def dry_run(
     logging.disable_progress_bar()
     progress = progress or EvalProgress()
     progress.note(f"loading {config.model.name} and the training data")
-    run = build_run(config, given or Given(), PlainDisplay(sys.stderr))
+    run = build_run(config, given or TrainerInputs(), PlainDisplay(sys.stderr))
     try:
         return _sample(run, rows, samples, progress)
     finally:

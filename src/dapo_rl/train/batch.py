@@ -11,7 +11,7 @@ from torch import Tensor
 from dapo_rl.config import Config
 from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
-from dapo_rl.train.own import build_advantages
+from dapo_rl.train.custom import build_advantages
 from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
 
 

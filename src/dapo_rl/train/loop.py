@@ -13,6 +13,7 @@ from typing import Protocol
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.hashing import Rest
+from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Engine, engine_metrics, preempted_samples, rest_engine
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
@@ -24,7 +25,6 @@ from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.runs.unsaved import Unsaved
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics, with_proximal
-from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.credit import with_values
 from dapo_rl.train.evaluate import Evaluation

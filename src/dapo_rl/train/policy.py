@@ -32,9 +32,9 @@ from dapo_rl.objectives.importance import above_cap, importance_weights
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.counts import Counts
+from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
-from dapo_rl.train.own import OwnLoss, build_losses, build_ratio
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -214,7 +214,7 @@ class HFPolicy(Learner[TokenStats]):
                     logps, correct, mask, weight=algo.positive_lm_coef, denominator=max(counts.correct_tokens, 1)
                 )
                 loss = loss + sums["lm_loss"]
-            if isinstance(self._losses, OwnLoss):
+            if isinstance(self._losses, CustomLoss):
                 self._losses.backward(loss, logps)
             else:
                 loss.backward()

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo_rl.build import build_policy, memory_plan
 from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.work import Measurement, Work
 from dapo_rl.models.load import pick_device
+from dapo_rl.run.learners import build_policy, memory_plan
 from dapo_rl.types import Trajectory
 
 NOISE = 0.01

@@ -1,4 +1,4 @@
-"""The arguments of TRL's `GRPOTrainer`: which of them are accepted, and the settings that they give."""
+"""The settings of a script written for TRL: those of its `GRPOConfig`, overridden by `config`."""
 
 from __future__ import annotations
 
@@ -9,33 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.format import counted
-from dapo_rl.config import PRESETS, Config
+from dapo_rl.compat.trl.arguments import function_list
+from dapo_rl.compat.trl.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
+from dapo_rl.config import PRESETS, Config, SourceSettings
+from dapo_rl.data.rows import Rows
+from dapo_rl.data.sources import as_sources, open_rows
+from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
 from dapo_rl.moving.draft import written
-from dapo_rl.moving.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.recipe import nested, put, read_recipe
 from dapo_rl.recipes import find_recipe
-
-_ONE_TURN = "a run trains on single responses with verifiable rewards; to train an agent, use TRL's GRPOTrainer or verl"
-REFUSED = {
-    "reward_processing_classes": (
-        "reward models are not supported; write a reward function that loads the model and its tokenizer"
-    ),
-    "optimizers": (
-        "an optimizer of your own is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
-    ),
-    "quantization_config": (
-        "quantised weights are not supported; they are stored in float32, and model.lora saves memory"
-    ),
-    "tools": f"tools are not supported yet: {_ONE_TURN}",
-    "rollout_func": (
-        "a rollout function is not supported; if it samples one response per prompt, write it as an engine "
-        "(engine=, docs/engines.md), and use TRL's GRPOTrainer or verl if it does not"
-    ),
-    "environment_factory": f"environments are not supported yet: {_ONE_TURN}",
-}
-"""Arguments of `GRPOTrainer` that have no counterpart, and why."""
 
 _SOFT_OVERLONG = "soft_overlong_punishment_reward"
 """The name of the function that TRL's `get_soft_overlong_punishment` returns."""
@@ -70,31 +54,6 @@ class Script:
         return None if self.moved is None else self.moved.reward_weights
 
 
-def refuse_arguments(arguments: Mapping[str, Any]) -> None:
-    """Raises UserError for an argument in `REFUSED` that is not left out."""
-    for name, value in arguments.items():
-        empty = value is None or (isinstance(value, tuple | list) and all(one is None for one in value))
-        if not empty:
-            raise UserError(f"{name}: {REFUSED[name]}")
-
-
-def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
-    """Raises UserError for a reward model, and for the processor of a vision model."""
-    for function in _listed(reward_funcs):
-        is_name = isinstance(function, str) and "/" in function and ":" not in function and ".py" not in function
-        if is_name or (hasattr(function, "forward") and hasattr(function, "parameters")):
-            name = function if is_name else type(function).__name__
-            raise UserError(
-                f"reward_funcs: {name} is a reward model; rewards come from functions: write one that loads the model "
-                "and returns its scores, f(prompts, completions, **columns)"
-            )
-    if hasattr(processing_class, "image_processor") or hasattr(processing_class, "feature_extractor"):
-        raise UserError(
-            f"processing_class: {type(processing_class).__name__} is a processor of images or audio, which are not "
-            "supported; to train on text, give its tokenizer"
-        )
-
-
 def script_settings(
     args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None], has_data: bool = True
 ) -> Script:
@@ -108,7 +67,7 @@ def script_settings(
             "train_dataset="
         )
     over = _as_settings(config)
-    punished = any(getattr(function, "__name__", "") == _SOFT_OVERLONG for function in _listed(reward_funcs))
+    punished = any(getattr(function, "__name__", "") == _SOFT_OVERLONG for function in function_list(reward_funcs))
     moved = read_grpo_config(args, lambda: count_rows(Config.build(over)), punished)
     result: dict[str, Any] = {}
     for key, value in _under(moved, over).items():
@@ -135,8 +94,13 @@ def techniques_line(config: Config) -> str:
     return f"{NAME}: {step}; {', '.join(techniques)}"
 
 
-def _listed(reward_funcs: Any) -> list[Any]:
-    return list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+def count_rows(train_dataset: Any, config: Config) -> int | None:
+    """The rows of the training data; None if they have no length."""
+    source = as_sources(choose_splits(train_dataset, None, False)[0], "train_dataset")
+    if source is None or isinstance(source, str | os.PathLike | SourceSettings | tuple):
+        rows = open_rows(config.data.train if source is None else source)
+        return len(rows.good) if isinstance(rows, Rows) else None
+    return len(source) if hasattr(source, "__len__") else None
 
 
 def _as_config(config: Settings, needs_data: bool) -> Config:

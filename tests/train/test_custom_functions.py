@@ -13,7 +13,7 @@ from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.objectives.aggregation import policy_token_losses
 from dapo_rl.train.batch import make_batch
-from dapo_rl.train.own import build_advantages, build_losses
+from dapo_rl.train.custom import build_advantages, build_losses
 from dapo_rl.trainer import DAPOTrainer
 
 EXAMPLE = REPOSITORY / "examples" / "own_loss.py"
@@ -240,7 +240,7 @@ def test_one_sample_has_something_to_be_compared_with_where_the_function_says_so
 
 
 def test_a_function_that_is_missing_is_met_before_the_model_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.build.load_model", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("dapo_rl.run.backend.load_model", lambda *_: pytest.fail("the model is loaded"))
     for key in ("algo.loss", "algo.advantage"):
         with pytest.raises(UserError, match="has no 'scipo'"):
             DAPOTrainer(config={key: f"{EXAMPLE}:scipo"}, run_dir=tmp_path)

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
+from dapo_rl.compat.trl.grpo_config import decisions, is_grpo_config, read_grpo_config
+from dapo_rl.compat.trl.script import script_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
 from dapo_rl.foreign.record import NoCounterpartError
 from dapo_rl.foreign.trl import TRL_DEFAULTS
 from dapo_rl.moving.draft import default_of
-from dapo_rl.moving.grpo_config import decisions, is_grpo_config, read_grpo_config
-from dapo_rl.moving.grpo_script import REFUSED, refuse_arguments, refuse_models, script_settings
 
 trl = pytest.importorskip("trl")
 rewards = pytest.importorskip("trl.rewards")
@@ -201,9 +202,9 @@ def test_several_processes_are_refused():
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_arguments_without_a_counterpart_are_refused_by_name(name):
-    refuse_arguments({name: None, "optimizers": (None, None)})
+    refuse_arguments(**{name: None, "optimizers": (None, None)})
     with pytest.raises(UserError, match=f"^{name}: .* (is|are) not supported( yet)?[:;] "):
-        refuse_arguments({name: (object(), None)})
+        refuse_arguments(**{name: (object(), None)})
 
 
 def test_models_as_rewards_and_processors_are_refused():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dapo_rl.base.quote import describe, describe_traceback
+from dapo_rl.compat.trl.metric_names import with_trl_names
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
-from dapo_rl.train.trl_names import with_trl_names
 
 if TYPE_CHECKING:
     from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class OneProcess:
+class Accelerator:
     """A run is one process."""
 
     num_processes: int = 1

@@ -1,6 +1,6 @@
-"""The functions that `algo.loss` and `algo.advantage` name, built-in or the user's own.
+"""The functions that `algo.loss` and `algo.advantage` name, built-in or custom.
 
-Those of the user are checked at each call. Every failure is a one-line error.
+Custom functions are checked at each call. Every failure is a one-line error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_
 def build_losses(algo: AlgoSettings) -> TokenLosses:
     """The loss that `algo.loss` names."""
     if is_function(algo.loss):
-        return OwnLoss(algo.loss)
+        return CustomLoss(algo.loss)
     function = LOSSES[algo.loss].function
     takes = _Parameters.of(function)
 
@@ -38,7 +38,7 @@ def build_losses(algo: AlgoSettings) -> TokenLosses:
 
 
 def build_ratio(algo: AlgoSettings) -> RatioOf:
-    """The ratio that the clip bounds of `algo.loss` apply to; that of each token for a function of the user."""
+    """The ratio that the clip bounds of `algo.loss` apply to; that of each token for a custom function."""
     return probability_ratio if is_function(algo.loss) else LOSSES[algo.loss].ratio_of
 
 
@@ -46,7 +46,7 @@ def build_advantages(algo: AlgoSettings) -> Advantages:
     """The advantage estimator that `algo.advantage` names."""
     settings = {"normalize": algo.normalize, "ddof": algo.ddof, "eps": algo.advantage_eps}
     if is_function(algo.advantage):
-        return OwnAdvantages(algo.advantage, settings)
+        return CustomAdvantages(algo.advantage, settings)
     function = ADVANTAGES[algo.advantage].function
     takes = _Parameters.of(function)
 
@@ -77,7 +77,7 @@ class _Parameters:
         return {name: value for name, value in settings.items() if self.all or name in self.names}
 
 
-class _Own:
+class _CustomFunction:
     def __init__(self, key: str, spec: str, returns: str) -> None:
         self._name, self._returns = f"{key}: {spec}", returns
         self._function = load_function(spec)
@@ -110,7 +110,7 @@ class _Own:
         return UserError(f"{self._name} {what}; it returns {self._returns}")
 
 
-class OwnLoss(_Own):
+class CustomLoss(_CustomFunction):
     """`f(new_logps, old_logps, advantages, mask, **settings)`, all `[B, T]`, with zeros where masked."""
 
     def __init__(self, spec: str) -> None:
@@ -160,7 +160,7 @@ class OwnLoss(_Own):
             raise self._error(f"returned {what}")
 
 
-class OwnAdvantages(_Own):
+class CustomAdvantages(_CustomFunction):
     """`f(rewards, mask, **settings)`, `[P, G]`. The advantages of samples outside the mask are set to 0."""
 
     def __init__(self, spec: str, settings: Mapping[str, Any]) -> None:

@@ -8,11 +8,11 @@ import pytest
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import DefaultFlowCallback
 
+from dapo_rl.compat.trl.callback_arguments import CallbackArguments
+from dapo_rl.compat.trl.callbacks import Callbacks
+from dapo_rl.compat.trl.metric_names import TRL_NAMES, with_trl_names
 from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.train.callback_args import CallbackArguments
-from dapo_rl.train.callbacks import Callbacks
-from dapo_rl.train.trl_names import TRL_NAMES, with_trl_names
 
 
 class Records(TrainerCallback):
@@ -263,7 +263,8 @@ def test_metrics_have_both_names_and_are_finite():
 
 def test_a_run_without_callbacks_does_not_import_transformers_trainer():
     program = (
-        "import sys; from dapo_rl.train.callbacks import Callbacks; c = Callbacks(); c.train_begin(); c.step_begin();"
+        "import sys; from dapo_rl.compat.trl.callbacks import Callbacks; c = Callbacks(); c.train_begin();"
+        "c.step_begin();"
         "c.step_end(1, {}); c.evaluated({}); c.saved(); c.train_end(); print('transformers.trainer_callback' in "
         "sys.modules)"
     )

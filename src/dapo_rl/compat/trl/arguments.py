@@ -1,0 +1,145 @@
+"""Checks the arguments of `DAPOTrainer`, which are those of TRL's `GRPOTrainer`, and explains a wrong one."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.base.quote import shown
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.config import Config, known_keys
+from dapo_rl.errors import UserError
+from dapo_rl.recipe import setting_named
+
+_OTHER_NAMES = {
+    "tokenizer": ("processing_class",),
+    "dataset": ("train_dataset",),
+    "output_dir": ("run_dir", "path"),
+}
+"""Names that other libraries, or earlier versions of them, give to an argument."""
+_ONE_TURN = "a run trains on single responses with verifiable rewards; to train an agent, use TRL's GRPOTrainer or verl"
+REFUSED = {
+    "reward_processing_classes": (
+        "reward models are not supported; write a reward function that loads the model and its tokenizer"
+    ),
+    "optimizers": (
+        "an optimizer of your own is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
+    ),
+    "quantization_config": (
+        "quantised weights are not supported; they are stored in float32, and model.lora saves memory"
+    ),
+    "tools": f"tools are not supported yet: {_ONE_TURN}",
+    "rollout_func": (
+        "a rollout function is not supported; if it samples one response per prompt, write it as an engine "
+        "(engine=, docs/engines.md), and use TRL's GRPOTrainer or verl if it does not"
+    ),
+    "environment_factory": f"environments are not supported yet: {_ONE_TURN}",
+}
+"""Arguments of `GRPOTrainer` that have no counterpart, and why."""
+_TOKENIZER = ("decode", "eos_token_id", "__call__")
+_DISPLAY = ("start", "phase", "step", "note", "finish", "__enter__", "__exit__")
+
+
+def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any], of: str) -> None:
+    """Raises UserError for keyword arguments that the function does not name."""
+    known = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
+    for name in unknown:
+        close = next((other for other in _OTHER_NAMES.get(name, ()) if other in known), None) or nearest(name, known)
+        setting = None if close else setting_named(name, known_keys())
+        otherwise = f"it has {', '.join(known) or 'none'}"
+        if setting is not None and "config" in known:
+            otherwise = f"settings go to config, as in config={{{setting!r}: …}}"
+        raise UserError(f"{of}: no argument {name}{did_you_mean(close, otherwise)}")
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Raises UserError for an argument of a type that it cannot have; None is always accepted."""
+    for name, value in arguments.items():
+        fits, expected = _KINDS[name]
+        if value is not None and not fits(value):
+            raise UserError(f"{name}: expected {expected}, got {shown(value)} ({type(value).__name__})")
+
+
+def refuse_arguments(**arguments: Any) -> None:
+    """Raises UserError for an argument in `REFUSED` that is not left out."""
+    for name, value in arguments.items():
+        empty = value is None or (isinstance(value, tuple | list) and all(one is None for one in value))
+        if not empty:
+            raise UserError(f"{name}: {REFUSED[name]}")
+
+
+def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
+    """Raises UserError for a reward model, and for the processor of a vision model."""
+    for function in function_list(reward_funcs):
+        is_name = isinstance(function, str) and "/" in function and ":" not in function and ".py" not in function
+        if is_name or (hasattr(function, "forward") and hasattr(function, "parameters")):
+            name = function if is_name else type(function).__name__
+            raise UserError(
+                f"reward_funcs: {name} is a reward model; rewards come from functions: write one that loads the model "
+                "and returns its scores, f(prompts, completions, **columns)"
+            )
+    if hasattr(processing_class, "image_processor") or hasattr(processing_class, "feature_extractor"):
+        raise UserError(
+            f"processing_class: {type(processing_class).__name__} is a processor of images or audio, which are not "
+            "supported; to train on text, give its tokenizer"
+        )
+
+
+def function_list(reward_funcs: Any) -> list[Any]:
+    return list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+
+
+def resume_requested(checkpoint: str | os.PathLike[str] | bool | None, run_dir: Path) -> bool:
+    """Whether to continue the run. A run continues from its newest checkpoint, so a path must be of this run."""
+    if not isinstance(checkpoint, str | os.PathLike):
+        return bool(checkpoint)
+    if not Path(checkpoint).resolve().is_relative_to(run_dir.resolve()):
+        raise UserError(
+            f"resume_from_checkpoint: {checkpoint} is not in {run_dir}; a run continues in its own directory: give it "
+            "as output_dir or run_dir, and resume_from_checkpoint=True"
+        )
+    return True
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)
+
+
+def _is_model(value: Any) -> bool:
+    loaded = not isinstance(value, type) and callable(getattr(value, "parameters", None)) and hasattr(value, "config")
+    return _is_path(value) or loaded
+
+
+def _has(names: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_RESUME = (lambda value: isinstance(value, bool) or _is_path(value), "True, False or the path of a checkpoint")
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "model": (_is_model, "a name, a directory or a loaded model of transformers"),
+    "config": (
+        lambda value: isinstance(value, Config | Mapping) or _is_path(value),
+        "a mapping of settings, a Config, or the path or name of a recipe",
+    ),
+    "processing_class": (_has(_TOKENIZER), "a tokenizer (transformers' AutoTokenizer.from_pretrained loads one)"),
+    "engine": (
+        lambda value: not isinstance(value, str | int | float),
+        "an engine, or a class or function that makes one (a name goes to config={'engine': …})",
+    ),
+    "run_dir": (_is_path, "a path"),
+    "path": (_is_path, "a path"),
+    "resume": _RESUME,
+    "resume_from_checkpoint": _RESUME,
+    "repo_id": (_is_text, "a string"),
+    "commit_message": (_is_text, "a string"),
+    "revision": (_is_text, "a string"),
+    "display": (_has(_DISPLAY), "a display (dapo_rl.runs.display.Display)"),
+}
+"""For each argument: whether a value can be one, and what is expected."""

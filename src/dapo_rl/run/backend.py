@@ -1,0 +1,185 @@
+"""Where a run computes: in this process, or in Ray actors (`cluster.backend: ray`)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from dapo_rl.base.format import counted
+from dapo_rl.cluster.build_engines import build_engine_pool, check_engines, takes_turns
+from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device
+from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
+from dapo_rl.cluster.session import ray_cluster
+from dapo_rl.config import Config, ModelSettings
+from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
+from dapo_rl.engines.custom import CustomEngine
+from dapo_rl.engines.protocol import Engine
+from dapo_rl.models.load import copy_in, load_empty, load_model
+from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
+from dapo_rl.models.values import value_model
+from dapo_rl.models.weights import ModelWeights
+from dapo_rl.objectives.losses import TokenLosses
+from dapo_rl.run.inputs import TrainerInputs
+from dapo_rl.run.learners import build_critic, build_policy, memory_plan
+from dapo_rl.runs.display import Display
+from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.memory import MemoryPlan
+from dapo_rl.train.policy import HFPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what is known about computing with it."""
+
+    model: Any
+    tokenizer: Any
+    longest: int
+    """Tokens of the longest possible sample."""
+    dtype: torch.dtype
+    save_dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The parts that compute."""
+
+    engine: Engine
+    policy: HFPolicy | RankedPolicy
+    critic: HFCritic | RankedCritic | None
+    plan: MemoryPlan
+
+
+class Backend(Protocol):
+    @property
+    def where(self) -> str | None:
+        """The place for the description of the run; None: the model's device."""
+        ...
+
+    def start(self, resources: ExitStack) -> None:
+        """Connects to what the run computes on; `resources` end the connection."""
+        ...
+
+    def device(self) -> torch.device: ...
+
+    def load(self, settings: ModelSettings) -> tuple[Any, Any]:
+        """The model and tokenizer for this process."""
+        ...
+
+    def build(
+        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
+    ) -> Workers:
+        """Builds the workers; `resources` close them."""
+        ...
+
+
+def choose_backend(config: Config, inputs: TrainerInputs) -> Backend:
+    return OneProcess(config, inputs) if config.cluster.backend is None else RayBackend(config, inputs)
+
+
+class OneProcess:
+    """Engine, policy and critic in this process."""
+
+    where: str | None = None
+
+    def __init__(self, config: Config, inputs: TrainerInputs) -> None:
+        self._config, self._inputs = config, inputs
+
+    def start(self, resources: ExitStack) -> None:
+        pass
+
+    def device(self) -> torch.device:
+        return self._inputs.device(self._config)
+
+    def load(self, settings: ModelSettings) -> tuple[Any, Any]:
+        return load_model(settings)
+
+    def build(
+        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
+    ) -> Workers:
+        model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
+        plan = memory_plan(config, model, longest, can_rest(config.engine, next(model.parameters()).device))
+        values = None
+        if config.has_critic:  # before the model gets new adapters
+            values = value_model(merged_copy(model) if has_lora(model) else model)
+        engine = build_local_engine(config, self._inputs, loaded, plan)
+        resources.callback(close_engine, engine)
+        policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
+        critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
+        return Workers(engine, policy, critic, plan)
+
+
+def build_local_engine(config: Config, inputs: TrainerInputs, loaded: LoadedModel, plan: MemoryPlan) -> Engine:
+    """Builds the engine. With LoRA this also adds the adapters to the model."""
+    model = sampled = loaded.model
+    if has_lora(model):
+        sampled = merged_copy(model)
+        train_adapters(model)
+    elif config.model.lora is not None:
+        # The engine samples from a plain model; it receives weights with the adapters merged in.
+        narrow = config.engine == "native" and next(model.parameters()).is_cuda
+        sampled = copy_in(model, loaded.dtype if narrow else torch.float32)
+        add_lora(model, config.model.lora, config.seed)
+    if inputs.engine is not None and is_engine(inputs.engine):
+        engine = CustomEngine(inputs.engine, config.engine, vocabulary_of(model))
+        engine.receive(0, ModelWeights(model))  # it may hold other weights
+        return engine
+    return build_engine(
+        config.engine if inputs.engine is None else inputs.engine,
+        sampled,
+        loaded.tokenizer,
+        config.sampling,
+        loaded.dtype,
+        loaded.longest,
+        copies=sampled is model,
+        kv_bytes=plan.kv_bytes,
+        rests=plan.turns,
+        options=config.engine_options,
+    )
+
+
+class RayBackend:
+    """Engines and training ranks as Ray actors. This process has the model without its weights."""
+
+    def __init__(self, config: Config, inputs: TrainerInputs) -> None:
+        check_ranks(config, loaded=not inputs.names_a_model)
+        self._config, self._inputs = config, inputs
+
+    @property
+    def where(self) -> str | None:
+        return f"{counted(self._config.cluster.ranks, 'rank')} ({self.device().type})"
+
+    def start(self, resources: ExitStack) -> None:
+        resources.enter_context(ray_cluster(self._config.cluster))
+        check_engines(self._config.cluster, self.device())
+
+    def device(self) -> torch.device:
+        return ranks_device(self._config)
+
+    def load(self, settings: ModelSettings) -> tuple[Any, Any]:
+        return load_empty(settings)
+
+    def build(
+        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
+    ) -> Workers:
+        model, tokenizer, longest, device = loaded.model, loaded.tokenizer, loaded.longest, self.device()
+        # Before the engines, so that each rank finds a GPU of its own.
+        policy = build_ranked_policy(config, model, tokenizer, longest, loaded.save_dtype)
+        resources.callback(policy.close)
+        plan = replace(policy.planned(), turns=takes_turns(config, device))
+        critic = RankedCritic(policy) if config.has_critic else None
+        named = config.engine if self._inputs.engine is None else self._inputs.engine
+        how = (tokenizer, device, loaded.dtype, longest, display.note)
+        engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
+        resources.callback(close_engine, engine)
+        return Workers(engine, policy, critic, plan)
+
+
+def _with_cache(config: Config, plan: MemoryPlan) -> Config:
+    """The settings of engines that get the cache that is planned for them."""
+    if plan.kv_bytes is None:
+        return config
+    sampling = config.sampling.model_copy(update={"kv_memory_gib": plan.kv_bytes / 2**30})
+    return config.model_copy(update={"sampling": sampling})

@@ -1,0 +1,186 @@
+"""Builds a run from its settings and the caller's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
+from dapo_rl.config import Config
+from dapo_rl.data import PromptSet, once_each
+from dapo_rl.data.apart import check_apart, shared_prompts
+from dapo_rl.data.sources import check_there
+from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
+from dapo_rl.objectives.advantages import Advantages
+from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.saved_state import SavedRewardState
+from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.run.backend import LoadedModel, choose_backend
+from dapo_rl.run.inputs import TrainerInputs, resolve
+from dapo_rl.run.model import longest_sample, model_and_tokenizer, with_lora
+from dapo_rl.run.prompts import build_sampler, build_stream, prompt_sets, stream_part, tell_progress
+from dapo_rl.runs.display import EVALUATING, Display
+from dapo_rl.runs.trackers import check_installed
+from dapo_rl.train.checkpoint import Part
+from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.custom import build_advantages, build_losses
+from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.evaluate import Evaluation, evaluate
+from dapo_rl.train.memory import MemoryPlan
+from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.progress import Progress
+from dapo_rl.train.random_state import RandomState
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts of a run. No part refers to the run, so dropping the last reference frees all of them."""
+
+    config: Config
+    model: Any
+    tokenizer: Any
+    verifier: VerifierPool
+    train_prompts: PromptSet
+    eval_prompts: PromptSet | None
+    engine: Engine
+    sampler: Sampler
+    policy: HFPolicy | RankedPolicy
+    critic: HFCritic | RankedCritic | None
+    advantages: Advantages
+    progress: Progress
+    plan: MemoryPlan
+    disk: DiskNeed
+    parts: tuple[Part, ...]
+    """The parts of a checkpoint, except the log."""
+    description: str
+    notes: tuple[str, ...]
+    """Notes for the user, shown before the first step."""
+    resources: ExitStack
+    """Closes the engine, the ranks, the connection to Ray and the verifier."""
+
+    @property
+    def learners(self) -> tuple[Part, ...]:
+        """The parts that change by updates alone."""
+        return (self.policy,) if self.critic is None else (self.policy, self.critic)
+
+    def evaluate(self, display: Display, check: Callable[[], None] = check_nothing) -> Evaluation | None:
+        """Samples and judges the held-out prompts; None if there are none. `check` is called every fraction of a
+        second, and raises to abandon the evaluation."""
+        if self.eval_prompts is None:
+            return None
+        settings, sampling = self.config.eval, self.config.sampling
+        self.sampler.drain()
+        tell_progress(self.verifier, self.config, self.progress.step)
+        return evaluate(
+            self.engine,
+            self.verifier,
+            once_each(self.eval_prompts.prompts, settings.prompts),
+            SamplingParams(
+                max_new_tokens=sampling.max_new_tokens,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                stop=sampling.stop,
+            ),
+            settings.samples,
+            self.config.seed,
+            on_progress=lambda done, total: display.phase(EVALUATING, done, total),
+            check=check,
+        )
+
+    def close(self) -> None:
+        """Stops the processes that the parts have started. A second call does nothing."""
+        self.resources.close()
+
+
+def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
+    """Builds a run. If this raises, everything built so far is closed."""
+    check_installed(config.log.to)
+    inputs.check_data(config)
+    backend = choose_backend(config, inputs)
+    with ExitStack() as resources:
+        # The verifier forks its workers from this process, so it must come before anything that starts threads or
+        # initialises a GPU. Its settings do not depend on `resolve`.
+        verifier = resources.enter_context(_verifier(config, inputs))
+        backend.start(resources)
+        config = resolve(config, inputs, backend.device())
+        losses, advantages = build_losses(config.algo), build_advantages(config.algo)
+        sources = inputs.sources(config)
+        for key, source in sources.items():
+            check_there(source, key)  # a model may take minutes to load
+        check_apart(*sources.values())
+        model, tokenizer = model_and_tokenizer(config, inputs, backend.device(), backend.load)
+        config = with_lora(config, inputs, model)
+        stored = stored_dtype(config.model.name) if inputs.names_a_model else model.dtype
+        notes = [*inputs.notes, verifier.note, to_float32(model)]
+        train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier)
+        notes.append(shared_prompts(train_prompts, eval_prompts, tuple(sources.values())))
+        device = backend.device()
+        loaded = LoadedModel(
+            model=model,
+            tokenizer=tokenizer,
+            longest=longest_sample(config, model, train_prompts, eval_prompts),
+            dtype=compute_dtype(config.model, device),
+            save_dtype=saved_dtype(config.model, stored),
+        )
+        workers = backend.build(config, loaded, losses, resources, display)
+        policy, critic = workers.policy, workers.critic
+        stream = build_stream(config, train_prompts, model, display)
+        sampler = build_sampler(config, stream, workers.engine, verifier, display, model)
+        progress = Progress()
+        learners: tuple[Part, ...] = (policy,) if critic is None else (policy, critic)
+        reward_state = SavedRewardState(verifier, config.train.steps)
+        notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
+        notes += [_idle_engines(config), _noisy_ratios(config)]
+        return Run(
+            config=config,
+            model=model,
+            tokenizer=tokenizer,
+            verifier=verifier,
+            train_prompts=train_prompts,
+            eval_prompts=eval_prompts,
+            engine=workers.engine,
+            sampler=sampler,
+            policy=policy,
+            critic=critic,
+            advantages=advantages,
+            progress=progress,
+            plan=workers.plan,
+            disk=DiskNeed.of(config, model, loaded.save_dtype),
+            parts=(*learners, stream_part(stream, sampler), sampler, progress, reward_state, RandomState()),
+            description=describe_model(model, loaded.dtype, backend.where),
+            notes=tuple(note for note in notes if note),
+            resources=resources.pop_all(),
+        )
+
+
+def _verifier(config: Config, inputs: TrainerInputs) -> VerifierPool:
+    functions = inputs.reward_funcs
+    if functions is None:
+        return VerifierPool(build_verifier(config.reward), config.reward)
+    return VerifierPool(as_verifier(functions, config.reward, inputs.reward_weights), config.reward)
+
+
+def _idle_engines(config: Config) -> str | None:
+    """A note if engines that could sample during updates have little to do then."""
+    cluster = config.cluster
+    if cluster.backend is None or cluster.placement == "colocated":
+        return None
+    said = f"cluster.placement={cluster.placement}"
+    if not config.during_updates:
+        return f"{said}: nothing is sampled during updates, which needs surplus=carry, max_staleness=1"
+    if not config.sampling.ahead:
+        return f"{said}: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
+    return None
+
+
+def _noisy_ratios(config: Config) -> str | None:
+    """A note if updates compute with dropout, unlike sampling."""
+    lora = config.model.lora
+    if lora is None or not lora.dropout:
+        return None
+    return f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"

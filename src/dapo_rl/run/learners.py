@@ -1,0 +1,113 @@
+"""Policy, critic and memory plan of a run in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.models.load import compute_dtype, pad_id
+from dapo_rl.models.lora import has_lora, is_adapted, merged_copy
+from dapo_rl.models.recompute import can_recompute
+from dapo_rl.models.size import ModelSize
+from dapo_rl.objectives.losses import TokenLosses
+from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
+from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes
+
+
+def build_policy(
+    model: Any,
+    tokenizer: Any,
+    config: Config,
+    longest: int = 0,
+    losses: TokenLosses | None = None,
+    save_dtype: torch.dtype | None = None,
+    plan: MemoryPlan | None = None,
+) -> HFPolicy:
+    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known, and `save_dtype`
+    the type of saved models."""
+    plan = plan or MemoryPlan(recompute=config.train.gradient_checkpointing is True)
+    budget = config.train.token_budget or plan.token_budget
+    return HFPolicy(
+        model,
+        pad_id=pad_id(tokenizer),
+        temperature=config.sampling.temperature,
+        algo=config.algo,
+        train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute}),
+        norm_length=config.norm_length,
+        token_budget=budget or config.token_budget,
+        fill_memory=budget is None,
+        turns=plan.turns,
+        longest=longest,
+        dtype=compute_dtype(config.model, next(model.parameters()).device),
+        reference=reference_of(model) if config.algo.kl_coef > 0 else None,
+        losses=losses,
+        tokenizer=tokenizer,
+        settings=config.model,
+        save_dtype=save_dtype,
+        seed=config.seed,
+    )
+
+
+def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan: MemoryPlan, packed: bool) -> HFCritic:
+    """The critic that a run trains; `packed` as the policy is."""
+    budget = config.train.token_budget or plan.token_budget or config.token_budget
+    return HFCritic(
+        model,
+        pad_id=pad_id(tokenizer),
+        train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute, "packed": packed}),
+        token_budget=budget,
+        value_clip=config.critic.value_clip,
+        turns=plan.turns,
+        longest=longest,
+        dtype=compute_dtype(config.model, next(model.parameters()).device),
+    )
+
+
+def reference_of(model: Any) -> Any:
+    """A frozen copy of the model. A model whose adapters are new contains its own reference."""
+    if has_lora(model):
+        return merged_copy(model) if is_adapted(model) else model
+    return copy.deepcopy(model).requires_grad_(False)
+
+
+def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:
+    """What stays in GPU memory; raises a UserError if the run cannot fit."""
+    wanted = config.train.gradient_checkpointing
+    sizes = _sizes_on_gpu(config, model, longest)
+    if sizes is None:
+        if config.train.memory == "turns":
+            raise UserError("train.memory: turns needs a GPU and a known architecture; set train.memory=auto")
+        return MemoryPlan(recompute=wanted is True)
+    if not has_engine:
+        sizes = sizes.without_engine()
+    recompute = False if wanted == "auto" and not can_recompute(model) else wanted
+    return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_rests))
+
+
+def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:
+    """None on a CPU, and for an architecture with an unusual config: such a run finds out what fits."""
+    device, lora = next(model.parameters()).device, config.model.lora
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    # What others leave free, and what this process has taken; its CUDA context is part of RUNTIME.
+    gpu = min(total, free + torch.cuda.memory_reserved(device) + RUNTIME)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    try:
+        size = ModelSize.of(model)
+        return run_sizes(
+            config,
+            size,
+            gpu,
+            bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
+            trained=trained if lora is None else size.adapter_parameters(lora),
+            longest=longest,
+        )
+    except (AttributeError, TypeError, ZeroDivisionError):
+        return None

@@ -1,0 +1,102 @@
+"""The prompts of a run, the stream they are drawn from, and the sampler that draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.base.load import load_function
+from dapo_rl.config import Config
+from dapo_rl.data import (
+    LazyStream,
+    MixedStream,
+    PromptSet,
+    PromptStream,
+    Stream,
+    held_out_prompts,
+    stream_of,
+    training_prompts,
+)
+from dapo_rl.engines.build import vocabulary_of
+from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.errors import UserError
+from dapo_rl.models.load import check_vocabulary
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rewards.state import RewardState
+from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.run.inputs import TrainerInputs
+from dapo_rl.runs.display import Display
+from dapo_rl.train.checkpoint import Part
+
+
+def prompt_sets(
+    config: Config, inputs: TrainerInputs, tokenizer: Any, verifier: VerifierPool
+) -> tuple[PromptSet, PromptSet | None]:
+    """The training prompts and the held-out prompts."""
+    how = (tokenizer, config.data, verifier.needs_answer)
+    sources = inputs.sources(config)
+    train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
+    held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
+    if train.is_stream and config.sampling.retire:
+        raise UserError(
+            "sampling.retire: a stream without a length has no epochs to leave a prompt out of; set it to 0, or give "
+            "data.train as a list"
+        )
+    verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
+    return train, held_out
+
+
+def build_stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> Stream:
+    """The stream that training prompts are drawn from. Prompts read during the run are checked as they come."""
+    stream = stream_of(prompts, config.seed)
+    if not isinstance(stream, PromptStream):
+        stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
+    return stream
+
+
+@dataclass(frozen=True, slots=True)
+class _LazyPart:
+    """Saves a stream with the prompts that the sampler needs again: those of unfinished groups."""
+
+    stream: LazyStream | MixedStream
+    sampler: Sampler
+
+    def save(self, directory: Path) -> None:
+        self.stream.save(directory, [prompt.id for prompt in self.sampler.unfinished])
+
+    def load(self, directory: Path) -> None:
+        self.stream.load(directory)
+
+
+def stream_part(stream: Stream, sampler: Sampler) -> Part:
+    """The stream as a part of a checkpoint."""
+    return stream if isinstance(stream, PromptStream) else _LazyPart(stream, sampler)
+
+
+def build_sampler(
+    config: Config, stream: Stream, engine: Engine, verifier: VerifierPool, display: Display, model: Any
+) -> Sampler:
+    return Sampler(
+        stream,
+        engine,
+        verifier,
+        SamplingParams.of(config.sampling),
+        config.sampling,
+        cap=config.sampling_cap,
+        seed=config.seed,
+        max_error_share=config.reward.max_error_share,
+        keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
+        masking=config.masking,
+        on_progress=partial(display.phase, "sampling"),
+        on_step=lambda step: tell_progress(verifier, config, step, stream),
+        vocabulary=vocabulary_of(model),
+        during_updates=config.during_updates,
+    )
+
+
+def tell_progress(verifier: VerifierPool, config: Config, step: int, stream: Stream | None = None) -> None:
+    """Tells the reward functions how many steps are complete; an evaluation, which has no stream, keeps the epoch."""
+    epoch = verifier.state.epoch if stream is None else stream.epochs_drawn
+    verifier.state = RewardState(step, config.train.steps, epoch)

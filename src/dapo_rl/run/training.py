@@ -1,0 +1,227 @@
+"""Trains a run into its directory: from the first step, or resumed; restarts lost ranks; writes the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from dapo_rl.base.saved import not_of_this_run
+from dapo_rl.cluster.policy import RankedPolicy
+from dapo_rl.cluster.ray_watch import if_ray_ends
+from dapo_rl.cluster.restarts import Restarts
+from dapo_rl.compat.trl.callbacks import Callbacks
+from dapo_rl.errors import UserError
+from dapo_rl.run.build import Run
+from dapo_rl.runs.config_file import ConfigFile
+from dapo_rl.runs.directory import NOTHING, RunDirectory
+from dapo_rl.runs.failure import write_failure
+from dapo_rl.runs.interrupts import Interrupts
+from dapo_rl.runs.log_length import LogLength
+from dapo_rl.runs.notes import NotedDisplay, Notes
+from dapo_rl.runs.settings import check_same_run
+from dapo_rl.runs.trackers import Trackers
+from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.train import loop
+from dapo_rl.train.checkpoint import Checkpoints
+from dapo_rl.train.progress import FILE as PROGRESS
+from dapo_rl.train.random_state import seed_everything
+from dapo_rl.train.results import MODEL, save_result, write_results
+
+
+class RunTraining:
+    """One training of a run, up to its last step or a stop."""
+
+    def __init__(self, run: Run, directory: RunDirectory, display: NotedDisplay, callbacks: Callbacks) -> None:
+        self._run, self._directory, self._display, self._callbacks = run, directory, display, callbacks
+        self._unsaved = Unsaved(display.note)
+        keep = run.config.checkpoint.keep
+        self._checkpoints = Checkpoints(directory.checkpoints_path, keep, display.note, self._unsaved)
+        self._log = LogLength(directory)
+        self._trackers: Trackers | None = None
+
+    def train(self, resume: bool, stop_requested: Callable[[], bool], how_to_continue: str) -> dict[str, Any]:
+        """Returns the summary. `how_to_continue` tells the user what to do with the directory `{}` after Ctrl-C."""
+        run, directory, display = self._run, self._directory, self._display
+        with directory.locked(), self._recorded_notes() as notes:
+            seed_everything(run.config.seed)
+            if resume:
+                self.resume()
+                self._checkpoints.remove_old()  # `checkpoint.keep` may be smaller now, to make room
+                run.disk.check(run.config, directory.path, run.progress.step)
+            else:
+                directory.begin(run.config)
+            notes.begin()
+            self._callbacks.follow(directory.read_metrics)
+            with (
+                Interrupts(directory, display, how_to_continue) as interrupts,
+                self._recorded_failure(),
+                self._checkpoints,
+            ):
+                summary = self._train_to_end(lambda: interrupts.requested or stop_requested())
+                self._unsaved.raise_errors(self._written(summary))
+                if interrupts.requested and not summary["finished"]:
+                    raise KeyboardInterrupt
+        return summary
+
+    def track(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Sends metrics to the trackers, while the run is training."""
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
+
+    def resume(self) -> None:
+        """Restores everything from the newest checkpoint. Nothing is written until all of it has been checked."""
+        run, directory, note = self._run, self._directory, self._display.note
+        config = run.config
+        before = (self._checkpoints.settings() or ConfigFile.read(directory.config_path)).over(config)
+        check_same_run(directory.path, before, config)
+        checkpoint = self._checkpoints.restore(
+            (*run.parts, self._log), note=lambda line: note(f"skipping a damaged checkpoint: {line}")
+        )
+        if checkpoint is None:
+            directory.check_may_start_again(before.checkpoint_every)
+            note(f"{directory.path}: no checkpoint yet; starting from the first step")
+            directory.forget_after(NOTHING)
+            directory.write_config(config)
+            return
+        if run.progress.step != checkpoint.step:
+            raise not_of_this_run(checkpoint.path / PROGRESS, "step is inconsistent")
+        if checkpoint.step > config.train.steps:
+            raise UserError(
+                f"train.steps: {config.train.steps} is below step {checkpoint.step}, which {directory.path} has "
+                "already reached; raise it, or start a new run"
+            )
+        run.engine.receive(checkpoint.step, run.policy.weights())
+        if changed := directory.forget_after(checkpoint.step, self._log.loaded, run.progress.logged):
+            note(changed)
+        directory.write_config(config)
+        note(f"resumed from {checkpoint.path}")
+
+    def _train_to_end(self, stop_requested: Callable[[], bool]) -> dict[str, Any]:
+        run, directory, display, unsaved = self._run, self._directory, self._display, self._unsaved
+        config, progress = run.config, run.progress
+        trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
+        self._trackers = trackers
+        recover = self._restarts()
+        training = loop.Training(
+            config=config,
+            engine=run.engine,
+            sampler=run.sampler,
+            policy=run.policy,
+            advantages=run.advantages,
+            evaluate=partial(run.evaluate, display),
+            save=self._save,
+            checkpoints=self._checkpoints,
+            directory=directory,
+            display=display,
+            progress=progress,
+            unsaved=unsaved,
+            stop_requested=stop_requested,
+            track=trackers.log,
+            callbacks=self._callbacks,
+            turns=run.plan.turns,
+            critic=run.critic,
+            recover=recover,
+        )
+        with display:
+            display.start(config.train.steps, config, run.description, progress.step)
+            for note in self._first_notes():
+                display.note(note)
+            try:
+                loop.train(training)
+            except Exception:
+                with suppress(Exception):  # the error that ends the run is the one to show
+                    self._write_results(failed=True)
+                raise
+            finally:
+                self._trackers = None
+                trackers.close()
+            if progress.is_done(config.train.steps):
+                # Without the model, the board still needs its tokenizer to show rollouts.
+                export = run.policy.export if config.checkpoint.last else run.tokenizer.save_pretrained
+                with unsaved.at_the_end(MODEL):
+                    loop.with_restarts(partial(save_result, export, directory.model_path), recover)
+            with unsaved.trying("metrics.jsonl", "some lines are missing"):
+                directory.finish_log()
+            summary = self._write_results()
+            display.finish(summary)
+        return summary
+
+    def _first_notes(self) -> Iterator[str]:
+        run = self._run
+        for prompts in (run.train_prompts, run.eval_prompts):
+            if prompts is not None and (report := prompts.report()):
+                yield report
+        yield from (*run.notes, *self._callbacks.never_called())
+
+    def _save(self) -> None:
+        run = self._run
+        self._checkpoints.start(run.progress.step, (*run.parts, self._log), run.config, unchanged=run.learners)
+
+    def _restarts(self) -> loop.Recover | None:
+        """How the run recovers from the loss of a rank, if it has ranks."""
+        run, policy = self._run, self._run.policy
+        if not isinstance(policy, RankedPolicy):
+            return None
+
+        def resume() -> None:
+            run.engine.receive(0, policy.weights())
+            self.resume()
+            self._callbacks.follow(self._directory.read_metrics)
+
+        others = [part for part in run.parts if part not in run.learners]
+        return Restarts(policy, others, self._checkpoints, run.config.cluster.restarts, resume, self._display.note)
+
+    def _write_results(self, failed: bool = False) -> dict[str, Any]:
+        run, sampler = self._run, self._run.sampler
+        # What a failed step has sampled is in the ledger.
+        waiting, in_flight = (0, 0) if sampler.has_failed else (sampler.carried_tokens, sampler.begun_tokens)
+        return write_results(
+            self._directory,
+            run.config,
+            run.progress,
+            run.train_prompts,
+            self._unsaved,
+            waiting=waiting,
+            in_flight=in_flight,
+            so_far=sampler.so_far,
+            failed=failed,
+        )
+
+    def _written(self, summary: Mapping[str, Any]) -> str:
+        """What a run that could not write everything has written."""
+        there = [f"the model is in {self._directory.model_path}"] if "model" in summary["paths"] else []
+        latest = self._checkpoints.latest()
+        there.append(f"--resume continues from {latest.path}" if latest else "there is no checkpoint to resume from")
+        return ", and ".join(there)
+
+    @contextmanager
+    def _recorded_notes(self) -> Iterator[Notes]:
+        """Records the notes that the display shows."""
+        progress = self._run.progress
+        self._display.notes = Notes(self._directory.path, step=lambda: progress.current)
+        try:
+            yield self._display.notes
+        finally:
+            self._display.notes = None
+
+    @contextmanager
+    def _recorded_failure(self) -> Iterator[None]:
+        """Leaves error.json for an exception that ends the run, and for the end of Ray. Ctrl-C is not one: it stops the
+        run."""
+        directory, progress, display = self._directory, self._run.progress, self._display
+
+        def record(error: Exception) -> None:
+            write_failure(directory.path, progress.current, error)
+
+        def without_ray(error: Exception) -> None:
+            record(error)
+            display.__exit__(None, None, None)
+
+        try:
+            with if_ray_ends(without_ray):
+                yield
+        except Exception as error:
+            record(error)
+            raise
