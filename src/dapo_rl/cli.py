@@ -23,13 +23,7 @@ from dapo_rl.base.imports import quick_imports
 from dapo_rl.base.os_errors import explain_os_error
 from dapo_rl.base.signals import stop_at_once, stop_on_signals
 from dapo_rl.base.streams import CLOSED_PIPE, complain, nobody_reads, open_streams, release_streams
-from dapo_rl.completion import (
-    TAKE_SETTINGS,
-    asked_to_complete,
-    completion_script,
-    install_completion,
-    print_candidates,
-)
+from dapo_rl.completion import Arguments, complete_recipes, complete_settings
 from dapo_rl.config import Config, known_keys, source_name
 from dapo_rl.demo import DEFAULT_RECIPE as DEFAULT_RECIPE
 from dapo_rl.demo import chosen_settings, start_from
@@ -44,13 +38,12 @@ from dapo_rl.version import __version__
 
 WIDEST_HELP = 100
 """Columns of the help texts on a wide terminal."""
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="RECIPE] [KEY=VALUE", show_default=False, hidden=True)]
-"""A recipe and overrides. typer adds the outer brackets: `[RECIPE] [KEY=VALUE]...`."""
+COMPLETION = "_DAPO_COMPLETE"
+"""The variable by which typer's scripts ask for the candidates of a word."""
 
 app = typer.Typer(
     help="Reinforcement learning with verifiable rewards by DAPO.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST_HELP},
@@ -254,7 +247,10 @@ def verify(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe.", show_default=False)] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Print this recipe.", show_default=False, autocompletion=complete_recipes),
+    ] = None,
 ) -> None:
     """List the recipes of the package, or print one.
 
@@ -304,7 +300,11 @@ def ablate(
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs per arm; by default 3.")] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE,...", help="Compare these values instead; repeat the option for a grid."),
+        typer.Option(
+            metavar="KEY=VALUE,...",
+            help="Compare these values instead; repeat the option for a grid.",
+            autocompletion=complete_settings,
+        ),
     ] = None,
     only: Annotated[str | None, typer.Option(help="One half of the paper's table: ladder or leave-one-out.")] = None,
     table: Annotated[str | None, typer.Option(help="The paper whose table to run; by default dapo.")] = None,
@@ -405,22 +405,10 @@ def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    install: Annotated[
-        bool, typer.Option("--install-completion", help="Install completion for your shell: bash, zsh or fish.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--show-completion", help="Print the completion script.")] = False,
-) -> None:
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         print(f"dapo-rl {__version__}")
-    elif install:
-        print(install_completion())
-    elif show:
-        print(completion_script(), end="")
-    else:
-        return
-    raise typer.Exit
+        raise typer.Exit
 
 
 def main() -> None:
@@ -462,23 +450,24 @@ def _invoke(words: list[str]) -> int:
     except FileNotFoundError:
         raise UserError("the working directory has been removed; change to another") from None
     command = root_command()
-    if asked_to_complete():
-        print_candidates(command)
-        return 0
+    if COMPLETION in os.environ:
+        os.environ["COLUMNS"] = "1000"  # a candidate and its help are one line
+        command.main(prog_name="dapo")  # completes and exits
     try:
         with command.make_context("dapo", words) as context:
             command.invoke(context)
     except typer.Exit as ended:
         return ended.exit_code
     except Exception as error:
-        _explain_option(words, getattr(error, "option_name", None))
+        _explain_option(words, error)
         raise
     return 0
 
 
-def _explain_option(words: list[str], option: str | None) -> None:
+def _explain_option(words: list[str], error: Any) -> None:
     """Raises UserError for an unknown option that is the name of a setting: `--seed 3` or `--train.lr=1e-6`."""
-    if option is None or not set(words[:2]) & set(TAKE_SETTINGS):
+    option = getattr(error, "option_name", None)
+    if option is None or not any("KEY=VALUE" in (each.metavar or "") for each in error.ctx.command.params):
         return
     name = option.lstrip("-").replace("-", "_")
     key = name if name in known_keys() else setting_named(name, known_keys())

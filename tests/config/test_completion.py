@@ -1,4 +1,4 @@
-"""Shell completion, by the protocol of the scripts and in a real shell."""
+"""Shell completion, by the protocol of typer's scripts and in a real shell."""
 
 import io
 import os
@@ -12,33 +12,36 @@ from contextlib import chdir, redirect_stdout
 from unittest.mock import patch
 
 import pytest
-import typer
 
 from dapo_rl import cli
-from dapo_rl.completion import SCRIPTS, print_candidates, split_line
 from dapo_rl.config import known_keys
 from dapo_rl.recipes import recipe_names
 
 DAPO = [sys.executable, "-P", "-c", "from dapo_rl.cli import main; main()"]
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 
 
-COMMAND = typer.main.get_command(cli.app)
-
-
-def completed(line, shell="fish", cwd=".", **env):
-    asked = {"_DAPO_COMPLETE": f"complete_{shell}", "_DAPO_LINE": line, **env}
-    with patch.dict(os.environ, asked), chdir(cwd), redirect_stdout(io.StringIO()) as answer:
-        print_candidates(COMMAND)
+def completed(line, cwd=".", shell="fish", **environment):
+    environment |= {"_DAPO_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line}
+    environment["_TYPER_COMPLETE_FISH_ACTION"] = "get-args"
+    exits = pytest.raises(SystemExit, match=r"^0$")
+    with patch.dict(os.environ, environment), chdir(cwd), redirect_stdout(io.StringIO()) as answer, exits:
+        cli._invoke([])
     return answer.getvalue().splitlines()
 
 
 def values(line, **options):
-    return [answer.partition("\t")[0] for answer in completed(line, **options)]
+    return [answer.partition("\t")[0] for answer in completed(line, **options) if answer]
+
+
+def in_bash(*words):
+    return values("", shell="bash", COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
 
 
 def test_commands_and_options():
     assert {"train", "check", "recipes", "bench"} <= set(values("dapo "))
-    assert completed("dapo rec") == ["recipes\tList the recipes of the package, or print one."]
+    (recipes,) = completed("dapo rec")
+    assert recipes.startswith("recipes\tList the recipes of the package")
     assert values("dapo bench ro") == ["rollout"]
     assert values("dapo train --r") == ["--run", "--resume"]
     assert values("dapo --inst") == ["--install-completion"]
@@ -51,43 +54,42 @@ def test_recipes_settings_and_values(tmp_path):
     ours = [name for name in recipe_names() if name.startswith("gsm8k")]
     assert values("dapo train gsm8k", cwd=tmp_path) == [*ours, "gsm8k-mine.yaml", "gsm8k-runs/"]
     assert values("dapo recipes d") == ["dapo-math-qwen2.5-32b", "demo"]
-    assert values("dapo train demo sampling.gr") == ["sampling.group_size="]
-    assert values("dapo verify samp") == ["sampling."]
-    assert values("dapo check se", cwd=tmp_path) == ["seed="]
     assert values("dapo train algo.") == [f"{key}=" for key in known_keys() if key.startswith("algo.")]
     assert values("dapo train sampling.dynamic=") == ["sampling.dynamic=true", "sampling.dynamic=false"]
     assert values("dapo train preset=g") == ["preset=grpo"]
+    assert values("dapo launch local preset=g") == ["preset=grpo"]
+    assert values("dapo bench rollout preset=g") == ["preset=grpo"]
+    assert values("dapo eval ti", cwd=tmp_path) == ["tiny"]
     assert values("dapo eval tiny data.chat_template=al") == ["data.chat_template=always"]
-    assert values("dapo ablate --vary algo.clip_h") == ["algo.clip_high="]
     assert values("dapo train data.train=gsm8k-n", cwd=tmp_path) == ["data.train=gsm8k-notes.txt"]
-    assert values("dapo train --run gsm8k-r", cwd=tmp_path) == ["gsm8k-runs/"]
-    assert completed("dapo train no.such=") == completed("dapo nonsense x") == []
+    assert values("dapo train no.such=") == values("dapo nonsense x") == []
 
 
-def test_bash_gets_what_follows_its_word_break_and_zsh_its_escapes():
-    assert values("dapo train preset=g", shell="bash", _DAPO_BREAKS=" =:") == ["grpo"]
-    assert values("dapo train preset=g", shell="bash", _DAPO_BREAKS=" ") == ["preset=grpo"]
-    assert values("dapo train data.train=reas", shell="zsh") == ["data.train=reasoning_gym\\:"]
+def test_a_word_that_goes_on_has_a_second_candidate(tmp_path):
+    """Shells add a space to a single candidate."""
+    assert values("dapo train demo sampling.gr") == ["sampling.group_size=", "sampling.group_size=16"]
+    assert values("dapo ablate --vary algo.clip_h") == ["algo.clip_high=", "algo.clip_high=0.28"]
+    assert values("dapo check se", cwd=tmp_path) == ["seed=", "seed=0"]
+    assert values("dapo verify samp")[:2] == ["sampling.", "sampling.prompts_per_step="]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.yaml").touch()
+    assert values("dapo train mi", cwd=tmp_path) == ["mine/", "mine/one.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("", ([], "")),
-        ("dapo", ([], "dapo")),
-        ("dapo ", (["dapo"], "")),
-        ("dapo 'a b' c", (["dapo", "a b"], "c")),
-        ("dapo 'a b", (["dapo"], "a b")),
-        ('dapo train x="', (["dapo", "train"], "x=")),
-        ("dapo # x", (["dapo", "#"], "x")),
-    ],
-)
-def test_the_line_is_split_as_a_shell_does(line, expected):
-    assert split_line(line) == expected
+def test_the_shell_completes_the_values_of_options():
+    assert values("dapo train --run gsm8k-r") == []
+
+
+def test_bash_gets_what_follows_its_word_break():
+    assert in_bash("dapo", "train", "preset", "=", "g") == ["grpo"]
+    assert in_bash("dapo", "train", "sampling.dynamic", "=") == ["true", "false"]
+    assert in_bash("dapo", "train", "preset=g") == ["preset=grpo"], "COMP_WORDBREAKS without ="
+    assert in_bash("dapo", "train", "seed", "=", "1", "sampling.gr")[0] == "sampling.group_size="
 
 
 def test_it_imports_nothing_slow():
-    asked = {"_DAPO_COMPLETE": "complete_fish", "_DAPO_LINE": "dapo train algo.clip_h", "PYTHONPROFILEIMPORTTIME": "1"}
+    asked = {"_DAPO_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": "dapo train algo.clip_h"}
+    asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "PYTHONPROFILEIMPORTTIME": "1"}
     result = subprocess.run(DAPO, env=os.environ | asked, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.startswith("algo.clip_high=\tClip-Higher")
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in result.stderr.splitlines()}
@@ -95,43 +97,22 @@ def test_it_imports_nothing_slow():
     assert not imported & {"torch", "transformers", "numpy", "pyarrow", "ray", "matplotlib", "fastapi", "datasets"}
 
 
-@pytest.mark.parametrize("shell", SCRIPTS)
-def test_installing_twice_changes_nothing(shell, tmp_path):
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("XDG_")}
-    environment |= {"HOME": str(tmp_path), "SHELL": f"/bin/{shell}"}
-    files = []
-    for _ in range(2):
-        result = subprocess.run(
-            [*DAPO, "--install-completion"], env=environment, capture_output=True, text=True, check=True
-        )
-        assert result.stdout.startswith(f"completion for {shell} is in {tmp_path}/")
-        files.append({path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()})
-    assert files[0] == files[1]
-    assert SCRIPTS[shell] in files[0].values()
-    assert len(files[0]) == (1 if shell == "fish" else 2)
-    shown = subprocess.run([*DAPO, "--show-completion"], env=environment, capture_output=True, text=True, check=True)
-    assert shown.stdout == SCRIPTS[shell]
-
-
-def test_an_unknown_shell_is_one_line():
-    result = subprocess.run(
-        [*DAPO, "--install-completion"], env=os.environ | {"SHELL": "/bin/tcsh"}, capture_output=True, text=True
-    )
-    assert result.returncode == 2
-    assert result.stderr == "dapo: completion: $SHELL is tcsh; set it to bash, zsh, fish\n"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@needs_bash
 def test_tab_in_bash(tmp_path):
     program = tmp_path / "dapo"
     program.write_text(f"#!/bin/sh\nexec {sys.executable} -P -c 'from dapo_rl.cli import main; main()' \"$@\"\n")
     program.chmod(0o755)
-    (tmp_path / "rc").write_text(f"PS1='> '\n{SCRIPTS['bash']}")
+    environment = os.environ | {"HOME": str(tmp_path), "TERM": "dumb", "INPUTRC": os.devnull}
+    environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    for _ in range(2):  # a second time changes nothing
+        subprocess.run(["bash", "-c", "dapo --install-completion; exit $?"], env=environment, check=True, timeout=60)
+    rc = (tmp_path / ".bashrc").read_text()
+    assert rc.count("source") == 1
+    (tmp_path / "rc").write_text(f"PS1='> '\n{rc}")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb", "INPUTRC": os.devnull}
         os.execvpe("bash", ["bash", "--noprofile", "--rcfile", "rc", "-i"], environment)
     try:
         assert until(terminal, "> ")
@@ -153,5 +134,5 @@ def until(terminal, expected, seconds=30):
     shown, end = "", time.monotonic() + seconds
     while expected not in shown and time.monotonic() < end:
         if select.select([terminal], [], [], 0.1)[0]:
-            shown += os.read(terminal, 4096).decode()
+            shown += os.read(terminal, 4096).decode().replace("\a", "")  # a bell for several candidates
     return expected in shown

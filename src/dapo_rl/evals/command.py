@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dapo_rl.base.imports import quick_imports
+from dapo_rl.completion import complete_models
 from dapo_rl.errors import UserError
 
 EVAL_HELP = """Evaluate models on problems: avg@k, pass@k and cons@k.
@@ -33,7 +34,8 @@ Repeat the same command to resume an evaluation that was stopped; finished probl
 
 def eval_command(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL]... [KEY=VALUE", show_default=False, hidden=True)
+        list[str] | None,
+        typer.Argument(metavar="MODEL]... [KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_models),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="A .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic.")

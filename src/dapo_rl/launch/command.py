@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from dapo_rl.completion import Arguments
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import split_arguments
 
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="RECIPE] [KEY=VALUE", show_default=False, hidden=True)]
 RunOption = Annotated[
     Path | None, typer.Option("--run", help="The run directory, by default runs/NAME-TIME; an existing run is resumed.")
 ]

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from dapo_rl.completion import complete_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.lengths import fixed_length, longest_length
@@ -44,7 +45,10 @@ ENGINE: str = Config.model_fields["engine"].default
 )
 def bench_command(
     context: typer.Context,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True)] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
+    ] = None,
     model: Annotated[
         str,
         typer.Option(
