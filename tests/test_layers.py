@@ -13,7 +13,7 @@ LAYERS = [
     {"choices"},
     {"objectives"},
     {"foreign", "recipes"},
-    {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
+    {"version", "types", "palette", "fates", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "moving"},
     {"compat"},
@@ -32,10 +32,8 @@ LAYERS = [
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
     ("fates", "palette"),
-    ("config", "recipe"),
     ("completion", "config"),
     ("demo", "config"),
-    ("demo", "recipe"),
 }
 """What may be imported from a neighbour on the same layer."""
 CIRCLES = {("dapo_rl.data.prompts", "dapo_rl.data.lazy")}
@@ -52,7 +50,6 @@ WITHOUT_TORCH = {
         "palette",
         "fates",
         "codec",
-        "recipe",
         "config",
         "demo",
     ),

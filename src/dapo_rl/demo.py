@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import Config, source_name
-from dapo_rl.recipe import override, read_recipe
+from dapo_rl.config.recipe import override, read_recipe
 from dapo_rl.recipes import packaged_recipe
 
 DEFAULT_RECIPE = packaged_recipe("demo")

@@ -151,7 +151,7 @@ def kill(rank, number=signal.SIGKILL):
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
-        (["train.memory=turns"], {}, "train.memory: turns is for one process; "),
+        (["train.memory=time_share"], {}, "train.memory: time_share is for one process; "),
         (
             [],
             {"model": small_model(), "processing_class": tokenizer()},

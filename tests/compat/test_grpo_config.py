@@ -153,7 +153,7 @@ def test_what_is_not_a_setting_goes_to_the_trainer():
     assert (result.run_dir, result.reward_weights) == ("out", [1.0, 0.5])
     assert result.pushes
     assert moved(output_dir=None).run_dir is None, "a new directory under runs/"
-    assert settings(report_to=["tensorboard"]).config.log.to == ("tensorboard",)
+    assert settings(report_to=["tensorboard"]).config.log.trackers == ("tensorboard",)
 
 
 def test_config_overrides_args_and_says_so():

@@ -132,7 +132,7 @@ def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, e
         ("use_peft=true", "here it is model.lora.rank"),
         ("delta=4", "here it is algo.clip_ratio_c=4"),
         ("reward_weights=[1, 2]", "here it is reward.verifier (a list of {verifier: NAME, weight: 0.5})"),
-        ("report_to=wandb", "here it is log.to=[wandb]"),
+        ("report_to=wandb", "here it is log.trackers=[wandb]"),
         ("output_dir=out", "it has no counterpart here: name the run directory with --run DIR"),
         ("bf16=true", "here it is model.dtype=bfloat16"),
         ("use_vllm=true", "here it is engine=vllm"),

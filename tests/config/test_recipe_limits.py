@@ -7,8 +7,8 @@ import time
 import pytest
 
 from dapo_rl.config import Config
+from dapo_rl.config.recipe import MOST_BYTES, read_recipe
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import MOST_BYTES, read_recipe
 
 
 def error_of(recipe=None, *overrides):

@@ -73,7 +73,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(tmp_path, monkeypa
 
 def test_a_run_that_does_not_save_its_last_step_goes_on_from_the_one_before(tmp_path, capsys):
     run = tmp_path / "run"
-    summary = trainer_for(run, "train.steps=2", "checkpoint.every=1", "checkpoint.last=false").train()
+    summary = trainer_for(run, "train.steps=2", "checkpoint.every=1", "checkpoint.save_final=false").train()
     assert summary["finished"]
     assert summary["paths"].keys() == {"summary"}
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-1"]
@@ -87,7 +87,7 @@ def test_a_run_that_does_not_save_its_last_step_goes_on_from_the_one_before(tmp_
 
 def test_a_finished_run_without_a_checkpoint_is_not_started_again(tmp_path):
     run = tmp_path / "run"
-    trainer_for(run, "train.steps=1", "checkpoint.last=false", "eval.every=null").train()
+    trainer_for(run, "train.steps=1", "checkpoint.save_final=false", "eval.every=null").train()
     before = contents(run)
     with pytest.raises(UserError, match=r"run: the log reaches step 1, but there is no checkpoint to resume from; "):
         trainer_for(run, "train.steps=2", "eval.every=null").train(resume=True)

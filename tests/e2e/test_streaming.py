@@ -68,7 +68,7 @@ def test_a_stream_is_found_again_in_the_middle_of_a_step(tmp_path):
 
 def test_what_cannot_be_done_with_a_stream_is_one_line(tmp_path):
     for overrides, message in (
-        (["sampling.retire=1"], r"^sampling\.retire: a stream without a length has no epochs"),
+        (["sampling.skip_solved_epochs=1"], r"^sampling\.skip_solved_epochs: a stream without a length has no epochs"),
         (["data.max_prompt_tokens=500"], r"^sampling\.max_new_tokens: 56 after a prompt of 500 tokens exceeds"),
     ):
         with pytest.raises(UserError, match=message):

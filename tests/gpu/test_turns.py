@@ -49,7 +49,7 @@ def test_turns_free_the_cache_and_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(HFPolicy, "update", watched)
     kept, kept_free = train(tmp_path / "keep", "keep"), min(free)
     free.clear()
-    turned, turned_free = train(tmp_path / "turns", "turns"), min(free)
+    turned, turned_free = train(tmp_path / "turns", "time_share"), min(free)
     print(f"\nfree during updates: {kept_free / 2**30:.1f} GiB with keep, {turned_free / 2**30:.1f} GiB with turns")
     assert turned_free - kept_free > CACHE
     assert len(kept) == 3

@@ -133,7 +133,7 @@ FLIPS = [
     ("sampling.min_p", 0.2, {"Truncated sampling"}),
     ("sampling.stop", ["\n\n"], {"Stop strings"}),
     ("sampling.ignore_eos", True, {"No end of sequence"}),
-    ("sampling.retire", 3, {"Retired prompts"}),
+    ("sampling.skip_solved_epochs", 3, {"Skipped prompts"}),
     ("data.system_prompt", "Think.", {"Text of prompts"}),
     ("data.chat_template", "never", {"Text of prompts"}),
     ("data.chat_template_kwargs", {"enable_thinking": False}, {"Text of prompts"}),
@@ -224,7 +224,7 @@ def test_additions_to_the_papers_recipe_are_named():
     report = check(
         sampling__min_p=0.2,
         model__lora__rank=8,
-        sampling__retire=1,
+        sampling__skip_solved_epochs=1,
         sampling__ignore_eos=True,
         sampling__stop=["END"],
         data__system_prompt="Be [brief].",

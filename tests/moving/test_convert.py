@@ -55,7 +55,7 @@ def test_verls_script_of_the_paper_is_the_papers_recipe(converted):
     assert (config.algo.clip_ratio_c, config.train.warmup_steps, config.train.steps) == (10.0, 10, 10_000)
     # And it says more: where files are, the engine, memory, checkpoints and trackers.
     for key in ("algo.clip_ratio_c", "train.warmup_steps", "data.train", "data.eval", "train.token_budget",
-                "train.steps", "train.gradient_checkpointing", "checkpoint.every", "log.to"):  # fmt: skip
+                "train.steps", "train.gradient_checkpointing", "checkpoint.every", "log.trackers"):  # fmt: skip
         section, name = key.split(".")
         ours[section][name] = paper[section][name]
     ours["engine"] = paper["engine"]

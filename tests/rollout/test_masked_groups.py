@@ -100,7 +100,7 @@ def test_a_prompt_whose_left_samples_are_right_does_not_rest():
         kinds = [("right", "stop")] * 3 + [("wrong", "length" if request.id == "draw-0" else "stop")]
         return [make_sample(3, reason, text=text) for text, reason in kinds]
 
-    config = config_of(**{"overlong.masked_in_baseline": False, "sampling.retire": 3})
+    config = config_of(**{"overlong.masked_in_baseline": False, "sampling.skip_solved_epochs": 3})
     arguments = (prompts, ScriptedEngine(script), TextVerifier(), SamplingParams(100), config.sampling)
     Sampler(*arguments, cap=50, seed=0, masking=config.masking).fill(2)
     assert prompts.resting == []

@@ -518,7 +518,7 @@ def test_the_estimate_is_kept_for_each_source():
 
 def test_prompts_that_are_always_right_rest_where_that_is_asked_for():
     prompts = Prompts()
-    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG]), prompts, surplus="drop", retire=3)
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG]), prompts, surplus="drop", skip_solved_epochs=3)
     sampler.fill(2)
     assert prompts.resting[:2] == [("p0", 3), ("p3", 3)]
     prompts = Prompts()

@@ -155,7 +155,7 @@ def test_the_continued_fill_is_the_undisturbed_one(kinds, lengths, policy, width
     def start(prompts, verifier, version=0):
         engine = ScriptedEngine(script, width)
         engine.receive(version)
-        chosen = {"surplus": policy, "retire": 1, "max_staleness": staleness, "ahead": ahead}
+        chosen = {"surplus": policy, "skip_solved_epochs": 1, "max_staleness": staleness, "ahead": ahead}
         return sampler_for(engine, prompts, verifier, **chosen), engine
 
     verifier, prompts = LateVerifier() if late else TextVerifier(), Prompts()

@@ -248,11 +248,11 @@ def test_a_key_that_is_lost_is_named(alone, key):
 def test_what_a_version_after_this_one_adds_is_no_loss(alone, monkeypatch):
     """A whole file without the key is of a version that did not have it."""
     older = Config.build(BEGUN).resolved()
-    del older["sampling"]["retire"]
+    del older["sampling"]["skip_solved_epochs"]
     monkeypatch.setattr(Config, "resolved", lambda self: older)
     alone.write_config(Config())
     monkeypatch.undo()
-    assert resumed(alone)[0].sampling.retire == 0
+    assert resumed(alone)[0].sampling.skip_solved_epochs == 0
 
 
 def test_an_edit_that_nothing_contradicts_is_told(alone):

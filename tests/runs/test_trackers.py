@@ -109,7 +109,7 @@ def test_a_tracker_that_cannot_start_is_left_out(tmp_path, notes):
     trackers.log(1, {"reward/mean": 1.0})
     trackers.close()
     (note,) = notes
-    assert note.startswith("log.to: tensorboard cannot start and is dropped: ")
+    assert note.startswith("log.trackers: tensorboard cannot start and is dropped: ")
 
 
 def test_a_tracker_that_fails_later_is_left_out_and_the_others_go_on(tmp_path, notes, monkeypatch):
@@ -138,21 +138,21 @@ def test_a_tracker_that_fails_later_is_left_out_and_the_others_go_on(tmp_path, n
         trackers.log(step, {"reward/mean": 1.0})
     trackers.close()
     assert logged == [("Breaks", 1), ("Recorder", 1), ("Breaks", 2), ("Recorder", 2), ("Recorder", 3)]
-    assert notes == ["log.to: wandb failed and is dropped: the server is gone; metrics.jsonl has everything"]
+    assert notes == ["log.trackers: wandb failed and is dropped: the server is gone; metrics.jsonl has everything"]
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_at_the_start(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"^log\.to: wandb cannot be imported .*pip install 'dapo-rl\[wandb\]'"):
+    with pytest.raises(UserError, match=r"^log\.trackers: wandb cannot be imported .*pip install 'dapo-rl\[wandb\]'"):
         check_installed(["wandb"])
 
 
 def test_one_name_is_a_list_of_one():
-    assert Config.load(None, ["log.to=wandb"]).log.to == ("wandb",)
-    assert Config.load(None, ["log.to=[tensorboard, trackio]"]).log.to == ("tensorboard", "trackio")
-    assert Config.load(None, ["log.to=null"]).log.to == ()
-    with pytest.raises(UserError, match=r"log\.to.*'tensorbord' is not one of .*; did you mean tensorboard\?"):
-        Config.load(None, ["log.to=tensorbord"])
+    assert Config.load(None, ["log.trackers=wandb"]).log.trackers == ("wandb",)
+    assert Config.load(None, ["log.trackers=[tensorboard, trackio]"]).log.trackers == ("tensorboard", "trackio")
+    assert Config.load(None, ["log.trackers=null"]).log.trackers == ()
+    with pytest.raises(UserError, match=r"log\.trackers.*'tensorbord' is not one of .*; did you mean tensorboard\?"):
+        Config.load(None, ["log.trackers=tensorbord"])
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_run_is_in_tensorboard_after_it_was_resumed(tmp_path):
     from dapo_rl.runs.directory import RunDirectory
 
     for steps in (2, 4):
-        config = Config.load(DEFAULT_RECIPE, [*SMALL, f"train.steps={steps}", "log.to=tensorboard"])
+        config = Config.load(DEFAULT_RECIPE, [*SMALL, f"train.steps={steps}", "log.trackers=tensorboard"])
         DAPOTrainer(config=config, run_dir=tmp_path / "run").train(resume=steps == 4)
     events = event_accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()

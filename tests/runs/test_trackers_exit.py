@@ -14,4 +14,4 @@ def test_a_tracker_that_exits_does_not_end_the_run(error, tmp_path, monkeypatch)
     monkeypatch.setitem(TRACKERS, "wandb", exits)
     Trackers(["wandb"], tmp_path, {}, 0, notes.append).log(1, {"reward/mean": 1.0})
     (note,) = notes
-    assert note.startswith("log.to: wandb cannot start and is dropped: SystemExit")
+    assert note.startswith("log.trackers: wandb cannot start and is dropped: SystemExit")

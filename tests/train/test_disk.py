@@ -92,14 +92,14 @@ def test_a_run_that_cannot_keep_its_checkpoints_is_refused_and_told_what_fits(di
 
 
 def test_without_the_last_step_less_is_written(disk):
-    ten = Config.build({"train.steps": 100, "checkpoint.last": False})
+    ten = Config.build({"train.steps": 100, "checkpoint.save_final": False})
     need_of(20, model=3).check(ten, disk(60), 0)
     assert "for 3 checkpoints of 20.0 GiB, and" in refused(need_of(20, model=3), ten, disk(59))
     need_of(20).check(ten, disk(12), 90)  # nothing left to write
     over = Config.build({"train.steps": 100, "checkpoint.every": 30})
     assert "for 1 checkpoint of" in refused(need_of(20), over, disk(12), 99)
     need_of(20).check(over, disk(12), 100)
-    none = Config.build({"train.steps": 100, "checkpoint.every": 100, "checkpoint.last": False})
+    none = Config.build({"train.steps": 100, "checkpoint.every": 100, "checkpoint.save_final": False})
     need_of(20).check(none, disk(12), 0)
 
 

@@ -97,7 +97,7 @@ def test_a_plan_that_keeps_everything_changes_nothing():
 @pytest.mark.parametrize(("name", "gib"), [("qwen2.5-7b", 139), ("qwen2.5-3b", 80), ("qwen2.5-0.5b", 14)])
 def test_turns_use_what_is_there_and_no_more(name, gib, settings):
     run = sizes(name, gib, **settings)
-    plan = find_plan(run, PlanSettings("turns"))
+    plan = find_plan(run, PlanSettings("time_share"))
     assert plan.turns
     assert run.updating(plan.token_budget, plan.recompute) <= run.usable
     assert plan.token_budget == MOST_TOKENS or run.updating(plan.token_budget + 1, plan.recompute) > run.usable
@@ -141,14 +141,14 @@ def test_an_engine_that_cannot_rest_keeps_its_memory():
     assert run.keeping(plan.kv_bytes, plan.token_budget, plan.recompute) <= run.usable
     assert plan.kv_bytes < run.kv_default
     assert f"; the KV cache is limited to {plan.kv_bytes / GIB:.1f} GiB" in plan.note
-    with pytest.raises(UserError, match=r"^train\.memory: turns needs engine=native"):
-        plan_memory(run, PlanSettings("turns", engine_rests=False))
+    with pytest.raises(UserError, match=r"^train\.memory: time_share needs engine=native"):
+        plan_memory(run, PlanSettings("time_share", engine_rests=False))
 
 
-@pytest.mark.parametrize("memory", ["keep", "turns"])
+@pytest.mark.parametrize("memory", ["keep", "time_share"])
 def test_the_setting_overrules(memory):
     run = sizes("qwen2.5-1.5b", 80)
-    assert find_plan(run, PlanSettings(memory)).turns is (memory == "turns")
+    assert find_plan(run, PlanSettings(memory)).turns is (memory == "time_share")
     assert find_plan(run, PlanSettings(memory, recompute=True)).recompute
 
 
@@ -215,8 +215,8 @@ def test_a_cpu_has_no_plan():
     assert memory_plan(Config(), model, 40, engine_rests=False) == MemoryPlan()
     always = Config.build({"train.gradient_checkpointing": True})
     assert memory_plan(always, model, 40, engine_rests=False) == MemoryPlan(recompute=True)
-    with pytest.raises(UserError, match=r"^train\.memory: turns needs a GPU"):
-        memory_plan(Config.build({"train.memory": "turns"}), model, 40, engine_rests=False)
+    with pytest.raises(UserError, match=r"^train\.memory: time_share needs a GPU"):
+        memory_plan(Config.build({"train.memory": "time_share"}), model, 40, engine_rests=False)
 
 
 def test_the_size_of_a_loaded_model():

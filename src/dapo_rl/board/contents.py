@@ -11,9 +11,9 @@ from typing import Any
 from dapo_rl.board.curves import LAST_STEP
 from dapo_rl.board.files import UnreadableError, load_yaml, read_all
 from dapo_rl.config import Config
+from dapo_rl.config.recipe import put
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
-from dapo_rl.recipe import put
 from dapo_rl.runs.settings import flat
 
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
+from dapo_rl.config.recipe import check_values
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import check_values
 
 Identity = tuple[int, int, int, int]
 """Inode, size, mtime and ctime: as long as they are the same, the file has not changed."""

@@ -36,8 +36,8 @@ def check_ranks(config: Config, *, loaded: bool) -> None:
     """Refuses what cannot be trained on ranks; `loaded` if the caller has passed a loaded model."""
     if loaded:
         raise UserError(f"model: a loaded model cannot be sent to ranks; give its name or directory, {ALONE}")
-    if config.train.memory == "turns":
-        raise UserError(f"train.memory: turns is for one process; use cluster.placement=colocated, {ALONE}")
+    if config.train.memory == "time_share":
+        raise UserError(f"train.memory: time_share is for one process; use cluster.placement=colocated, {ALONE}")
 
 
 def ranks_device(config: Config) -> torch.device:

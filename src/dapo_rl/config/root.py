@@ -10,11 +10,11 @@ from pydantic import ValidationError, model_validator
 
 from dapo_rl.config.conflicts import conflicts
 from dapo_rl.config.presets import PRESETS
+from dapo_rl.config.recipe import explain, nested, override, read_recipe
 from dapo_rl.config.section import Section
 from dapo_rl.config.sections import LoraSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import explain, nested, override, read_recipe
 from dapo_rl.recipes import find_recipe
 
 

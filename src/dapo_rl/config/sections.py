@@ -209,7 +209,7 @@ class SamplingSettings(Section):
     wait_for_verdicts: bool = True
     """The engine waits for late verdicts, so that a seed always gives the same run. With slow verifiers, set false to
     take verdicts as they come."""
-    retire: int = Field(0, ge=0)
+    skip_solved_epochs: int = Field(0, ge=0)
     """Number of epochs to skip a prompt after all of its samples were right; 0 is off."""
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
@@ -325,9 +325,9 @@ class TrainSettings(Section):
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Recompute each layer in the backward pass: about a quarter more time, a fraction of the memory. `auto`: only if a
     run does not fit on the GPU otherwise."""
-    memory: Literal["auto", "keep", "turns"] = "auto"
-    """On a GPU, `keep`: all memory stays taken; `turns`: the engine frees its weights and cache during updates (engine
-    `native` alone). `auto`: keep if it fits, otherwise turns."""
+    memory: Literal["auto", "keep", "time_share"] = "auto"
+    """On a GPU, `keep`: all memory stays taken; `time_share`: the engine frees its weights and cache during updates
+    (engine `native` alone). `auto`: keep if it fits, otherwise time_share."""
     fused: bool = True
     """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
 
@@ -383,7 +383,7 @@ class EvalSettings(Section):
 class CheckpointSettings(Section):
     every: int | None = Field(None, ge=1)
     """Steps between checkpoints; by default train.steps / 10."""
-    last: bool = True
+    save_final: bool = True
     """Save the last step: a checkpoint, and the model in Hugging Face format. `dapo ablate` needs neither."""
     keep: int = Field(2, ge=1)
     """Number of checkpoints to keep."""
@@ -396,10 +396,10 @@ class LogSettings(Section):
     """Keep only the newest K rollout files; by default all."""
     report: bool = True
     """Draw report.png when the run ends."""
-    to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Trackers in addition to metrics.jsonl: any of `tensorboard`, `wandb`, `trackio`, each an optional dependency."""
 
-    @field_validator("to", mode="before")
+    @field_validator("trackers", mode="before")
     @classmethod
     def _accept_a_single_name(cls, value: Any) -> Any:
         return () if value in (None, "none") else (value,) if isinstance(value, str) else value

@@ -191,7 +191,7 @@ AREAL: dict[str, Foreign] = {
     "recover.*": none("`dapo train --run DIR --resume` resumes a run"),
     "evaluator.freq_steps": to("eval.every", off_at_most(0, None)),
     "evaluator.*": none("held-out prompts are evaluated every eval.every steps"),
-    "stats_logger.wandb.mode": joint("log.to", "online: wandb"),
+    "stats_logger.wandb.mode": joint("log.trackers", "online: wandb"),
     "stats_logger.*": none(LOGS),
     "perf_tracer.*": none(SPEED),
     "workflow*": changes(SEVERAL_TURNS),

@@ -112,7 +112,7 @@ TRAINER: dict[str, Foreign] = {
     "gradient_checkpointing_kwargs*": none(SPEED),
     "seed": to("seed"),
     "data_seed": none("seed is the seed of everything"),
-    "report_to": to("log.to", trackers),
+    "report_to": to("log.trackers", trackers),
     "run_name": none(NAMES),
     "project": none(NAMES),
     "save_steps": joint("checkpoint.every", "counts updates"),

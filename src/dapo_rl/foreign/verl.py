@@ -308,7 +308,7 @@ VERL: dict[str, Foreign] = {
     "trainer.max_actor_ckpt_to_keep": to("checkpoint.keep", lambda value: 2 if value is None else value),
     "trainer.val_before_train": Foreign(note="an evaluation always precedes the first step", off=(True,)),
     "trainer.val_only": Foreign(note="`dapo eval` evaluates without training", off=(False,)),
-    "trainer.logger": to("log.to", trackers),
+    "trainer.logger": to("log.trackers", trackers),
     "trainer.default_local_dir": none("name the run directory with --run"),
     "trainer.resume_mode": none("`dapo train --run DIR --resume` resumes a run"),
     "trainer.resume_from_path": none("`dapo train --run DIR --resume` resumes a run"),

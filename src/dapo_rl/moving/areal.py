@@ -40,7 +40,7 @@ def derive_areal(draft: Draft) -> None:
     if not uses_lora:
         draft.explain("actor.use_lora", "default here", note="the weights are trained")
     mode = draft.value("stats_logger.wandb.mode")
-    draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
+    draft.put("log.trackers", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
 
 
 def _splits(draft: Draft) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.recipe import put
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import LIBRARIES
 from dapo_rl.foreign.features import missing_feature
@@ -21,7 +22,6 @@ from dapo_rl.moving.repair import NO_MODEL, NO_SOURCE, repair
 from dapo_rl.moving.swift import derive_swift
 from dapo_rl.moving.trl import derive_trl
 from dapo_rl.moving.verl import derive_verl
-from dapo_rl.recipe import put
 
 _DERIVED: Mapping[str, Callable[[Draft], None]] = {
     "verl": derive_verl,

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dapo_rl.recipe import parse_yaml
+from dapo_rl.config.recipe import parse_yaml
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")

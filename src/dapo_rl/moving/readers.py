@@ -14,13 +14,13 @@ import yaml
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.reading import read_bytes
+from dapo_rl.config.recipe import check_values, parse_yaml
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
 from dapo_rl.foreign.features import PREFERENCES, REWARD_MODELS, SFT, TEACHER
 from dapo_rl.moving.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.moving.shell import ShellCommand, read_shell
 from dapo_rl.moving.words import Word
-from dapo_rl.recipe import check_values, parse_yaml
 
 MOST_BYTES_READ = 1 << 20
 """Size limit of a file to convert."""

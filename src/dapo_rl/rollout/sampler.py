@@ -322,8 +322,8 @@ class Sampler:
                 builder.notes.append(note)
             fate = fate_of(group, self._settings, self._keep, self._grading, self._masking)
             self._acceptance.observe(group.prompt.data_source, fate == "kept")
-            if fate == "all_correct" and self._settings.retire:
-                self._prompts.rest(group.prompt, self._settings.retire)
+            if fate == "all_correct" and self._settings.skip_solved_epochs:
+                self._prompts.rest(group.prompt, self._settings.skip_solved_epochs)
             self._admission.add(group, fate)
         builder.verify_seconds += time.perf_counter() - started
 

@@ -99,7 +99,7 @@ class Run:
 
 def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
     """Builds a run. If this raises, everything built so far is closed."""
-    check_installed(config.log.to)
+    check_installed(config.log.trackers)
     inputs.check_data(config)
     backend = choose_backend(config, inputs)
     with ExitStack() as resources:

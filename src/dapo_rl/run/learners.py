@@ -81,8 +81,8 @@ def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *,
     wanted = config.train.gradient_checkpointing
     sizes = _sizes_on_gpu(config, model, longest)
     if sizes is None:
-        if config.train.memory == "turns":
-            raise UserError("train.memory: turns needs a GPU and a known architecture; set train.memory=auto")
+        if config.train.memory == "time_share":
+            raise UserError("train.memory: time_share needs a GPU and a known architecture; set train.memory=auto")
         return MemoryPlan(recompute=wanted is True)
     if not has_engine:
         sizes = sizes.without_engine()

@@ -39,10 +39,10 @@ def prompt_sets(
     sources = inputs.sources(config)
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
-    if train.is_stream and config.sampling.retire:
+    if train.is_stream and config.sampling.skip_solved_epochs:
         raise UserError(
-            "sampling.retire: a stream without a length has no epochs to leave a prompt out of; set it to 0, or give "
-            "data.train as a list"
+            "sampling.skip_solved_epochs: a stream without a length has no epochs to leave a prompt out of; set it to "
+            "0, or give data.train as a list"
         )
     verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
     return train, held_out

@@ -101,7 +101,7 @@ class RunTraining:
     def _train_to_end(self, stop_requested: Callable[[], bool]) -> dict[str, Any]:
         run, directory, display, unsaved = self._run, self._directory, self._display, self._unsaved
         config, progress = run.config, run.progress
-        trackers = Trackers(config.log.to, directory.path, config.resolved(), progress.step, display.note)
+        trackers = Trackers(config.log.trackers, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
         recover = self._restarts()
         training = loop.Training(
@@ -139,7 +139,7 @@ class RunTraining:
                 trackers.close()
             if progress.is_done(config.train.steps):
                 # Without the model, the board still needs its tokenizer to show rollouts.
-                export = run.policy.export if config.checkpoint.last else run.tokenizer.save_pretrained
+                export = run.policy.export if config.checkpoint.save_final else run.tokenizer.save_pretrained
                 with unsaved.at_the_end(MODEL):
                     loop.with_restarts(partial(save_result, export, directory.model_path), recover)
             with unsaved.trying("metrics.jsonl", "some lines are missing"):

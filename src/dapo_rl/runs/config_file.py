@@ -16,9 +16,10 @@ import yaml
 
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.aliases import current_name
+from dapo_rl.config.recipe import MOST_BYTES as MOST_OF_A_RECIPE
+from dapo_rl.config.recipe import put, read_recipe
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import MOST_BYTES as MOST_OF_A_RECIPE
-from dapo_rl.recipe import put, read_recipe
 
 NAME = "config.yaml"
 MOST_BYTES = 4 * MOST_OF_A_RECIPE
@@ -102,7 +103,8 @@ class ConfigFile:
 
 def is_given(key: str, overrides: Sequence[str]) -> bool:
     """Whether overrides set a key or its section."""
-    return any(f"{key}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides)
+    names = (current_name(override.partition("=")[0].strip()) for override in overrides)
+    return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
 class _Nothing:

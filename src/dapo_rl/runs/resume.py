@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import Config
+from dapo_rl.config.recipe import put
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import put
 from dapo_rl.runs.config_file import NAME, ConfigFile, is_given
 from dapo_rl.runs.settings import check_same_run, flat, is_free, listed
 

@@ -1,4 +1,4 @@
-"""Sends metrics to TensorBoard, Weights & Biases and trackio, as set by `log.to`.
+"""Sends metrics to TensorBoard, Weights & Biases and trackio, as set by `log.trackers`.
 
 `metrics.jsonl` is the record of a run; a tracker is a copy. If a tracker fails, it is dropped with a note, and the run
 continues. A resumed run continues the tracker's run.
@@ -107,7 +107,7 @@ def check_installed(names: Sequence[str]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise UserError(
-                f"log.to: {name} cannot be imported ({error}); pip install 'dapo-rl[{name}]', or leave it out"
+                f"log.trackers: {name} cannot be imported ({error}); pip install 'dapo-rl[{name}]', or leave it out"
             ) from None
 
 
@@ -148,7 +148,9 @@ class Trackers:
         except BaseException as error:  # the network, the disk, or a login that calls sys.exit
             self._open.pop(name, None)
             own = " ".join(str(error).split())[:300] if isinstance(error, Exception) else ""
-            self._note(f"log.to: {name} {what} and is dropped: {own or describe(error)}; metrics.jsonl has everything")
+            self._note(
+                f"log.trackers: {name} {what} and is dropped: {own or describe(error)}; metrics.jsonl has everything"
+            )
 
 
 def _identity(path: Path) -> str:

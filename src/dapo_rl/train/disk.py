@@ -39,7 +39,7 @@ class DiskNeed:
     def check(self, config: Config, run_dir: Path, step: int) -> None:
         """Raises if not everything fits that a run at this step is going to write: the checkpoints that it keeps, the
         one that it writes before it removes the oldest, and the model."""
-        steps, every, last = config.train.steps, config.checkpoint_every, config.checkpoint.last
+        steps, every, last = config.train.steps, config.checkpoint_every, config.checkpoint.save_final
         writes = (steps - 1) // every - step // every + last if step < steps else 0
         disk = shutil.disk_usage(_existing(run_dir))
         if writes < 1 or disk.total == 0:  # some network file systems do not tell

@@ -222,7 +222,7 @@ def _log(run: Training, step: int, metrics: Mapping[str, float]) -> None:
 def _save_due(run: Training) -> bool:
     """Whether a checkpoint is due after the step that was made last."""
     config, step = run.config, run.progress.step
-    due = config.checkpoint.last if step == config.train.steps else step % config.checkpoint_every == 0
+    due = config.checkpoint.save_final if step == config.train.steps else step % config.checkpoint_every == 0
     return due or run.callbacks.should_save
 
 

@@ -44,7 +44,7 @@ class MemoryPlan:
 class PlanSettings:
     """What a plan may do."""
 
-    memory: Literal["auto", "keep", "turns"] = "auto"
+    memory: Literal["auto", "keep", "time_share"] = "auto"
     recompute: Recompute = "auto"
     engine_rests: bool = True
     """Whether the engine can give up its memory."""
@@ -52,8 +52,10 @@ class PlanSettings:
 
 def plan_memory(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
     """The first plan that fits; raises a UserError with the sums if there is none."""
-    if settings.memory == "turns" and not settings.engine_rests:
-        raise UserError("train.memory: turns needs engine=native on a GPU with virtual memory; set train.memory=auto")
+    if settings.memory == "time_share" and not settings.engine_rests:
+        raise UserError(
+            "train.memory: time_share needs engine=native on a GPU with virtual memory; set train.memory=auto"
+        )
     plan = find_plan(sizes, settings)
     if plan is None:
         raise UserError(f"train.memory: {refusal(sizes, settings)}")
@@ -164,7 +166,7 @@ def _options(sizes: RunSizes, settings: PlanSettings) -> Iterator[_Option]:
             tokens = max(tokens, min(SMALL_BATCH, sizes.update_tokens))
         return _Option(turns, recompute, tokens, kv, as_usual)
 
-    if settings.memory != "turns":
+    if settings.memory != "time_share":
         yield option(False, both[0], sizes.kv_default, as_usual=True)
     turns = settings.memory != "keep" and settings.engine_rests
     yield from (option(turns, recompute, sizes.kv_least) for recompute in both)

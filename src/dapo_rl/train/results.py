@@ -61,7 +61,7 @@ def write_results(
     report = config.log.report and not failed
     if report:
         paths["report"] = directory.report_path
-    if finished and config.checkpoint.last:
+    if finished and config.checkpoint.save_final:
         paths["model"] = directory.model_path
     accuracies = progress.evaluations
     summary = {

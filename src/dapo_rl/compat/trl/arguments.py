@@ -11,8 +11,8 @@ from typing import Any
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.recipe import setting_named
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import setting_named
 
 _OTHER_NAMES = {
     "tokenizer": ("processing_class",),

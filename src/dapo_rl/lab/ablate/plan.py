@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,12 @@ from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
+from dapo_rl.config.aliases import use_current_names
+from dapo_rl.config.recipe import parse_value
 from dapo_rl.demo import start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES, Part
-from dapo_rl.recipe import parse_value
 from dapo_rl.runs.settings import flat
 
 MOST_ARMS = 256
@@ -217,10 +219,10 @@ def check_same_plan(out: Path, before: AblationPlan, now: AblationPlan) -> None:
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], at_most: int = 4) -> str:
     """Settings that differ, as `key old → new`; empty if none does."""
-    before, after = flat(dict(old)), flat(dict(new))
+    before, after = flat(use_current_names(copy.deepcopy(dict(old)))), flat(dict(new))
     if after.get("model.dtype") == "auto":  # a run records what it resolved to
         after["model.dtype"] = before.get("model.dtype", "auto")
-    after["checkpoint.last"] = before.get("checkpoint.last")  # as --keep-models says
+    after["checkpoint.save_final"] = before.get("checkpoint.save_final")  # as --keep-models says
     keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     more = f" and {len(keys) - at_most} more" if len(keys) > at_most else ""
     return ", ".join(f"{key} {shown(before.get(key))} → {shown(after.get(key))}" for key in keys[:at_most]) + more

@@ -73,7 +73,11 @@ class ArmRun:
         settings = yaml.safe_dump(self.arm.settings, sort_keys=False, allow_unicode=True)
         atomic_write(self.recipe_path, settings)
         command = [sys.executable, "-m", "dapo_rl.cli", "train", str(self.recipe_path), f"seed={self.seed}"]
-        command += ["--run", str(self.directory.path), f"checkpoint.last={'true' if self._keep_model else 'false'}"]
+        command += [
+            "--run",
+            str(self.directory.path),
+            f"checkpoint.save_final={'true' if self._keep_model else 'false'}",
+        ]
         if self.directory.config_path.exists():
             command.append("--resume")
         with self.log_path.open("ab") as log:

@@ -112,7 +112,7 @@ class Work:
             "train.steps": self.rounds + 1,
             "train.warmup_steps": 0,
             "checkpoint.every": self.rounds + 2,
-            "checkpoint.last": False,
+            "checkpoint.save_final": False,
             "log.rollouts": False,
         }
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]

@@ -7,7 +7,11 @@ from dapo_rl.lab.papers.record import unused
 UNUSED = (
     unused("Stop strings", "sampling.stop", "a response ends at the string, where the paper's goes on to its end"),
     unused("No end of sequence", "sampling.ignore_eos", "responses go on to the limit: for benchmarks only"),
-    unused("Retired prompts", "sampling.retire", "prompts that are solved are skipped, so the mix of prompts changes"),
+    unused(
+        "Skipped prompts",
+        "sampling.skip_solved_epochs",
+        "prompts that are solved are skipped, so the mix of prompts changes",
+    ),
     unused(
         "Text of prompts",
         "data.system_prompt data.chat_template data.chat_template_kwargs",
@@ -38,7 +42,7 @@ IRRELEVANT = {
         reward.timeout_s reward.memory_mb reward.workers sampling.wait_for_verdicts""",
     "where the rows of a file have the prompt and the ground truth": "data.prompt_key data.answer_key",
     "what is written, and when": """
-        model.save_dtype eval.every checkpoint.every checkpoint.last checkpoint.keep log.rollouts log.keep_rollouts
-        log.report log.to""",
+        model.save_dtype eval.every checkpoint.every checkpoint.save_final checkpoint.keep log.rollouts
+        log.keep_rollouts log.report log.trackers""",
 }
 """Settings that make no difference to a comparison, by the reason."""

@@ -1,4 +1,4 @@
-"""Reads recipes, and explains mistakes in them in one line. The keys are defined in `dapo_rl.config`."""
+"""Reads recipes, and explains mistakes in them in one line. The keys are defined in `config/sections.py`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from dapo_rl.base.quote import HUGE, one_line, shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
+from dapo_rl.config.aliases import current_setting, use_current_names
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import counterpart, foreign_hint, leaves
 from dapo_rl.recipes import no_such_recipe
@@ -149,7 +150,7 @@ def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in settings.items():
         _put(result, str(key), value, _Once(where))
-    return result
+    return use_current_names(result, where)
 
 
 def put(settings: dict[str, Any], key: str, value: Any) -> None:
@@ -163,7 +164,8 @@ def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"{shown(word)}: an override is written key=value, for example train.lr=1e-6")
-        put(settings, key.strip(), parse_value(key, value))
+        key, parsed = current_setting(key.strip(), parse_value(key, value))
+        put(settings, key, use_current_names({key: parsed})[key])  # the value may be a whole section
 
 
 @dataclass(frozen=True, slots=True)
