@@ -113,7 +113,7 @@ def train(
     else:
         start = start_from(recipe, overrides)
         config = start.load()
-        if start.own:
+        if start.custom:
             name, notes = "dapo", [chosen_settings(config)]
         if run is not None:
             from dapo_rl.runs.directory import RunDirectory

@@ -1,4 +1,4 @@
-"""The recipe `demo`, which `dapo train` runs without a recipe, and the settings of a run of your own model or data.
+"""The recipe `demo`, which `dapo train` runs without a recipe, and the settings of a run of a custom model or data.
 
 The demo's settings suit its model and its sums only: without a recipe, another model or other data gets the preset's.
 """
@@ -27,11 +27,11 @@ class StartingPoint:
     recipe: Path | None
     """None: the preset's defaults."""
     overrides: tuple[str, ...]
-    own: bool = False
+    custom: bool = False
     """Whether the command line names another model than the demo's or other data, and no recipe."""
 
     def load(self, *, needs_data: bool = True) -> Config:
-        """The settings. With `needs_data`, a recipe, or a run of your own model, must name its data."""
+        """The settings. With `needs_data`, a recipe, or a run of a custom model, must name its data."""
         config = Config.load(self.recipe, self.overrides)
         if needs_data:
             config.check_data(str(self.recipe or f"model.name={config.model.name}"))
@@ -48,10 +48,10 @@ def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
     if (_model(demo), _source(demo)) == (model, data):
         return StartingPoint(DEFAULT_RECIPE, tuple(overrides))
     if _model(demo) == model:
-        return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), own=True)
+        return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), custom=True)
     names_data = any(word.partition("=")[0].strip().startswith("data.train") for word in overrides)
     same_data = (f"data.train={data}",) if names_data and _source(demo) == data else ()  # by its parameters alone
-    return StartingPoint(None, (*same_data, *overrides), own=True)
+    return StartingPoint(None, (*same_data, *overrides), custom=True)
 
 
 def chosen_settings(config: Config) -> str:

@@ -107,7 +107,9 @@ class DAPOTrainer:
         logging.disable_progress_bar()
         count = partial(count_rows, train_dataset)
         script = script_settings(args, config, reward_funcs, count, has_data=train_dataset is not None)
-        train_dataset, eval_dataset, chosen = choose_splits(train_dataset, eval_dataset, script.evaluates)
+        train_dataset, eval_dataset, chosen = choose_splits(
+            train_dataset, eval_dataset, script.config.eval.every is not None
+        )
         self.args = args
         self._pushes = script.pushes
         self.display = NotedDisplay(display or make_display())

@@ -28,14 +28,14 @@ NO_DEMO = [
 )
 def test_overrides_that_leave_the_model_and_the_data_alone_change_the_demo(overrides):
     start = start_from(None, overrides)
-    assert not start.own
+    assert not start.custom
     assert start.load() == Config.load(DEFAULT_RECIPE, overrides)
 
 
 @pytest.mark.parametrize("overrides", NO_DEMO)
 def test_another_model_gets_the_presets_defaults(overrides):
     start = start_from(None, overrides)
-    assert start.own
+    assert start.custom
     assert start.load() == Config.load(None, overrides)
 
 
@@ -75,7 +75,7 @@ def test_no_value_of_the_demo_is_left_in_a_run_of_your_own():
 def test_the_embedded_model_on_other_data_fits_its_context(word):
     start = start_from(None, [word, "seed=3"])
     config = start.load()
-    assert start.own
+    assert start.custom
     assert (config.model.name, config.seed, config.train.lr) == ("tiny", 3, 1e-6)
     assert config.sampling.max_new_tokens == 256
     train = config.data.train
@@ -92,7 +92,7 @@ def test_a_recipe_is_a_recipe_whatever_the_overrides(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("train: {lr: 3.0e-5}\ndata: {train: a.jsonl}\n")
     start = start_from(recipe, ["model.name=DIR"])
-    assert not start.own
+    assert not start.custom
     assert start.load() == Config.load(recipe, ["model.name=DIR"])
 
 

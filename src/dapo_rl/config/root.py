@@ -23,17 +23,14 @@ class Config(RunSettings):
 
     @model_validator(mode="after")
     def _reject_conflicts(self) -> Config:
-        if line := self._first_conflict():
+        if line := next(conflicts(self), None):
             raise ValueError(line)
         return self
 
     def check_conflicts(self) -> None:
         """Raises UserError for settings that contradict each other, after a change that is not validated."""
-        if line := self._first_conflict():
+        if line := next(conflicts(self), None):
             raise UserError(line)
-
-    def _first_conflict(self) -> str | None:
-        return next((f"{key}: {wrong}; {remedy}" for key, wrong, remedy in conflicts(self)), None)
 
     @classmethod
     def load(cls, recipe: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:

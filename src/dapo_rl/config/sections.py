@@ -89,7 +89,7 @@ class WeightedVerifier(Section):
 
 class RewardSettings(Section):
     verifier: str | tuple[WeightedVerifier, ...] = "math"
-    """`math` (the last `Answer:` line), `exact`, `gym`, or your own function: `module:name` or `file.py:name`. Or a
+    """`math` (the last `Answer:` line), `exact`, `gym`, or a custom function: `module:name` or `file.py:name`. Or a
     list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
@@ -101,7 +101,7 @@ class RewardSettings(Section):
     wrong: float = -1.0
     """Reward of any other response."""
     threshold: float | None = None
-    """Correct means a score above this (your own function, by default 0.5) or at least this (gym, by default 1)."""
+    """Correct means a score above this (a custom function, by default 0.5) or at least this (gym, by default 1)."""
     timeout_s: float = Field(5.0, gt=0)
     """Time limit of a verifier call. A call that exceeds it is killed and counted as a timeout, not as wrong."""
     memory_mb: int = Field(2048, ge=64)
@@ -191,7 +191,7 @@ class SamplingSettings(Section):
     """What the filter compares within a group: correctness, or scores. `auto`: correctness, until the verifier gives
     different scores to samples that are all right or all wrong."""
     filter: str | None = None
-    """Your own additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
+    """A custom additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
     cap: int | None = Field(None, ge=1)
     """Maximum number of groups drawn per step; by default 30 × prompts_per_step, as in verl's recipe."""
     on_cap: Literal["error", "partial", "fill"] = "error"
@@ -220,7 +220,7 @@ class SamplingSettings(Section):
 
 class AlgoSettings(Section):
     loss: str = "dapo"
-    """Token loss: `dapo` (Eq. 8), another name of docs/losses.md, or your own function, `module:name` or
+    """Token loss: `dapo` (Eq. 8), another name of docs/losses.md, or a custom function, `module:name` or
     `file.py:name`."""
     clip_low: float = 0.2
     """The ratio is clipped below at 1 − clip_low."""
@@ -242,7 +242,7 @@ class AlgoSettings(Section):
     norm_length: int | None = Field(None, ge=1)
     """Divisor of seq-mean-token-sum-norm; by default sampling.max_new_tokens."""
     advantage: str = "group"
-    """`group`: reward relative to the group, by the three settings below; another name of docs/losses.md, or your own
+    """`group`: reward relative to the group, by the three settings below; another name of docs/losses.md, or a custom
     function."""
     normalize: Normalize = "group"
     """Baseline and scale: group mean and group std, batch std, no std, or the mean of the other samples (RLOO)."""

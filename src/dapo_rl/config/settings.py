@@ -34,9 +34,9 @@ class RunSettings(Section):
     """Seed of the prompt order, the samples and everything else that is random."""
     engine: str = "native"
     """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM; or
-    your own engine, `module:Class` or `file.py:Class`."""
+    a custom engine, `module:Class` or `file.py:Class`."""
     engine_options: dict[str, Any] = Field({})
-    """Arguments of vLLM's `LLM`, for example `engine_options.max_num_batched_tokens=8192`, or of your own engine's
+    """Arguments of vLLM's `LLM`, for example `engine_options.max_num_batched_tokens=8192`, or of a custom engine's
     constructor."""
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()

@@ -46,7 +46,7 @@ def plan_launch(recipe: Path | None, settings: Sequence[str], run: Path | None) 
             raise UserError(f"{key}: `dapo launch` sets it; leave it out")
     start = start_from(recipe, [*settings, "cluster.backend=ray"])
     config = start.load()
-    name = "dapo" if start.own else (recipe or DEFAULT_RECIPE).stem
+    name = "dapo" if start.custom else (recipe or DEFAULT_RECIPE).stem
     path = Path(os.path.abspath(new_run_directory(name) if run is None else run.expanduser()))
     _check_characters(str(path), "--run")
     return Launch(recipe, tuple(settings), path, config)

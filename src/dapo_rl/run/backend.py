@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -52,53 +52,31 @@ class Workers:
     plan: MemoryPlan
 
 
-class Backend(Protocol):
-    @property
-    def where(self) -> str | None:
-        """The place for the description of the run; None: the model's device."""
-        ...
-
-    def start(self, resources: ExitStack) -> None:
-        """Connects to what the run computes on; `resources` end the connection."""
-        ...
-
-    def device(self) -> torch.device: ...
-
-    def load(self, settings: ModelSettings) -> tuple[Any, Any]:
-        """The model and tokenizer for this process."""
-        ...
-
-    def build(
-        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
-    ) -> Workers:
-        """Builds the workers; `resources` close them."""
-        ...
-
-
-def choose_backend(config: Config, inputs: TrainerInputs) -> Backend:
-    return OneProcess(config, inputs) if config.cluster.backend is None else RayBackend(config, inputs)
-
-
-class OneProcess:
-    """Engine, policy and critic in this process."""
-
-    where: str | None = None
+class Backend:
+    """Engine, policy and critic in this process; `RayBackend` has them in Ray actors."""
 
     def __init__(self, config: Config, inputs: TrainerInputs) -> None:
         self._config, self._inputs = config, inputs
 
+    @property
+    def where(self) -> str | None:
+        """The place for the description of the run; None: the model's device."""
+        return None
+
     def start(self, resources: ExitStack) -> None:
-        pass
+        """Connects to what the run computes on; `resources` end the connection."""
 
     def device(self) -> torch.device:
         return self._inputs.device(self._config)
 
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
+        """The model and tokenizer for this process."""
         return load_model(settings)
 
     def build(
         self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
     ) -> Workers:
+        """Builds the workers; `resources` close them."""
         model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
         plan = memory_plan(config, model, longest, can_rest(config.engine, next(model.parameters()).device))
         values = None
@@ -140,12 +118,12 @@ def build_local_engine(config: Config, inputs: TrainerInputs, loaded: LoadedMode
     )
 
 
-class RayBackend:
+class RayBackend(Backend):
     """Engines and training ranks as Ray actors. This process has the model without its weights."""
 
     def __init__(self, config: Config, inputs: TrainerInputs) -> None:
         check_ranks(config, loaded=not inputs.names_a_model)
-        self._config, self._inputs = config, inputs
+        super().__init__(config, inputs)
 
     @property
     def where(self) -> str | None:

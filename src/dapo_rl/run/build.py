@@ -20,7 +20,7 @@ from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.saved_state import SavedRewardState
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.episodes import check_nothing
-from dapo_rl.run.backend import LoadedModel, choose_backend
+from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
 from dapo_rl.run.inputs import TrainerInputs, resolve
 from dapo_rl.run.model import longest_sample, model_and_tokenizer, with_lora
 from dapo_rl.run.prompts import build_sampler, build_stream, prompt_sets, stream_part, tell_progress
@@ -101,7 +101,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
     """Builds a run. If this raises, everything built so far is closed."""
     check_installed(config.log.trackers)
     inputs.check_data(config)
-    backend = choose_backend(config, inputs)
+    backend = (Backend if config.cluster.backend is None else RayBackend)(config, inputs)
     with ExitStack() as resources:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,10 +28,9 @@ def build_losses(algo: AlgoSettings) -> TokenLosses:
     if is_function(algo.loss):
         return CustomLoss(algo.loss)
     function = LOSSES[algo.loss].function
-    takes = _Parameters.of(function)
 
     def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **settings: Any) -> Tensor:
-        return function(new_logps, old_logps, advantages, mask, **takes.among(settings))
+        return function(new_logps, old_logps, advantages, mask, **_taken(function, settings))
 
     return losses
 
@@ -48,45 +46,34 @@ def build_advantages(algo: AlgoSettings) -> Advantages:
     if is_function(algo.advantage):
         return CustomAdvantages(algo.advantage, settings)
     function = ADVANTAGES[algo.advantage].function
-    takes = _Parameters.of(function)
 
     def estimate(rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor:
         lengths = torch.ones_like(rewards) if lengths is None else lengths
-        return function(rewards, mask=mask, **takes.among({"lengths": lengths, **settings}))
+        return function(rewards, mask=mask, **_taken(function, {"lengths": lengths, **settings}))
 
     return estimate
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameters:
+def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a function takes by name."""
-
-    names: frozenset[str]
-    all: bool
-
-    @classmethod
-    def of(cls, function: Callable[..., Any]) -> _Parameters:
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (TypeError, ValueError):
-            parameters = []
-        names = frozenset(p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY)
-        return cls(names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters))
-
-    def among(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in settings.items() if self.all or name in self.names}
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    names = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    return {name: value for name, value in settings.items() if takes_all or name in names}
 
 
 class _CustomFunction:
     def __init__(self, key: str, spec: str, returns: str) -> None:
         self._name, self._returns = f"{key}: {spec}", returns
         self._function = load_function(spec)
-        self._takes = _Parameters.of(self._function)
 
     def _call(self, *tensors: Tensor, **settings: Any) -> Tensor:
         """Calls the function with the settings that it has parameters for."""
         with self._blamed():
-            result = self._function(*tensors, **self._takes.among(settings))
+            result = self._function(*tensors, **_taken(self._function, settings))
         shape, device = tensors[0].shape, tensors[0].device
         if not isinstance(result, Tensor):
             raise self._error(f"returned a {type(result).__name__}")

@@ -26,7 +26,7 @@ REFUSED = {
         "reward models are not supported; write a reward function that loads the model and its tokenizer"
     ),
     "optimizers": (
-        "an optimizer of your own is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
+        "a custom optimizer is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
     ),
     "quantization_config": (
         "quantised weights are not supported; they are stored in float32, and model.lora saves memory"

@@ -112,9 +112,9 @@ class Callbacks:
         """A note for each callback with a hook that is never called."""
         found = []
         for callback in self._callbacks:
-            own = [hook for hook in NOT_CALLED if _defines(callback, hook)]
-            if own:
-                found.append(f"callbacks: {_name(callback)}: never called here: {', '.join(own)}")
+            defined = [hook for hook in NOT_CALLED if _defines(callback, hook)]
+            if defined:
+                found.append(f"callbacks: {_name(callback)}: never called here: {', '.join(defined)}")
         return found
 
     def init_end(self) -> None:

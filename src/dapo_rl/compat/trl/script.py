@@ -32,26 +32,11 @@ class Script:
     """The settings of a script, from `args` and `config`."""
 
     config: Config
-    moved: Moved | None = None
     notes: tuple[str, ...] = ()
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the run evaluates between steps."""
-        return self.config.eval.every is not None
-
-    @property
-    def run_dir(self) -> str | None:
-        return None if self.moved is None else self.moved.run_dir
-
-    @property
-    def pushes(self) -> bool:
-        """Whether the model is to be uploaded after training."""
-        return self.moved is not None and self.moved.pushes
-
-    @property
-    def reward_weights(self) -> list[float] | None:
-        return None if self.moved is None else self.moved.reward_weights
+    run_dir: str | None = None
+    reward_weights: list[float] | None = None
+    pushes: bool = False
+    """Whether the model is to be uploaded after training."""
 
 
 def script_settings(
@@ -76,7 +61,7 @@ def script_settings(
         put(result, key, value)
     chosen = Config.build(result)
     notes = (techniques_line(chosen), *moved.notes, *_overridden(moved, over))
-    return Script(chosen, moved, notes)
+    return Script(chosen, notes, moved.run_dir, moved.reward_weights, moved.pushes)
 
 
 def techniques_line(config: Config) -> str:

@@ -234,7 +234,7 @@ def _start(
     """The recipe and overrides of every arm. If one arm's model or data is not the demo's, no arm starts from the demo:
     arms that are compared differ only in what is varied."""
     starts = [(start_from(recipe, [*overrides, *words]), len(words)) for words in varied]
-    start, extra = next((each for each in starts if each[0].own), starts[0])
+    start, extra = next((each for each in starts if each[0].custom), starts[0])
     return start.recipe, start.overrides[: len(start.overrides) - extra]
 
 
