@@ -3,59 +3,46 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dapo_rl.config import Config
 
+FIXED = {
+    "metric_for_best_model": "eval_accuracy",
+    "greater_is_better": True,
+    "load_best_model_at_end": False,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "save_strategy": "steps",
+    "eval_delay": 0,
+    "num_train_epochs": 0,  # not known: `max_steps` ends the run
+    "gradient_accumulation_steps": 1,
+    "world_size": 1,
+    "process_index": 0,
+    "local_process_index": 0,
+    "should_save": True,
+    "should_log": True,
+    "disable_tqdm": False,
+    "include_num_input_tokens_seen": "no",
+    "report_to": (),
+    "push_to_hub": False,
+    "hub_model_id": None,
+}
 
-@dataclass(frozen=True, slots=True)
-class CallbackArguments:
+
+class CallbackArguments(SimpleNamespace):
     """The fields of transformers' `TrainingArguments` that callbacks read, with the values of this run.
 
     It is not a `TrainingArguments`, which needs accelerate and initialises devices.
     """
 
-    output_dir: str
-    run_name: str
-    logging_dir: str
-    max_steps: int
-    seed: int
-    learning_rate: float
-    eval_strategy: str
-    eval_steps: int | None
-    save_steps: int
-    num_generations: int
-    max_completion_length: int
-    temperature: float
-    beta: float
-    metric_for_best_model: str = "eval_accuracy"
-    greater_is_better: bool = True
-    load_best_model_at_end: bool = False
-    logging_strategy: str = "steps"
-    logging_steps: int = 1
-    logging_first_step: bool = True
-    save_strategy: str = "steps"
-    eval_delay: int = 0
-    num_train_epochs: float = 0
-    """Not known: `max_steps` ends the run."""
-    gradient_accumulation_steps: int = 1
-    world_size: int = 1
-    process_index: int = 0
-    local_process_index: int = 0
-    should_save: bool = True
-    should_log: bool = True
-    disable_tqdm: bool = False
-    include_num_input_tokens_seen: str = "no"
-    report_to: tuple[str, ...] = ()
-    push_to_hub: bool = False
-    hub_model_id: str | None = None
-
     @classmethod
     def of(cls, config: Config, run_dir: Path) -> CallbackArguments:
-        sampling = config.sampling
         return cls(
+            **FIXED,
             output_dir=str(run_dir),
             run_name=run_dir.name,
             logging_dir=str(run_dir / "tensorboard"),
@@ -65,19 +52,19 @@ class CallbackArguments:
             eval_strategy="steps" if config.data.eval is not None else "no",
             eval_steps=config.eval.every,
             save_steps=config.checkpoint_every,
-            num_generations=sampling.group_size,
-            max_completion_length=sampling.max_new_tokens,
-            temperature=sampling.temperature,
+            num_generations=config.sampling.group_size,
+            max_completion_length=config.sampling.max_new_tokens,
+            temperature=config.sampling.temperature,
             beta=config.algo.kl_coef,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     def to_sanitized_dict(self) -> dict[str, Any]:
         """Values as trackers accept them."""
         plain = (bool, int, float, str)
-        return {name: value if isinstance(value, plain) else str(value) for name, value in asdict(self).items()}
+        return {name: value if isinstance(value, plain) else str(value) for name, value in vars(self).items()}
 
     def to_json_string(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
