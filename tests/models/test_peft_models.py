@@ -8,7 +8,7 @@ from support import small_model, tokenizer
 
 from dapo_rl import Config, UserError
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
-from dapo_rl.run.backend import LoadedModel, build_local_engine
+from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.learners import reference_of
 from dapo_rl.run.model import with_lora
@@ -80,7 +80,8 @@ def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
     before = logits(wrapped)
     assert (before - logits(base)).abs().max() > 0.1
     loaded = LoadedModel(model, tokenizer(), 64, torch.float32, torch.float32)
-    engine = build_local_engine(config, TrainerInputs(model=wrapped), loaded, MemoryPlan())
+    sampled = prepare_lora(config, loaded)
+    engine = build_local_engine(config, TrainerInputs(model=wrapped), loaded, sampled, MemoryPlan())
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {name for name, _ in model.named_parameters() if ".lora_" in name}
     assert torch.equal(logits(wrapped), before), "building a run does not change it"

@@ -82,24 +82,35 @@ class Backend:
         values = None
         if config.has_critic:  # before the model gets new adapters
             values = value_model(merged_copy(model) if has_lora(model) else model)
-        engine = build_local_engine(config, self._inputs, loaded, plan)
+        sampled = prepare_lora(config, loaded)
+        engine = build_local_engine(config, self._inputs, loaded, sampled, plan)
         resources.callback(close_engine, engine)
         policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
         critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
         return Workers(engine, policy, critic, plan)
 
 
-def build_local_engine(config: Config, inputs: TrainerInputs, loaded: LoadedModel, plan: MemoryPlan) -> Engine:
-    """Builds the engine. With LoRA this also adds the adapters to the model."""
-    model = sampled = loaded.model
+def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
+    """Adds the adapters that the settings ask for, or trains those that the model has. Returns the model to sample
+    from: a plain copy that receives weights with the adapters merged in, or without LoRA the model itself."""
+    model = loaded.model
     if has_lora(model):
-        sampled = merged_copy(model)
+        plain = merged_copy(model)
         train_adapters(model)
-    elif config.model.lora is not None:
-        # The engine samples from a plain model; it receives weights with the adapters merged in.
-        narrow = config.engine == "native" and next(model.parameters()).is_cuda
-        sampled = copy_in(model, loaded.dtype if narrow else torch.float32)
-        add_lora(model, config.model.lora, config.seed)
+        return plain
+    if config.model.lora is None:
+        return model
+    narrow = config.engine == "native" and next(model.parameters()).is_cuda
+    plain = copy_in(model, loaded.dtype if narrow else torch.float32)
+    add_lora(model, config.model.lora, config.seed)
+    return plain
+
+
+def build_local_engine(
+    config: Config, inputs: TrainerInputs, loaded: LoadedModel, sampled: Any, plan: MemoryPlan
+) -> Engine:
+    """Builds the engine; it samples from `sampled`."""
+    model = loaded.model
     if inputs.engine is not None and is_engine(inputs.engine):
         engine = CustomEngine(inputs.engine, config.engine, vocabulary_of(model))
         engine.receive(0, ModelWeights(model))  # it may hold other weights
