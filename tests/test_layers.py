@@ -26,6 +26,7 @@ LAYERS = [
     {"trainer"},
     {"lab"},
     {"board", "launch"},
+    {"commands"},
     {"cli"},
     {"__main__"},
 ]

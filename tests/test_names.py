@@ -7,7 +7,7 @@ from support import REPOSITORY
 
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
-COMMANDS = "cli.py"
+COMMANDS = "commands.py"
 """Its functions are named after the commands, as `dapo train` is after the loop that it runs."""
 TWINS = ("objectives/numpy_twin.py", "objectives/numpy_twin_credit.py")
 """Each NumPy twin has the name of the function that it checks."""

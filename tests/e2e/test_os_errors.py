@@ -11,7 +11,7 @@ import forked
 import pytest
 from support import DAPO
 
-from dapo_rl import cli
+from dapo_rl import Config, cli
 from dapo_rl.base.os_errors import explain_os_error
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def run(monkeypatch, error):
     def fail(*_arguments, **_named):
         raise error
 
-    monkeypatch.setattr(cli.Config, "load", fail)
+    monkeypatch.setattr(Config, "load", fail)
     monkeypatch.setattr(sys, "argv", ["dapo", "check"])
     err = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(err), pytest.raises(SystemExit) as ended:
@@ -73,9 +73,9 @@ def test_a_bug_of_ours_is_raised(monkeypatch, error):
 
 def test_a_pipe_of_our_own_that_breaks_is_a_traceback_and_not_taken_for_the_output():
     """Typer, left alone, ends the process for it without a word."""
-    code = "from dapo_rl import cli\n"
+    code = "from dapo_rl import Config, cli\n"
     code += "def load(*_): raise BrokenPipeError(32, 'Broken pipe')\n"
-    code += "cli.Config.load = load\nimport sys\nsys.argv = ['dapo', 'check']\ncli.main()\n"
+    code += "Config.load = load\nimport sys\nsys.argv = ['dapo', 'check']\ncli.main()\n"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert result.returncode == 1
     assert "Traceback" in result.stderr

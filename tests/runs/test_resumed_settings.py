@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from dapo_rl.cli import _resumed_config
+from dapo_rl.commands import _resumed_config
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.runs.config_file import ConfigFile
