@@ -104,8 +104,7 @@ def slurm(
     The script starts Ray on the nodes of the allocation and `dapo train` on the first. It is launch.sh in the run
     directory, on a file system that the nodes share; the log is slurm-JOB.log.
     """
-    from dapo_rl.launch.slurm import launch_slurm
-    from dapo_rl.launch.slurm_script import Allocation
+    from dapo_rl.launch.slurm import Allocation, launch_slurm
     from dapo_rl.launch.training import plan_launch
 
     try:

@@ -1,20 +1,45 @@
-"""`dapo launch slurm`: a run as a Slurm job."""
+"""`dapo launch slurm`: a run as a Slurm job. Its script starts Ray on the allocated nodes, trains, and stops Ray."""
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.quote import one_line
+from dapo_rl.cluster.session import CPUS, NO_IDLE_WORKERS
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
-from dapo_rl.launch.slurm_script import Allocation, log_path, slurm_script
-from dapo_rl.launch.training import Launch, resumes
+from dapo_rl.launch.training import CHECKPOINTS, Launch, resumes
+from dapo_rl.runs.config_file import NAME
 
-SCRIPT = "launch.sh"
+SCRIPT, LOG = "launch.sh", "slurm-%j.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What is asked of Slurm; None leaves it to the site's default."""
+
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    save_before: int = 120
+    """Seconds before the time limit at which the run saves and stops."""
+    until_done: bool = False
+    """Whether the job goes back to the queue at the time limit, until the run is done."""
+    more: tuple[str, ...] = ()
+    """Further arguments of sbatch."""
 
 
 def launch_slurm(launch: Launch, allocation: Allocation, dry_run: bool) -> None:
@@ -59,3 +84,127 @@ def check_gpus(cluster: ClusterSettings, allocation: Allocation) -> None:
             f"run that needs {needed}: {counted(cluster.engines, 'engine')} of {cluster.engine_gpus} and "
             f"{counted(ranks, 'rank')}, {cluster.placement}"
         )
+
+
+def slurm_script(launch: Launch, allocation: Allocation) -> str:
+    run = shlex.quote(str(launch.run))
+    lines = [
+        "#!/bin/bash",
+        f"# By `dapo launch slurm`. To submit it yourself: mkdir -p {run} && sbatch FILE",
+        *(f"#SBATCH {option}" for option in _options(launch, allocation)),
+        "",
+        f"run={run}",
+        f"python={shlex.quote(sys.executable)}",
+        f'train=("$python" -P -m dapo_rl.cli {shlex.join(launch.words())})',
+        f"cd -- {shlex.quote(os.getcwd())} || exit 2",
+        BODY + (UNTIL_DONE if allocation.until_done else "") + END,
+    ]
+    return "\n".join(lines)
+
+
+def log_path(run: Path, job: str) -> Path:
+    return run / LOG.replace("%j", job)
+
+
+def _options(launch: Launch, allocation: Allocation) -> Iterator[str]:
+    if "\\" in str(launch.run):
+        raise UserError(f"--run: {launch.run} has a backslash, which Slurm drops from the path of a log")
+    output = str(launch.run).replace("%", "%%")  # Slurm replaces %j by the job's number
+    signal = "USR1" if allocation.until_done else "TERM"
+    values = {
+        "job-name": launch.name,
+        "nodes": allocation.nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": allocation.gpus_per_node,
+        "cpus-per-task": allocation.cpus_per_task,
+        "time": allocation.time,
+        "partition": allocation.partition,
+        "account": allocation.account,
+        "output": f"{output}/{LOG}",
+        "open-mode": "append",
+        "signal": f"B:{signal}@{allocation.save_before}",
+    }
+    yield from (f"--{key}={_quoted(str(value), key)}" for key, value in values.items() if value is not None)
+    yield "--requeue"
+    if allocation.more:
+        yield " ".join(_quoted(word, "sbatch") for word in allocation.more)
+
+
+def _quoted(word: str, option: str) -> str:
+    """A word as sbatch reads it in a script: in double quotes, with backslashes before quotes and backslashes."""
+    if not word.isprintable() or not word:
+        raise UserError(f"--{option}: {word!r} is empty or has a control character in it")
+    if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+
+BODY = f"""
+# The first signal lets the run save. Slurm sends one to this shell before the time limit; so does
+# `scancel --batch --signal=TERM JOB`.
+training= stopping= at_limit= again= steps=()
+stop() {{
+    stopping=1
+    if [[ $training ]]; then kill -TERM "$training" 2>/dev/null; fi
+}}
+trap stop TERM
+trap 'at_limit=1; stop' USR1
+
+# Ray on every node, with the head on the first, where this script runs. Other jobs may use the same hosts: ports are
+# free ones, temporary directories are private, and so is the token without which nobody can connect.
+export RAY_USAGE_STATS_ENABLED=0 {"=".join(NO_IDLE_WORKERS)} PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \\n')
+export RAY_AUTH_TOKEN
+if [[ $SLURM_CPUS_PER_TASK ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
+nodes=("$python" -P -m dapo_rl.launch.nodes)
+ray=("${{nodes[@]}}" start --num-cpus={CPUS} --min-worker-port=0 --max-worker-port=0
+    --dashboard-agent-listen-port=0 --log-color=false)
+ray_log=$run/ray-$SLURM_JOB_ID.log
+
+end() {{
+    code=$?
+    trap '' TERM USR1
+    if (( ${{#steps[@]}} )); then
+        kill -TERM "${{steps[@]}}" 2>/dev/null
+        wait "${{steps[@]}}"
+    fi
+    trap - TERM
+    if [[ $again ]]; then scontrol requeue "$SLURM_JOB_ID" && sleep 60; fi  # Slurm ends this script meanwhile
+    exit "$code"
+}}
+trap end EXIT
+
+free=($("${{nodes[@]}}" free)) || exit
+address=${{free[0]}}:${{free[1]}}
+srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" "${{ray[@]}}" --head --include-dashboard=false \\
+    --node-ip-address="${{free[0]}}" --port="${{free[1]}}" --ray-client-server-port="${{free[2]}}" &>>"$ray_log" &
+steps+=($!)
+if (( SLURM_JOB_NUM_NODES > 1 )); then
+    others=$((SLURM_JOB_NUM_NODES - 1))
+    "${{nodes[@]}}" wait "$address" 0 "${{steps[@]}}" || exit
+    srun --label --nodes="$others" --ntasks="$others" --exclude="$SLURMD_NODENAME" "${{ray[@]}}" \\
+        --address="$address" &>>"$ray_log" &
+    steps+=($!)
+fi
+"${{nodes[@]}}" wait "$address" "$SLURM_JOB_NUM_NODES" "${{steps[@]}}" || exit
+if [[ $stopping ]]; then exit 143; fi
+
+# A job that is submitted again or requeued resumes the run.
+resume=()
+if [[ -e $run/{NAME} || -d $run/{CHECKPOINTS} ]]; then resume=(--resume); fi
+"${{train[@]}}" cluster.address="$address" --run "$run" "${{resume[@]}}" &
+training=$!
+wait "$training"
+while kill -0 "$training" 2>/dev/null; do wait "$training"; done  # a signal ends a wait
+wait "$training"
+code=$?
+"""
+UNTIL_DONE = f"""
+if [[ $at_limit && $code == 143 && -d $run/{CHECKPOINTS} ]]; then
+    again=1
+    echo "dapo: saved at the time limit; the job goes back to the queue"
+fi
+"""
+END = """
+exit "$code"
+"""
