@@ -125,11 +125,6 @@ class RewardSettings(Section):
         """The verifiers with their weights; the first one that applies decides whether a sample is correct."""
         return (WeightedVerifier(verifier=self.verifier),) if isinstance(self.verifier, str) else self.verifier
 
-    @property
-    def verifier_names(self) -> str:
-        """The names of the verifiers, for messages."""
-        return ", ".join(entry.verifier for entry in self.verifiers)
-
 
 _AN_ENTRY = "an entry is a name or {verifier: NAME, weight: 0.5}"
 

@@ -18,8 +18,8 @@ from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.saved_state import SavedRewardState
-from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
 from dapo_rl.run.inputs import TrainerInputs, resolve
 from dapo_rl.run.model import longest_sample, model_and_tokenizer, with_lora
