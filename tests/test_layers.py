@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"choices"},
+    {"choices", "engine_specs"},
     {"objectives"},
     {"foreign", "recipes"},
     {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
@@ -45,6 +45,7 @@ WITHOUT_TORCH = {
         "version",
         "types",
         "choices",
+        "engine_specs",
         "palette",
         "fates",
         "codec",

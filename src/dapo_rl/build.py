@@ -32,8 +32,9 @@ from dapo_rl.data import (
 )
 from dapo_rl.data.apart import check_apart, shared_prompts
 from dapo_rl.data.sources import IN_MEMORY, as_sources, check_there
-from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
-from dapo_rl.engines.custom import CustomEngine
+from dapo_rl.engine_specs import engine_spec
+from dapo_rl.engines.build import build_engine, can_release_memory
+from dapo_rl.engines.custom import CustomEngine, is_engine, vocabulary_of
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import (
@@ -151,7 +152,7 @@ class Run:
         """Stops the processes that the parts have started."""
         with self.cluster:
             try:
-                close_engine(self.engine)
+                self.engine.close()
             finally:
                 self.verifier.close()
 
@@ -195,10 +196,10 @@ def build_run(config: Config, given: Given, display: Display) -> Run:
             how = (tokenizer, device, dtype, longest, display.note)
             engine: Engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
         else:
-            plan = memory_plan(config, model, longest, can_rest(config.engine, device))
+            plan = memory_plan(config, model, longest, can_release_memory(config.engine, device))
             values = _value_model(model) if config.has_critic else None
             engine = _engine(config, given, model, tokenizer, dtype, longest, plan)
-        built.callback(close_engine, engine)
+        built.callback(engine.close)
         stream = _stream(config, train_prompts, model, display)
         sampler = _sampler(config, stream, engine, verifier, display, vocabulary_of(model))
         if not on_ranks(config):
@@ -507,7 +508,7 @@ def _engine(
         train_adapters(model)
     elif config.model.lora is not None:
         # The engine samples from a plain model; it receives weights with the adapters merged in.
-        narrow = config.engine == "native" and next(model.parameters()).is_cuda
+        narrow = engine_spec(config.engine).casts_weights and next(model.parameters()).is_cuda
         sampled = copy_in(model, dtype if narrow else torch.float32)
         add_lora(model, config.model.lora, config.seed)
     if given.engine is not None and is_engine(given.engine):

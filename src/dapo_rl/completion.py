@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.choices import ENGINES
 from dapo_rl.config import known_keys
+from dapo_rl.engine_specs import ENGINES
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 from dapo_rl.recipes import SUFFIX, recipe_names

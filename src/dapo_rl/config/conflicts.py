@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ENGINES, FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
+from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function
 from dapo_rl.config.sections import ClusterSettings
+from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _names(config: Config) -> Iterator[Conflict]:
 
 
 def _engine(config: Config) -> Iterator[Conflict]:
-    if config.engine_options and config.engine in WITHOUT_OPTIONS:
+    if config.engine_options and not engine_spec(config.engine).takes_options:
         wrong = f"{', '.join(config.engine_options)}: engine={config.engine} has no options of its own"
         yield Conflict("engine_options", wrong, "its settings are sampling.max_batch and sampling.kv_memory_gib")
     if fixed := [name for name in config.engine_options if name in FIXED_OPTIONS]:
@@ -66,9 +67,10 @@ def _engine(config: Config) -> Iterator[Conflict]:
 
 def _cluster(config: Config) -> Iterator[Conflict]:
     cluster = config.cluster
-    if cluster.engine_gpus > 1 and config.engine in WITHOUT_OPTIONS:
+    if cluster.engine_gpus > 1 and not engine_spec(config.engine).tensor_parallel:
         wrong = f"{cluster.engine_gpus} with engine={config.engine}, which uses one GPU"
-        yield Conflict("cluster.engine_gpus", wrong, "set engine=vllm, or more cluster.engines")
+        others = " or ".join(f"engine={name}" for name, spec in ENGINES.items() if spec.tensor_parallel)
+        yield Conflict("cluster.engine_gpus", wrong, f"set {others}, or more cluster.engines")
     if cluster.engine_gpus > 1 and cluster.placement != "separate":
         wrong = f"{cluster.engine_gpus} with cluster.placement={cluster.placement}, where an engine shares one GPU"
         yield Conflict("cluster.engine_gpus", wrong, "set cluster.placement=separate")

@@ -353,9 +353,7 @@ class Sampler:
 
     def _engine_flush(self) -> None:
         """Has the engine begin with all that it was given, without a poll."""
-        flush: Callable[[], None] | None = getattr(self._engine, "flush", None)
-        if flush is not None:
-            flush()
+        self._engine.flush()
 
     def _late_verdicts(self, builder: BatchBuilder) -> str | None:
         """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""

@@ -27,7 +27,7 @@ from dapo_rl.engines.native.own import own_model, reserved_model
 from dapo_rl.engines.native.prepack import can_prepack
 from dapo_rl.engines.native.probe import probe
 from dapo_rl.engines.native.queueing import Queue
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.models.gpu_memory import ReservedMemory
@@ -39,7 +39,28 @@ PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Known tokens per pass of the model. What is beyond them waits for a decode step, if samples are running."""
 
 
-class NativeEngine:
+MAX_BATCH = 1024
+"""Concurrent sequences: the cost per sequence falls up to about this number."""
+
+
+def build(inputs: EngineInputs) -> NativeEngine:
+    settings = inputs.settings
+    limit = settings.kv_memory_gib
+    return NativeEngine(
+        inputs.model,
+        inputs.tokenizer,
+        dtype=inputs.dtype,
+        max_batch=settings.max_batch or MAX_BATCH,
+        kv_memory_bytes=inputs.kv_bytes if limit is None else int(limit * 2**30),
+        longest=inputs.longest,
+        copies=inputs.copies,
+        releases_memory=inputs.releases_memory,
+    )
+
+
+class NativeEngine(Engine):
+    version = preempted = 0
+
     def __init__(
         self,
         model: Any,
@@ -52,20 +73,19 @@ class NativeEngine:
         page_tokens: int | None = None,
         prefill_tokens: int | None = None,
         copies: bool = True,
-        rests: bool = False,
+        releases_memory: bool = False,
     ) -> None:
         """`longest` is the longest context of the run, if known: the memory is taken for it once, and a model that does
         not support it is rejected now. `page_tokens` and `prefill_tokens` are chosen for the device by default.
 
         Without `copies` the engine changes the model itself, if it cannot sample from it as it is: nothing else may
-        use the model then. If it `rests`, on a GPU, `rest` gives up the memory of its weights and pages.
+        use the model then. `release_memory` works only with `releases_memory`, on a GPU.
         """
-        self.version = 0
         stop_ids = stop_token_ids(model, tokenizer)
         self._device = next(model.parameters()).device
         self._on_gpu = self._device.type == "cuda"
         self._weights: ReservedMemory | None = None
-        if rests and self._on_gpu:
+        if releases_memory and self._on_gpu:
             self._model, self._weights = reserved_model(model, dtype)
         else:
             self._model = own_model(model, dtype, copies)
@@ -92,8 +112,6 @@ class NativeEngine:
         )
         pass_tokens = prefill_tokens or PREFILL_TOKENS[self._device.type]
         self._queue = Queue(self._model, self._batch, longest, pass_tokens)
-        self.preempted = 0
-        """Samples that had to return to the queue because pages ran out."""
         self._full_steps = self._full_pages = 0
         """Steps in which samples waited, and the sum of the pages that were in use in them."""
 
@@ -102,8 +120,7 @@ class NativeEngine:
         """Samples submitted and not yet returned."""
         return self._queue.samples + len(self._batch.rows) + len(self._batch.finished)
 
-    @property
-    def memory(self) -> dict[str, int | None]:
+    def cache_figures(self) -> dict[str, int | None]:
         """Pages of the cache, those in use at a time (at most, and at full load, while samples wait), and the
         tokens of a page."""
         pages = self._batch.pages
@@ -146,8 +163,7 @@ class NativeEngine:
             batch.release(rows)
             return lost + self._queue.cancel(ids)
 
-    def rest(self) -> None:
-        """Gives up the memory of weights and pages until the next `receive`, if the engine was built for that."""
+    def release_memory(self) -> None:
         self._back_to_the_queue()
         for memory in (self._weights, self._batch.cache.memory):
             if memory is not None:
