@@ -168,7 +168,7 @@ class _StopStrings(StoppingCriteria):  # type: ignore[misc]
         shared = StopStrings(tokenizer, strings) if strings else None
         self._searches = [StopSearch(shared) for _ in begun] if shared else []
         for search, had in zip(self._searches, begun, strict=bool(shared)):
-            search.skip(had.token_ids)
+            search.skip(had.token_ids, had.mask)
         self._had = [len(had.token_ids) for had in begun]
         self.stopped_at: dict[int, int] = {}
         """The number of new tokens at the stop, by row."""

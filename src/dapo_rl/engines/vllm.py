@@ -204,7 +204,7 @@ class VLLMEngine(Engine):
         if request.params.stop and len(begun.token_ids):
             # vLLM does not find a stop string that starts in the tokens it was given.
             search = StopSearch(StopStrings(self._tokenizer, request.params.stop))
-            search.skip(begun.token_ids)
+            search.skip(begun.token_ids, begun.mask)
             found = search.find(tokens)
             end, finish = (end, finish) if found is None else (found, "stop")
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)

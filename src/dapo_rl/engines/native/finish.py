@@ -56,6 +56,7 @@ class Finisher:
         for row in rows:
             if row.search is None:
                 row.search = StopSearch(self._stop_strings(row.request.params.stop))
+                row.search.skip(row.begun.token_ids, row.begun.mask)
             if row.written > row.search.count:
                 new.append((row, row.search, row.written - row.search.count))
         if not new:
