@@ -30,7 +30,7 @@ class Reads:
     def of(self, x: Tensor) -> Tensor:
         flat_TN = x.flatten(1)
         if x.is_cuda and x.requires_grad and torch.is_grad_enabled() and (lists := self._lists) is not None:
-            from dapo_rl.models.fused.segments import read_rows
+            from dapo_rl.models.kernels.gather import read_rows
 
             read_RN = read_rows(flat_TN, self.indices, *lists)
         else:

@@ -153,7 +153,7 @@ def _stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) -> tup
 
 def _fused_stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """`_stats`, which leaves the logits as they are."""
-    from dapo_rl.models.fused.softmax import softmax_stats
+    from dapo_rl.models.kernels.softmax import softmax_stats
 
     logps_S, entropy_S, log_sums_S = softmax_stats(logits_SV, targets_S)
     if pulls_SV is not None:
@@ -162,7 +162,7 @@ def _fused_stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) 
 
 
 def _fused_pulls(logits_SV: Tensor, targets_S: Tensor, logps_S: Tensor, log_sums_S: Tensor, out_SV: Tensor) -> None:
-    from dapo_rl.models.fused.softmax import softmax_pulls
+    from dapo_rl.models.kernels.softmax import softmax_pulls
 
     softmax_pulls(logits_SV, targets_S, logps_S, log_sums_S, out_SV)
 

@@ -23,7 +23,7 @@ from dapo_rl.models.transfer import to_device
 from dapo_rl.types import Trajectory
 
 if TYPE_CHECKING:
-    from dapo_rl.models.fused.modules import TrainingFusion
+    from dapo_rl.models.kernels.training import TrainingFusion
 
 Stats = TypeVar("Stats")
 """What the pass gives: a named tuple of `[B, R]` tensors, the first of them differentiable."""
@@ -113,7 +113,7 @@ class ResponsePass(ABC, Generic[Stats]):
         return self._find_fusion()
 
     def _find_fusion(self) -> TrainingFusion:
-        from dapo_rl.models.fused.modules import TrainingFusion
+        from dapo_rl.models.kernels.training import TrainingFusion
 
         return TrainingFusion(self._model, self.device, self._dtype)
 

@@ -21,16 +21,16 @@ from dapo_rl.engines.native.budget import KVBudget, memory_share
 from dapo_rl.engines.native.cache import bytes_per_token
 from dapo_rl.engines.native.decode import CachedAttention
 from dapo_rl.engines.native.finish import Finisher
-from dapo_rl.engines.native.fuse import Fused, fuse
 from dapo_rl.engines.native.graphs import KernelAttention
 from dapo_rl.engines.native.own import own_model, reserved_model
-from dapo_rl.engines.native.prepack import can_prepack
 from dapo_rl.engines.native.probe import probe
 from dapo_rl.engines.native.queueing import Queue
 from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.models.gpu_memory import ReservedMemory
+from dapo_rl.models.kernels.inference import Fused, fuse
+from dapo_rl.models.kernels.inference_linears import can_prepack
 from dapo_rl.models.load import take_over
 from dapo_rl.models.products import quick_products
 from dapo_rl.models.weights import WeightSource

@@ -1,10 +1,11 @@
-"""The rotary embedding of queries and keys, in one launch for both.
+"""The rotary embedding of queries and keys, in one launch for both: forward for decoding, with gradients for updates.
 
 Shapes: T tokens, H query heads, K key heads, D the width of a head, W ≤ D the part of it that is rotated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import next_power_of_2
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """`apply_rotary_pos_emb` for `[1, H, T, D]` and `[1, K, T, D]`, stored as `[T, H, D]`; products are rounded before
+    they are added, as in the module. cos and sin are `[1, T, W]`; dimensions beyond W are copied unchanged."""
+    assert q.shape[0] == 1
+    assert cos.shape == sin.shape == (1, q.shape[2], cos.shape[-1])
+    for x in (q, k, cos, sin):
+        assert x.stride(-1) == 1
+        assert x.dtype == q.dtype
+    return _turned(q, k, cos, sin, (q.dtype, q.dtype), back=False, as_module=True)
 
 
 def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -39,7 +51,7 @@ class _Rotated(torch.autograd.Function):
 
 
 def _turned(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, types: tuple[torch.dtype, torch.dtype], back: bool
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, types: Sequence[torch.dtype], back: bool, as_module: bool = False
 ) -> tuple[Tensor, Tensor]:
     _, H, T, D = q.shape
     K, W = k.shape[1], cos.shape[-1]
@@ -49,7 +61,7 @@ def _turned(
     )
     _turn_kernel[(T,)](
         q, k, cos, sin, q_out, k_out, q.stride(2), q.stride(1), k.stride(2), k.stride(1), cos.stride(1), sin.stride(1),
-        BACK=back, H=H, HP=next_power_of_2(H), K=K, KP=next_power_of_2(K), D=D, HALF=W // 2,
+        BACK=back, AS_MODULE=as_module, H=H, HP=next_power_of_2(H), K=K, KP=next_power_of_2(K), D=D, HALF=W // 2,
         HALF_P=next_power_of_2(W // 2), REST_P=next_power_of_2(D - W) if D > W else 0,
     )  # fmt: skip
     return q_out.transpose(1, 2), k_out.transpose(1, 2)
@@ -58,21 +70,23 @@ def _turned(
 @triton.jit
 def _turn_kernel(
     q, k, cos, sin, q_out, k_out, q_t, q_h, k_t, k_h, cos_t, sin_t,
-    BACK: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, D: tl.constexpr,
-    HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
+    BACK: tl.constexpr, AS_MODULE: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64)
-    angle = (cos + t * cos_t, sin + t * sin_t)
-    _turn_heads(q + t * q_t, q_out + t * H * D, angle[0], angle[1], q_h, BACK, H, HP, D, HALF, HALF_P, REST_P)
-    _turn_heads(k + t * k_t, k_out + t * K * D, angle[0], angle[1], k_h, BACK, K, KP, D, HALF, HALF_P, REST_P)
+    cos += t * cos_t
+    sin += t * sin_t
+    _turn_heads(q + t * q_t, q_out + t * H * D, cos, sin, q_h, BACK, AS_MODULE, H, HP, D, HALF, HALF_P, REST_P)
+    _turn_heads(k + t * k_t, k_out + t * K * D, cos, sin, k_h, BACK, AS_MODULE, K, KP, D, HALF, HALF_P, REST_P)
 
 
 @triton.jit
 def _turn_heads(
-    x, out, cos, sin, x_h, BACK: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, D: tl.constexpr,
-    HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
+    x, out, cos, sin, x_h, BACK: tl.constexpr, AS_MODULE: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
+    D: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr, REST_P: tl.constexpr,
 ):  # fmt: skip
     """out₁ = x₁·cos₁ − x₂·sin₁ and out₂ = x₂·cos₂ + x₁·sin₂ for the two halves; backwards, its transpose."""
+    dtype = out.dtype.element_ty
     h = tl.arange(0, HP)
     w = tl.arange(0, HALF_P)
     tile = (h < H)[:, None] & (w < HALF)[None, :]
@@ -87,13 +101,16 @@ def _turn_heads(
     if BACK:
         out_1 = x_1 * cos_1 + x_2 * sin_2
         out_2 = x_2 * cos_2 - x_1 * sin_1
+    elif AS_MODULE:
+        out_1 = (x_1 * cos_1).to(dtype).to(tl.float32) - (x_2 * sin_1).to(dtype).to(tl.float32)
+        out_2 = (x_2 * cos_2).to(dtype).to(tl.float32) + (x_1 * sin_2).to(dtype).to(tl.float32)
     else:
         out_1 = x_1 * cos_1 - x_2 * sin_1
         out_2 = x_2 * cos_2 + x_1 * sin_2
-    tl.store(out + here, out_1.to(out.dtype.element_ty), mask=tile)
-    tl.store(out + here + HALF, out_2.to(out.dtype.element_ty), mask=tile)
+    tl.store(out + here, out_1.to(dtype), mask=tile)
+    tl.store(out + here + HALF, out_2.to(dtype), mask=tile)
     if REST_P > 0:
         r = tl.arange(0, REST_P)
         rest = (h < H)[:, None] & (r < D - 2 * HALF)[None, :]
         x_R = tl.load(x + h[:, None] * x_h + 2 * HALF + r[None, :], mask=rest, other=0.0)
-        tl.store(out + h[:, None] * D + 2 * HALF + r[None, :], x_R.to(out.dtype.element_ty), mask=rest)
+        tl.store(out + h[:, None] * D + 2 * HALF + r[None, :], x_R.to(dtype), mask=rest)

@@ -1,4 +1,4 @@
-"""How a module is changed: it becomes an instance of a subclass of its own class, whose `forward` is ours.
+"""Changes a module for inference: it becomes an instance of a subclass of its own class, with another `forward`.
 
 Parameters, children, attributes and hooks stay as they are, and other modules of the class are not affected. torch's
 parametrizations and FSDP change modules in the same way. A `forward` set on the instance would refer back to its
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 class FusedModule(nn.Module):
@@ -27,10 +28,6 @@ class Change:
     into: type[FusedModule]
     fused: Any = None
 
-    def possible(self) -> bool:
-        """A `forward` that was set on the instance would hide the one of its class."""
-        return "forward" not in vars(self.module)
-
 
 def make_changes(changes: Iterable[Change]) -> None:
     classes: dict[tuple[type[FusedModule], type[nn.Module]], type[nn.Module]] = {}
@@ -40,3 +37,29 @@ def make_changes(changes: Iterable[Change]) -> None:
             classes[into, original] = type(f"Fused{original.__name__}", (into, original), {})
         change.module.__class__ = classes[into, original]
         change.module.fused = change.fused
+
+
+class Handed:
+    """A result that one module computes for another: for one input, to be used once."""
+
+    def __init__(self) -> None:
+        self._input: Tensor | None = None
+        self._result: Tensor | None = None
+
+    def leave(self, x: Tensor, result: Tensor) -> None:
+        self._input, self._result = x, result
+
+    def take(self, x: Tensor) -> Tensor | None:
+        if self._input is not x:
+            return None
+        result, self._input, self._result = self._result, None, None
+        return result
+
+
+def agree(a: Tensor, b: Any) -> bool:
+    """Whether two tensors are equal up to a few rounding errors at the scale of the tensor's RMS value."""
+    if not isinstance(b, Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    step = 4 * max(torch.finfo(b.dtype).eps, 1e-5)
+    scale = b.double().pow(2).mean().sqrt().item()
+    return torch.allclose(a.double(), b.double(), rtol=step, atol=step * scale)

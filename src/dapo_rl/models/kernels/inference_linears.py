@@ -1,4 +1,4 @@
-"""Linear layers: projections of one input in one product, float32 logits, prepacked weights."""
+"""Linear layers for inference: projections of one input in one product, float32 logits, prepacked weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dapo_rl.engines.native.fuse.change import Change, FusedModule
-from dapo_rl.engines.native.fuse.compare import agree, random_like
-from dapo_rl.engines.native.fuse.handed import Handed
-from dapo_rl.engines.native.prepack import Prepacked
+from dapo_rl.models.kernels.change import Change, FusedModule, Handed, agree
+from dapo_rl.models.kernels.recognise import can_join, random_like
+
+_ROWS = 128
+"""The number of rows that prepacked weights are optimised for; any number works."""
 
 
 class Join:
@@ -20,30 +21,13 @@ class Join:
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.sizes = [linear.out_features for linear in linears]
-        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self.parameters: list[Tensor] = []
         self.weight = self._join([linear.weight for linear in linears])
         self.bias = None if linears[0].bias is None else self._join([linear.bias for linear in linears])
         self.prepacked: Prepacked | None = None
 
-    @staticmethod
-    def possible(linears: Sequence[Any]) -> bool:
-        first = linears[0]
-        return all(
-            type(linear) is nn.Linear
-            and linear.in_features == first.in_features
-            and (linear.bias is None) == (first.bias is None)
-            and (linear.weight.dtype, linear.weight.device) == (first.weight.dtype, first.weight.device)
-            for linear in linears
-        )
-
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias) if self.prepacked is None else self.prepacked(x)
-
-    def intact(self) -> bool:
-        return all(parameter.data_ptr() == piece.data_ptr() for parameter, piece in self._pairs)
-
-    def has(self, parameter: Tensor) -> bool:
-        return any(parameter is mine for mine, _ in self._pairs)
 
     def _join(self, parameters: Sequence[Tensor]) -> Tensor:
         joint = _already_joint(parameters)
@@ -51,7 +35,7 @@ class Join:
             joint = torch.cat([parameter.data for parameter in parameters])
         for parameter, piece in zip(parameters, joint.split(self.sizes), strict=True):
             parameter.data = piece
-            self._pairs.append((parameter, piece))
+        self.parameters += parameters
         return joint
 
 
@@ -91,7 +75,7 @@ class FusedKeyOrValue(FusedModule):
 
 def fuse_projections(attention: Any, joins: list[Join]) -> list[Change] | None:
     linears = [attention.q_proj, attention.k_proj, attention.v_proj]
-    if not Join.possible(linears):
+    if not can_join(linears):
         return None
     x = random_like((1, 3, linears[0].in_features), linears[0].weight)
     expected = [linear(x) for linear in linears]
@@ -129,6 +113,48 @@ def fuse_head(model: Any) -> list[Change] | None:
     return [Change(head, FusedHead)] if agree(_wide_logits(x, head.weight).to(x.dtype), head(x)) else None
 
 
+class Prepacked:
+    """`F.linear` with a weight in the layout of the CPU's matrix unit; call `refresh` after the weight changes.
+
+    A matrix unit (AMX) reads weights in tiles. By default torch reorders the weight at every product, which for few
+    rows takes longer than the product itself.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+        self.refresh()
+
+    def refresh(self) -> None:
+        self._ordered = _in_order(self._weight.detach())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _multiply(x, self._ordered, self._bias)
+
+
+def can_prepack(weight: Tensor) -> bool:
+    """Whether torch can prepack this weight here, with the same products."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    x = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=torch.float32).view(2, -1).to(weight.dtype)
+    some = weight.detach()[:64].contiguous()
+    try:
+        ours, expected = _multiply(x, _in_order(some), None), F.linear(x, some)
+    except (RuntimeError, AttributeError):
+        return False
+    return torch.allclose(ours.float(), expected.float(), rtol=0.02, atol=0.02 * float(expected.float().abs().max()))
+
+
+def _in_order(weight: Tensor) -> Tensor:
+    ordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    return ordered
+
+
+def _multiply(x: Tensor, ordered: Tensor, bias: Tensor | None) -> Tensor:
+    attributes: list[Any] = []
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, ordered, bias, "none", attributes, "")
+    return product
+
+
 class PrepackedLinear(FusedModule):
     fused: Prepacked
 
@@ -141,9 +167,10 @@ def prepack_linears(model: Any, joins: Sequence[Join], prepacked: list[Prepacked
     for join in joins:
         join.prepacked = Prepacked(join.weight, join.bias)
         prepacked.append(join.prepacked)
+    joined = {id(parameter) for join in joins for parameter in join.parameters}
     changes = list[Change]()
     for module in model.modules():
-        if type(module) is nn.Linear and not any(join.has(module.weight) for join in joins):
+        if type(module) is nn.Linear and id(module.weight) not in joined:
             prepacked.append(Prepacked(module.weight, module.bias))
             changes.append(Change(module, PrepackedLinear, prepacked[-1]))
     return changes

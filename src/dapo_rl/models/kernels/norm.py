@@ -1,7 +1,8 @@
-"""RMS norm of a residual stream, with the sum that it reads.
+"""RMS norm of a residual stream, with the sum that it reads: forward for decoding, forward and backward for updates.
 
-The sum has the wider type of its two terms (float32 under autocast), the norm is computed in float32, and the result is
-rounded once. Shapes: T rows, N elements of a row, P programs of the backward pass.
+The norm is computed in float32. For decoding the result is rounded where the module rounds it; in updates the sum has
+the wider type of its two terms (float32 under autocast), and the result is rounded once. Shapes: T rows, N elements of
+a row, P programs of the backward pass.
 """
 
 from __future__ import annotations
@@ -14,6 +15,53 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import cdiv, next_power_of_2
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
+    """RMS norm over the last dimension, rounded where Llama's module rounds; `plus_one` is for Gemma's norm, which
+    multiplies by 1 + weight. A CUDA graph can capture it."""
+    return _decoded(x, None, weight, eps, plus_one)[0]
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, plus_one: bool) -> tuple[Tensor, Tensor]:
+    """The norm of `residual + x`, and the sum itself."""
+    return _decoded(x, residual.contiguous(), weight, eps, plus_one)
+
+
+def _decoded(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, plus_one: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    N = x.shape[-1]
+    assert weight.shape == (N,)
+    assert weight.dtype == x.dtype
+    assert weight.is_contiguous()
+    assert residual is None or (residual.shape == x.shape and residual.dtype == x.dtype)
+    x_3 = _rows_in_two_strides(x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
+    T = out.numel() // N
+    BLOCK = next_power_of_2(N)
+    ROWS = max(1, 1024 // BLOCK)
+    _forward_kernel[(cdiv(T, ROWS),)](
+        x_3, x if residual is None else residual, weight, out, total, out,
+        T, x_3.shape[1], N, x_3.stride(0), x_3.stride(1), N, float(eps),
+        ADD=residual is not None, PLUS_ONE=plus_one, AS_MODULE=True, ROWS=ROWS, BLOCK=BLOCK,
+        num_warps=4 if BLOCK <= 2048 else 8,
+    )  # fmt: skip
+    return out, total
+
+
+def _rows_in_two_strides(x: Tensor) -> Tensor:
+    """`x` as `[outer, inner, N]`, usually tokens × heads; the rows of a slice of a joint projection are not
+    contiguous."""
+    if x.dim() == 3 and x.stride(-1) == 1:
+        return x
+    rows = x.shape[-2] if x.dim() > 1 else 1
+    try:
+        x_3 = x.view(-1, rows, x.shape[-1])
+    except RuntimeError:
+        x_3 = x.contiguous().view(-1, rows, x.shape[-1])
+    return x_3 if x_3.stride(-1) == 1 else x_3.contiguous()
 
 
 def add_and_norm(
@@ -49,8 +97,8 @@ class _AddAndNorm(torch.autograd.Function):
         BLOCK, ROWS, warps = _tile(N)
         _forward_kernel[(cdiv(T, ROWS),)](
             residual_TN, residual_TN if added_TN is None else added_TN, weight_N, normed, total, scale_T,
-            T, N, residual_TN.stride(0), 0 if added_TN is None else added_TN.stride(0), eps,
-            ADD=added is not None, PLUS_ONE=plus_one, ROWS=ROWS, BLOCK=BLOCK, num_warps=warps,
+            T, 1, N, residual_TN.stride(0), 0, 0 if added_TN is None else added_TN.stride(0), eps,
+            ADD=added is not None, PLUS_ONE=plus_one, AS_MODULE=False, ROWS=ROWS, BLOCK=BLOCK, num_warps=warps,
         )  # fmt: skip
         ctx.save_for_backward(total, weight_N, scale_T)
         ctx.plus_one, ctx.types = plus_one, (residual.dtype, None if added is None else added.dtype)
@@ -98,14 +146,17 @@ def _programs(device: torch.device) -> int:
 
 @triton.jit(do_not_specialize=["T"])
 def _forward_kernel(
-    residual, added, weight, normed, total, scale, T, N, residual_t, added_t, eps,
-    ADD: tl.constexpr, PLUS_ONE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, added, weight, normed, total, scale, T, inner, N, x_outer, x_inner, added_t, eps,
+    ADD: tl.constexpr, PLUS_ONE: tl.constexpr, AS_MODULE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Row t of `x` is element t % inner of its outer row t // inner. `AS_MODULE` rounds before the product with the
+    weight, as Llama's module does, and keeps no scales for a backward pass."""
     t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, BLOCK)
     tile = (t < T)[:, None] & (n < N)[None, :]
     out = (t * N)[:, None] + n[None, :]
-    x_TN = tl.load(residual + (t * residual_t)[:, None] + n[None, :], mask=tile, other=0.0).to(tl.float32)
+    start = (t // inner) * x_outer + (t % inner) * x_inner
+    x_TN = tl.load(x + start[:, None] + n[None, :], mask=tile, other=0.0).to(tl.float32)
     if ADD:
         x_TN += tl.load(added + (t * added_t)[:, None] + n[None, :], mask=tile, other=0.0).to(tl.float32)
         sum_TN = x_TN.to(total.dtype.element_ty)
@@ -115,9 +166,13 @@ def _forward_kernel(
     if PLUS_ONE:
         w_N += 1.0
     scale_T = tl.rsqrt(tl.sum(x_TN * x_TN, axis=1) / N + eps)
-    tl.store(scale + t, scale_T, mask=t < T)
-    y_TN = x_TN * scale_T[:, None] * w_N[None, :]
-    tl.store(normed + out, y_TN.to(normed.dtype.element_ty), mask=tile)
+    y_TN = x_TN * scale_T[:, None]
+    if AS_MODULE:
+        if not PLUS_ONE:
+            y_TN = y_TN.to(normed.dtype.element_ty).to(tl.float32)
+    else:
+        tl.store(scale + t, scale_T, mask=t < T)
+    tl.store(normed + out, (y_TN * w_N[None, :]).to(normed.dtype.element_ty), mask=tile)
 
 
 @triton.jit(do_not_specialize=["T", "P"])
