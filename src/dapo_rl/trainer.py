@@ -29,7 +29,7 @@ from dapo_rl.data.sources import as_sources, open_rows
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder, write_card
+from dapo_rl.models.hub_upload import push_folder, write_card
 from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_settings
 from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.episodes import check_nothing

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import SlotState
 from dapo_rl.models.attention import attending
 from dapo_rl.models.kernels.inference import fuse
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import SlotState
 from dapo_rl.engines.token_sampling import derive_seed, uniforms
 
 pytest.importorskip("triton")

@@ -15,10 +15,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.recompute import layers_of
-from dapo_rl.models.response_pass import ResponsePass
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStats
 from dapo_rl.models.values import ResponseValues, TokenValues
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, uniforms
-from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
+from dapo_rl.models.response_logps import pad
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 

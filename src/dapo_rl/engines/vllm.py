@@ -21,7 +21,7 @@ from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import save_model
+from dapo_rl.models.save import save_model
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 

@@ -43,8 +43,8 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.check_ranks import ranks_report
 from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
 from dapo_rl.lab.model_size import size_of
+from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.load import compute_dtype
-from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
 from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens

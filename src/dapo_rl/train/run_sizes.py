@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.budget import PAGE_TOKENS
-from dapo_rl.models.logprobs import CHUNK_ELEMENTS
+from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
 
 RUNTIME = 1 << 30

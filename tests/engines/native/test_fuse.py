@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from dapo_rl.engines.native.decode import next_logits
 from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.native.model_runner import next_logits
 from dapo_rl.models.kernels.change import FusedModule, Handed
 from dapo_rl.models.kernels.inference import fuse
 from dapo_rl.models.kernels.inference_linears import can_prepack
 from dapo_rl.models.kernels.recognise import can_join, with_global
-from dapo_rl.models.packed import pack
+from dapo_rl.models.packing import pack
 
 SMALL = {
     "vocab_size": 96, "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 6,

@@ -12,7 +12,7 @@ from support import ids, small_model, tokenizer, weights_of
 
 from dapo_rl.engines.native.budget import CacheLayout, KVBudget
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.native.pages import Pages
+from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.engines.protocol import Request, SamplingParams
 
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4

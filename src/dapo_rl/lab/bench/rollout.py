@@ -20,8 +20,8 @@ from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
 from dapo_rl.lab.bench.work import Measurement, Work
-from dapo_rl.models.forward import pad
 from dapo_rl.models.load import check_context, pad_id, pick_device
+from dapo_rl.models.response_logps import pad
 from dapo_rl.types import IntArray
 
 WARMUP_SHARE = 16

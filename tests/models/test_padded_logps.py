@@ -6,7 +6,7 @@ from support import small_model, tokenizer, train_sample
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from dapo_rl.algo import entropy_from_logits
-from dapo_rl.models.forward import pad, response_logps
+from dapo_rl.models.response_logps import pad, response_logps
 
 
 def gpt2():

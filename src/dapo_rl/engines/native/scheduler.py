@@ -1,8 +1,9 @@
-"""Waiting samples get slots and pages: first those that have tokens, then new ones, in the order of their requests."""
+"""Gives waiting samples slots and pages: first those with tokens, then new ones, in the order of their requests."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +13,77 @@ from torch import Tensor
 
 from dapo_rl.engines.native.batch import RunningBatch
 from dapo_rl.engines.native.prefill import Prefill, compute, place
-from dapo_rl.engines.native.row import BatchRow
-from dapo_rl.engines.native.waiting import Waiting
+from dapo_rl.engines.native.slots import BatchRow
 from dapo_rl.engines.protocol import Request
 from dapo_rl.types import Trajectory
 
 
-class Queue:
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._arrivals: list[int] = []
+        self._requests: list[Request] = []
+        self._last = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Request]]:
+        """Arrival numbers and requests, oldest first; the current request may be changed or taken out."""
+        return iter(list(zip(self._arrivals, self._requests, strict=True)))
+
+    @property
+    def samples(self) -> int:
+        return sum(request.samples for request in self._requests)
+
+    @property
+    def requests(self) -> list[Request]:
+        return list(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._last += 1
+        self._arrivals.append(self._last)
+        self._requests.append(request)
+
+    def get(self, arrival: int) -> Request | None:
+        """What waits of a request."""
+        place = bisect_left(self._arrivals, arrival)
+        return self._requests[place] if self._arrivals[place : place + 1] == [arrival] else None
+
+    def set(self, arrival: int, request: Request) -> None:
+        """Changes what waits of a request; it leaves the queue if nothing does."""
+        place = bisect_left(self._arrivals, arrival)
+        assert self._arrivals[place] == arrival
+        if request.samples:
+            self._requests[place] = request
+        else:
+            del self._arrivals[place], self._requests[place]
+
+    def put_back(
+        self, arrival: int, request: Request, begun: Collection[Trajectory], new: Collection[int] = ()
+    ) -> None:
+        """Returns samples of a request: those with tokens, and the indices of those without."""
+        place = bisect_left(self._arrivals, arrival)
+        if (waiting := self.get(arrival)) is not None:
+            request = waiting
+            begun, new = (*begun, *request.begun), (*new, *request.starting)
+        else:
+            self._arrivals.insert(place, arrival)
+            self._requests.insert(place, request)
+        ordered = tuple(sorted(begun, key=lambda sample: sample.index))
+        self._requests[place] = replace(request, begun=ordered, new=tuple(sorted(new)))
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Removes requests; returns the number of their tokens."""
+        lost = sum(request.tokens for request in self._requests if request.id in ids)
+        kept = [(a, r) for a, r in self if r.id not in ids]
+        self._arrivals, self._requests = [a for a, _ in kept], [r for _, r in kept]
+        return lost
+
+
+class Scheduler:
     def __init__(self, model: Any, batch: RunningBatch, longest: int, pass_tokens: int) -> None:
         """`longest` is the longest context that was announced, or 0. A pass of the model computes up to `pass_tokens`
         known tokens."""
         self._model, self._batch = model, batch
         self._longest, self._pass_tokens = longest, pass_tokens
-        self._waiting = Waiting()
+        self._waiting = WaitingQueue()
         self.filling: Prefill | None = None
         """A sequence that is partly computed. Its rows have slots, but do not decode yet."""
         self._started: Prefill | None = None
@@ -64,7 +123,7 @@ class Queue:
 
     def take_all(self) -> list[Request]:
         """Empties the queue."""
-        requests, self._waiting = self._waiting.requests, Waiting()
+        requests, self._waiting = self._waiting.requests, WaitingQueue()
         return requests
 
     def admit(self) -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from support import small_model, train_sample
 
 from dapo_rl.errors import UserError
-from dapo_rl.models import packed as packed_module
+from dapo_rl.models import packing as packed_module
 from dapo_rl.models.attention import attending
-from dapo_rl.models.packed import pack
+from dapo_rl.models.packing import pack
 from dapo_rl.models.recompute import recomputing
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_logps import ResponseLogps
 
 SHAPE = {
     "vocab_size": 97,

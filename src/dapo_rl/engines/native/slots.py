@@ -1,4 +1,5 @@
-"""The state of each slot on the device: its last token, position, sampling parameters and generated tokens.
+"""The samples that have slots: on the host the row of each, on the device its last token, position, sampling parameters
+and generated tokens.
 
 All tensors are indexed by slot. On a GPU there is one extra slot for padding rows.
 """
@@ -13,10 +14,42 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.protocol import SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.stopping import StopSearch
 from dapo_rl.engines.token_sampling import DrawParams
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import to_device
 from dapo_rl.types import Trajectory
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True)
+class BatchRow:
+    arrival: int
+    """The place of its request in the order of arrival."""
+    request: Request
+    begun: Trajectory
+    """Its state when it was given its slot."""
+    slot: int
+    """`NO_SLOT` once it has given it up."""
+    written: int = 0
+    """Tokens generated, as of the last look at the device."""
+    search: StopSearch | None = None
+    """The search for stop strings, if the request has any."""
+
+    @property
+    def index(self) -> int:
+        return self.begun.index
+
+    @property
+    def context(self) -> int:
+        """The tokens of its prompt and response."""
+        return len(self.request.prompt_ids) + self.written
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Orders samples from the oldest to the youngest."""
+        return self.arrival, self.index
 
 
 @dataclass(frozen=True, slots=True)

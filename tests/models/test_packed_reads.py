@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.models.gather import Reads, reads_by_row
-from dapo_rl.models.packed import pack
+from dapo_rl.models.packing import Reads, pack, reads_by_row
 
 CPU = torch.device("cpu")
 

@@ -2,8 +2,8 @@
 
 Queries come from a sequence's own tokens, keys and values from all of its tokens, including a shared prompt.
 
-Shapes: T tokens in the row, N sequences, L tokens of a padded sequence, H query heads, K key-value heads, D the width
-of a head.
+Shapes: T tokens in the row, R reads of them, N sequences, L tokens of a padded sequence, H query heads, K key-value
+heads, D the width of a head.
 """
 
 from __future__ import annotations
@@ -20,9 +20,50 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from dapo_rl.models.gather import Reads
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import to_device
 from dapo_rl.types import IntArray
+
+
+class Reads:
+    """`reads.of(x)` is `x[indices]`, with a backward pass that is deterministic on every device.
+
+    On a GPU, the reads of each row are listed once on the host, and each row's gradient is the sum over its list. The
+    backward pass of `torch.embedding` would sort the indices in every layer, and that of `index_select` adds in the
+    order in which threads arrive.
+    """
+
+    def __init__(self, indices_R: npt.NDArray[np.int64], rows: int, device: torch.device) -> None:
+        self._on_host, self._rows, self._device = indices_R, rows, device
+        self.indices = to_device(indices_R, device)
+
+    def of(self, x: Tensor) -> Tensor:
+        flat_TN = x.flatten(1)
+        if x.is_cuda and x.requires_grad and torch.is_grad_enabled() and (lists := self._lists) is not None:
+            from dapo_rl.models.kernels.gather import read_rows
+
+            read_RN = read_rows(flat_TN, self.indices, *lists)
+        else:
+            read_RN = torch.embedding(flat_TN, self.indices)
+        return read_RN.view(-1, *x.shape[1:])
+
+    @cached_property
+    def _lists(self) -> tuple[Tensor, Tensor] | None:
+        """The reads of row 0, of row 1 and so on, and where each row's begin; None without Triton."""
+        try:
+            import triton  # noqa: F401
+        except ImportError:
+            return None
+        order_R, starts_T = reads_by_row(self._on_host, self._rows)
+        return to_device(order_R, self._device), to_device(starts_T, self._device)
+
+
+def reads_by_row(indices_R: npt.NDArray[np.int64], rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The reads in the order of their rows, and the number of reads of earlier rows, for each row and the end."""
+    order_R = np.argsort(indices_R, kind="stable").astype(np.int32)
+    starts_T = np.zeros(rows + 1, np.int32)
+    np.cumsum(np.bincount(indices_R, minlength=rows), out=starts_T[1:])
+    return order_R, starts_T
+
 
 PADDING_SHARE = 0.25
 """Without a kernel for ragged sequences, sequences of similar length are padded together, up to this share."""

@@ -1,4 +1,4 @@
-"""Compares the engine with the model on a few tokens, before the first request.
+"""The engine's copy of the model, and its comparison with the model on a few tokens before the first request.
 
 An architecture is rejected if it keeps its own state, uses attention other than plain causal attention, or does not
 look up its attention function by name: the engine would compute different logits.
@@ -6,6 +6,7 @@ look up its attention function by name: the engine would compute different logit
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,48 @@ import torch
 from torch import Tensor
 
 from dapo_rl.engines.native.budget import CacheLayout
-from dapo_rl.engines.native.cache import KVCache, LayerShape
-from dapo_rl.engines.native.decode import next_logits
-from dapo_rl.engines.native.pages import Pages
+from dapo_rl.engines.native.kv_cache import KVCache, LayerShape
+from dapo_rl.engines.native.model_runner import next_logits
+from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.errors import UserError
 from dapo_rl.models.attention import Attend, UnsupportedAttentionError, depends_on_neighbours
-from dapo_rl.models.packed import pack
+from dapo_rl.models.gpu_memory import ReservedMemory
+from dapo_rl.models.load import copy_in
+from dapo_rl.models.packing import pack
+
+ALIGNMENT = 16
+"""Bytes. Weights whose sizes are multiples of it lie side by side, so that projections can be joined in place."""
+
+
+def own_model(model: Any, dtype: torch.dtype, copies: bool) -> Any:
+    """The model itself if it can sample as it is, otherwise a copy. Buffers (rotary frequencies) keep their dtype.
+
+    Without `copies` the model itself is changed.
+    """
+    parameter = next(model.parameters())
+    if parameter.dtype == dtype and not parameter.is_cuda:
+        return model
+    if copies:
+        return copy_in(model, dtype).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model.requires_grad_(False).eval()
+
+
+def reserved_model(model: Any, dtype: torch.dtype) -> tuple[Any, ReservedMemory]:
+    """A copy whose weights are in memory that can be given up, and that memory."""
+    parameters = list(model.parameters())
+    # Matrices first: between the projections of one input there must be no bias.
+    ordered = sorted(parameters, key=lambda parameter: parameter.dim() < 2)
+    sizes = [-(-parameter.numel() * dtype.itemsize // ALIGNMENT) * ALIGNMENT for parameter in ordered]
+    memory = ReservedMemory(sum(sizes), parameters[0].device)
+    pieces = memory.tensor(torch.uint8, (sum(sizes),)).split(sizes)
+    made: dict[int, Any] = {}
+    for parameter, piece in zip(ordered, pieces, strict=True):
+        weight = piece[: parameter.numel() * dtype.itemsize].view(dtype).view(parameter.shape)
+        made[id(parameter)] = torch.nn.Parameter(weight.copy_(parameter.detach()), requires_grad=False)
+    return copy.deepcopy(model, made).eval(), memory
+
 
 DecodeAttention = Callable[[KVCache, Pages, Tensor, Tensor], Attend]
 """Builds the attention of a decode step from the cache, its pages, the rows' slots and their positions."""

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo_rl.engines.native.row import BatchRow
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample
 from dapo_rl.types import FinishReason, IntArray, Trajectory
 
 
-class Finisher:
+class OutputProcessor:
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._known_strings: dict[tuple[str, ...], StopStrings] = {}

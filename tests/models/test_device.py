@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import small_model
 
-from dapo_rl.models.products import ALONE, enough_threads, largest_product, quick_products
+from dapo_rl.models.device import ALONE, enough_threads, largest_product, quick_products
 
 CPU = torch.device("cpu")
 

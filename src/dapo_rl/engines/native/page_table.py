@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dapo_rl.engines.native.budget import CacheLayout
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import to_device
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """The page of each token, and its place in the page."""

@@ -5,7 +5,7 @@ import yaml
 from small_hub import SmallHub, use_hub
 
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder, write_card
+from dapo_rl.models.hub_upload import push_folder, write_card
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from tokenizers import pre_tokenizers
 
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
-from dapo_rl.models import get as getting
-from dapo_rl.models.get import PRETRAINED, Packaged, cache_directory, get, get_pretrained
+from dapo_rl.models import download as getting
+from dapo_rl.models.download import PRETRAINED, Packaged, cache_directory, get, get_pretrained
 from dapo_rl.models.load import load_model
 
 gguf = pytest.importorskip("gguf")
