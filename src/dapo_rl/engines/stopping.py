@@ -76,8 +76,7 @@ class StopSearch:
     def skip(self, ids: IntArray, mask: BoolArray | None = None) -> None:
         """Takes the tokens that the response already has. A stop string can begin in the turn in progress, which is
         what the policy wrote after the last token of the environment (`mask` is false), but not before it."""
-        others = [] if mask is None else np.flatnonzero(~mask)
-        start = int(others[-1]) + 1 if len(others) else 0
+        start = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
         self.count += start
         for token in ids[start:].tolist():
             self._add(token)
