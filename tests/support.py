@@ -12,7 +12,7 @@ import torch
 from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.models.tokenizer import build_tokenizer
 from dapo_rl.models.weights import ModelWeights, WeightSource
 from dapo_rl.types import Prompt, Trajectory, Verdict
@@ -147,11 +147,12 @@ class Prompts:
         self.resting.append((prompt.id, epochs))
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Gives each request the samples that a script says; a longer sample takes more polls, as in a real engine."""
 
+    version = 0
+
     def __init__(self, script: Callable[[Request], Sequence[Trajectory]], width: int = 10**6) -> None:
-        self.version = 0
         self._script, self._width = script, width
         self._samples: dict[str, Sequence[Trajectory]] = {}
         self._running: list[list[Any]] = []

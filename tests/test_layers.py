@@ -10,7 +10,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
-    {"choices"},
+    {"choices", "engine_specs"},
     {"objectives"},
     {"foreign", "recipes"},
     {"version", "types", "palette", "fates", "config", "demo", "completion"},
@@ -48,6 +48,7 @@ WITHOUT_TORCH = {
         "version",
         "types",
         "choices",
+        "engine_specs",
         "palette",
         "fates",
         "codec",

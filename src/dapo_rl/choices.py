@@ -114,10 +114,6 @@ IMPORTANCE_MODES: dict[ImportanceMode, str] = {
     "mask": "has the weight 0, and still counts in the denominator",
 }
 
-ENGINES = ("native", "hf", "vllm")
-"""`engine` also accepts a user-defined class."""
-WITHOUT_OPTIONS = ("native", "hf")
-"""Engines that take no `engine_options`."""
 FIXED_OPTIONS = {
     "model": "set model.name",
     "dtype": "set model.dtype",

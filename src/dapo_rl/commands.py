@@ -387,7 +387,7 @@ def model_get(name: Annotated[str, typer.Argument(help="The model to get: smollm
     `model.name=NAME` then finds it in the cache.
     """
     _quiet_transformers()
-    from dapo_rl.models.get import get_pretrained
+    from dapo_rl.models.download import get_pretrained
 
     get_pretrained(name, say=lambda line: print(line, flush=True))
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dapo_rl.choices import ENGINES
 from dapo_rl.config import known_keys
+from dapo_rl.engine_specs import ENGINES
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 from dapo_rl.recipes import SUFFIX, recipe_names
 

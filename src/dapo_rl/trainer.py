@@ -30,7 +30,7 @@ from dapo_rl.compat.trl.script import count_rows, script_settings
 from dapo_rl.config import Config
 from dapo_rl.data.splits import choose_splits
 from dapo_rl.errors import UserError
-from dapo_rl.models.push import push_folder, write_card
+from dapo_rl.models.hub_upload import push_folder, write_card
 from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.training import RunTraining

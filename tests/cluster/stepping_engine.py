@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dapo_rl.cluster.stored_weights import WeightsLostError
-from dapo_rl.engines.protocol import Completion
+from dapo_rl.engines.protocol import Completion, Engine
 from dapo_rl.errors import UserError
 from dapo_rl.types import Trajectory
 
@@ -42,13 +42,14 @@ class Numbers:
             yield [(name, torch.tensor([float(self.value)]))]
 
 
-class SteppingEngine:
+class SteppingEngine(Engine):
     """One token for each sample in every step, which takes `pace` seconds."""
+
+    version = 0
 
     def __init__(self, source, pace=0.0, trouble=None):
         self.pace, self.trouble = pace, trouble or {}
         self.rows = []
-        self.version = 0
         self.weights = {}
         self._load(source)
 

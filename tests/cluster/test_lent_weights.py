@@ -166,6 +166,6 @@ def test_engines_that_are_lost_with_the_ranks_wait_for_new_weights(pool):
     with pytest.raises(RankLostError, match="rank 0 was killed"):
         version_sampled(pool)
     assert pool.take_unfinished()
-    pool.rest()
+    pool.release_memory()
     pool.receive(7, Lender(7))
     assert version_sampled(pool) == 7

@@ -11,7 +11,7 @@ from dapo_rl.data.known import KNOWN_FILES
 from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import conformance
-from dapo_rl.models.get import PRETRAINED
+from dapo_rl.models.download import PRETRAINED
 from dapo_rl.recipes import find_recipe, measured, packaged_name, packaged_recipe, recipe_names
 from dapo_rl.rewards import build_verifier
 

@@ -11,7 +11,7 @@ import pytest
 from brief import look_briefly_at_the_machine
 from support import DAPO, REPOSITORY
 
-from dapo_rl.models.get import PRETRAINED
+from dapo_rl.models.download import PRETRAINED
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,7 @@ from support import ids, small_model, tokenizer, train_sample, weights_of
 
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
-from dapo_rl.models.forward import response_logps
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_logps import ResponseLogps, response_logps
 
 PARAMS = SamplingParams(max_new_tokens=12)
 

@@ -181,3 +181,36 @@ def test_a_resumed_sample_ends_at_a_stop_string_that_begins_before_it_was_set_as
     cut = resumed((stop,))
     assert cut.token_ids.tolist() == whole.token_ids[:7].tolist()
     assert cut.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
+@pytest.mark.parametrize("trail", ["", "bc"], ids=["at the turn's start", "before it"])
+def test_a_stop_string_is_searched_from_the_first_token_of_the_turn(make, trail):
+    """The policy's earlier turn and the environment's answer contain it, even as the last thing before the turn."""
+    model, known, stop = small_model(), tokenizer(), "<end>"
+    earlier = known(f"a{stop}", add_special_tokens=False).input_ids
+    answer = known(f"x{stop}{trail}", add_special_tokens=False).input_ids
+    tokens = [*earlier, *answer]
+    mask = [True] * len(earlier) + [False] * len(answer)
+    begun = Trajectory(tokens, -1.0, mask=mask)
+
+    def next_turn(*stops: str, begun: Trajectory = begun) -> Any:
+        engine = make(model, known)
+        params = SamplingParams(len(tokens) + 12, stop=stops, ignore_eos=True)
+        engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, begun=(begun,), new=()))
+        (done,) = engine.poll()
+        return done.sample
+
+    whole = next_turn()
+    assert next_turn(stop).token_ids.tolist() == whole.token_ids.tolist()
+    assert next_turn(stop).finish_reason == "length"
+    # A stop string across the boundary is none; one in the turn ends it, also after the turn was interrupted.
+    written = known.decode(whole.token_ids[len(tokens) :])
+    across = known.decode(tokens[-1:]) + written[:1]
+    inside = written[2:5]
+    end = len(tokens) + decoding_everything(known, whole.token_ids[len(tokens) :].tolist(), (inside,))
+    assert next_turn(across).token_ids.tolist() == whole.token_ids.tolist() or across in written
+    assert next_turn(inside).token_ids.tolist() == whole.token_ids[:end].tolist()
+    part = len(tokens) + 3
+    interrupted = Trajectory(whole.token_ids[:part], whole.logps[:part], mask=whole.mask[:part])
+    assert next_turn(inside, begun=interrupted).token_ids.tolist() == whole.token_ids[:end].tolist()

@@ -228,12 +228,12 @@ def test_options_go_to_vllm_and_a_wrong_one_is_one_line(engine):
 
 
 def test_it_rests_until_the_next_weights(engine):
-    ours, arguments = engine(rests=True)
+    ours, arguments = engine(releases_memory=True)
     assert arguments["enable_sleep_mode"] is True
     ours.submit(request("a", tokens=3, ignore_eos=True))
     ours._engine.step()
-    ours.rest()
-    ours.rest()
+    ours.release_memory()
+    ours.release_memory()
     assert ours._llm.calls == ["sleep 2"]
     ours.submit(request("b", count=1, tokens=2, ignore_eos=True))
     assert ours.poll(0.01) == []
@@ -244,6 +244,6 @@ def test_it_rests_until_the_next_weights(engine):
     done = {(c.request_id, c.index): c.sample for c in drain(ours)}
     assert {key: len(sample.token_ids) for key, sample in done.items()} == {("a", 0): 3, ("a", 1): 3, ("b", 0): 2}
     assert done["a", 0].versions.tolist() == [0, 1, 1]
-    ours.rest()
+    ours.release_memory()
     ours.submit(request("c"))
     assert [left.id for left in ours.take_unfinished()] == ["c"]

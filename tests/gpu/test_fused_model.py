@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from dapo_rl.engines.native.fuse import fuse
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import SlotState
 from dapo_rl.models.attention import attending
+from dapo_rl.models.kernels.inference import fuse
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -19,6 +19,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
 from dapo_rl.engines.native import kernels  # noqa: E402
+from dapo_rl.models.kernels import decode_ops  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -53,7 +54,7 @@ def test_fused_logits_are_the_models(name, dtype):
     model = small_model(name, dtype)
     ids = torch.randint(1, 96, (1, 5), device=DEVICE)
     expected = model(input_ids=ids, use_cache=False).logits
-    fused = fuse(model, kernels)
+    fused = fuse(model, decode_ops)
     assert not fused.left or name == "Phi"
     assert_same_logits(model(input_ids=ids, use_cache=False).logits, expected)
 

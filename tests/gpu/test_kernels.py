@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import SlotState
 from dapo_rl.engines.token_sampling import derive_seed, uniforms
 
 pytest.importorskip("triton")
@@ -18,6 +18,8 @@ if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
 from dapo_rl.engines.native import kernels  # noqa: E402
+from dapo_rl.models.kernels import decode_ops  # noqa: E402
+from dapo_rl.models.kernels.gated import gated  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -399,7 +401,7 @@ def gemma_norm(x, weight, eps):
 def test_rms_norm(shape, plus_one, dtype):
     x, weight = (torch.randn(shape) * 3).to(dtype), torch.randn(shape[-1]).to(dtype)
     norm = gemma_norm if plus_one else llama_norm
-    assert_rounds_to(kernels.rms_norm(x, weight, 1e-5, plus_one), norm(x, weight, 1e-5))
+    assert_rounds_to(decode_ops.rms_norm(x, weight, 1e-5, plus_one), norm(x, weight, 1e-5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -408,7 +410,7 @@ def test_rms_norm_of_heads_in_a_joint_projection(dtype):
     heads = joint[..., 80 : 80 + 5 * 80].view(1, 11, 5, 80)
     weight = torch.randn(80).to(dtype)
     for x in (heads, heads.transpose(1, 2), joint[..., :80], joint[0, :, :80]):
-        assert_rounds_to(kernels.rms_norm(x, weight, 1e-6, False), llama_norm(x, weight, 1e-6))
+        assert_rounds_to(decode_ops.rms_norm(x, weight, 1e-6, False), llama_norm(x, weight, 1e-6))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -416,7 +418,7 @@ def test_rms_norm_of_heads_in_a_joint_projection(dtype):
 def test_add_rms_norm(plus_one, dtype):
     x, residual = torch.randn(2, 1, 13, 576).to(dtype)
     weight = torch.randn(576).to(dtype)
-    normed, total = kernels.add_rms_norm(x, residual, weight, 1e-5, plus_one)
+    normed, total = decode_ops.add_rms_norm(x, residual, weight, 1e-5, plus_one)
     assert torch.equal(total, residual + x)
     norm = gemma_norm if plus_one else llama_norm
     assert_rounds_to(normed, norm(residual + x, weight, 1e-5))
@@ -431,7 +433,7 @@ def test_gated(shape, kind, dtype):
     gate, up = gate_up.chunk(2, -1)
     exact = gate.double()
     act = nn.functional.silu(exact) if kind == "silu" else nn.functional.gelu(exact, approximate="tanh")
-    assert_rounds_to(kernels.gated(gate_up, kind), act.to(dtype) * up)
+    assert_rounds_to(gated(gate_up, kind), act.to(dtype) * up)
 
 
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
@@ -441,13 +443,13 @@ def test_gated(shape, kind, dtype):
 def test_the_gated_product_of_few_rows(rows, inner, N, kind):
     x, weight = torch.randn(1, rows, N).to(HALF), (torch.randn(2 * inner, N) / N**0.5).to(HALF)
     # What rounds the other way in the product of the gate moves the result by more than one rounding.
-    assert_close_to(kernels.gated_linear(x, weight, None, kind), x, weight, kind)
+    assert_close_to(decode_ops.gated_linear(x, weight, None, kind), x, weight, kind)
 
 
 def test_the_gated_product_of_more_rows_or_with_a_bias():
     x, weight, bias = torch.randn(40, 64).to(HALF), torch.randn(96, 64).to(HALF) / 8, torch.randn(96).to(HALF)
-    assert_close_to(kernels.gated_linear(x, weight, None, "silu"), x, weight, "silu")
-    assert_close_to(kernels.gated_linear(x[:4], weight, bias, "silu"), x[:4], weight, "silu", bias)
+    assert_close_to(decode_ops.gated_linear(x, weight, None, "silu"), x, weight, "silu")
+    assert_close_to(decode_ops.gated_linear(x[:4], weight, bias, "silu"), x[:4], weight, "silu", bias)
 
 
 def assert_close_to(got, x, weight, kind, bias=None):
@@ -472,7 +474,7 @@ def test_rotary(H, K, D, W, dtype):
     k = qkv[..., H * D : (H + K) * D].view(1, T, K, D).transpose(1, 2)
     angles = torch.rand(1, T, W) * 6
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    for x, got in zip((q, k), kernels.rotary(q, k, cos, sin), strict=True):
+    for x, got in zip((q, k), decode_ops.rotary(q, k, cos, sin), strict=True):
         turned = x[..., :W] * cos[:, None] + rotate_half(x[..., :W]) * sin[:, None]
         # Two products that nearly cancel keep the rounding of each.
         eps = torch.finfo(dtype).eps

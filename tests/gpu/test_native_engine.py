@@ -11,8 +11,8 @@ from support import ids, small_model, tokenizer, train_sample, weights_of
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
-from dapo_rl.models.forward import response_logps
 from dapo_rl.models.load import pad_id
+from dapo_rl.models.response_logps import response_logps
 
 pytestmark = pytest.mark.gpu
 

@@ -17,7 +17,7 @@ from dapo_rl.lab.check_memory import Need, find_memory, memory_report
 from dapo_rl.lab.memory_report import GIB, Memory, memory_json
 from dapo_rl.lab.model_size import KNOWN, ModelSize, count_parameters, size_of
 from dapo_rl.models.load import TINY
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_logps import ResponseLogps
 from dapo_rl.recipes import packaged_recipe
 
 H200 = Memory("h200", "cuda", 140 * GIB, here=False)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from dapo_rl.models.fused.linear import joint_linear
+from dapo_rl.models.kernels.joint_linear import joint_linear
 
 
 def parameters(dtype, biased):

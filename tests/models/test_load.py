@@ -19,9 +19,9 @@ from dapo_rl.models.load import (
     describe_model,
     load_model,
     make_savable,
-    save_model,
     to_float32,
 )
+from dapo_rl.models.save import save_model
 
 
 def test_the_embedded_model_is_small_and_its_own():

@@ -14,8 +14,9 @@ from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSe
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import load_model, save_model
+from dapo_rl.models.load import load_model
 from dapo_rl.models.lora import add_lora, has_lora, plain_weights, save_adapter
+from dapo_rl.models.save import save_model
 from dapo_rl.train.policy import HFPolicy
 
 peft = pytest.importorskip("peft")

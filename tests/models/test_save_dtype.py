@@ -9,8 +9,8 @@ from support import small_model, tokenizer
 from transformers import AutoModelForCausalLM
 
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
-from dapo_rl.models.load import load_model, save_model, saved_dtype, stored_dtype
-from dapo_rl.models.stored import WEIGHTS
+from dapo_rl.models.load import load_model, saved_dtype, stored_dtype
+from dapo_rl.models.save import WEIGHTS, save_model
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.policy import HFPolicy
 

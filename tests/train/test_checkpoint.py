@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from dapo_rl.base import files
 from dapo_rl.base.saved import read_state, write_state
 from dapo_rl.errors import StopRequested, UserError
-from dapo_rl.models.stored import WEIGHTS
+from dapo_rl.models.save import WEIGHTS
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints, _own_checksum
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.progress import Progress

@@ -17,8 +17,8 @@ from test_policy import samples_for
 
 from dapo_rl.base.hashing import CancelledError, HashingFile
 from dapo_rl.errors import UnsavedError, UserError
-from dapo_rl.models import host_copy
-from dapo_rl.models.host_copy import HostCopy
+from dapo_rl.models import save
+from dapo_rl.models.save import HostCopy
 from dapo_rl.train import checkpoint as checkpoint_module
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints
 
@@ -285,9 +285,9 @@ def test_without_memory_for_copies_a_checkpoint_is_written_at_once(tmp_path, mon
     # The copies of weights and moments, and the run's own weights, moments and gradients.
     parameters = sum(p.numel() for p in model.parameters())
     needed = int((12 + 16) * parameters / 0.75)
-    monkeypatch.setattr(host_copy, "host_memory", lambda: needed + 2)
+    monkeypatch.setattr(save, "host_memory", lambda: needed + 2)
     assert policy_of(model).save_note is None
-    monkeypatch.setattr(host_copy, "host_memory", lambda: needed - 2)
+    monkeypatch.setattr(save, "host_memory", lambda: needed - 2)
     monkeypatch.setattr(HostCopy, "take", lambda *_: pytest.fail("copied"))
     scarce = policy_of(model, save_dtype=save_dtype)
     scarce.load(usual)

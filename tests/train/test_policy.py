@@ -13,7 +13,7 @@ from support import small_model, tokenizer, train_sample
 from dapo_rl.algo import dapo_policy_loss, reference
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.forward import response_logps
+from dapo_rl.models.response_logps import response_logps
 from dapo_rl.train.policy import HFPolicy
 
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -13,7 +13,9 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
 from dapo_rl.cluster.stored_weights import StoredWeights
 from dapo_rl.config import ClusterSettings, Config, SamplingSettings
-from dapo_rl.engines.build import build_engine, is_engine
+from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
+from dapo_rl.engines.build import build_engine
+from dapo_rl.engines.custom import is_engine
 from dapo_rl.engines.native.budget import memory_share
 from dapo_rl.engines.protocol import Engine
 from dapo_rl.errors import UserError
@@ -21,8 +23,6 @@ from dapo_rl.models.weights import WeightSource
 
 SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""
-RESTFUL = ("native", "vllm")
-"""Engines that can give up their memory."""
 SHARED_SHARE = 0.4
 """Of the memory of a GPU, for all engines that work on it at the same time as a rank."""
 COLOCATED_GPUS, SHARED_GPUS = 0.4, 0.44
@@ -44,13 +44,14 @@ class EngineParts:
     kv_bytes: int | None = None
     kv_share: float | None = None
     """`native`: the cache's share of the GPU memory that the weights leave, instead of `kv_bytes`."""
-    rests: bool = False
+    releases_memory: bool = False
+    gpus: int = 1
+    gpu_share: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, weights: StoredWeights) -> Engine:
         torch.set_num_threads(self.threads)
-        # vLLM reads the model from files, and has memory of its own.
-        device = torch.device("cpu" if self.named == "vllm" else self.device)
+        device = torch.device("cpu" if _spec(self.named).loads_from_disk else self.device)
         model = flesh_out(self.skeleton, weights, device, stored_type(self.named, self.dtype))
         kv_bytes = self.kv_bytes
         if device.type == "cuda" and self.kv_share is not None:
@@ -64,8 +65,10 @@ class EngineParts:
             self.longest,
             copies=False,
             kv_bytes=kv_bytes,
-            rests=self.rests,
+            releases_memory=self.releases_memory,
             options=self.options,
+            gpus=self.gpus,
+            gpu_share=self.gpu_share,
         )
         if weights.version != engine.version:
             engine.receive(weights.version, weights)
@@ -73,9 +76,12 @@ class EngineParts:
 
 
 def stored_type(named: str | Callable[..., Any], dtype: torch.dtype) -> torch.dtype | None:
-    """The type in which weights are sent and held. `native` and `vllm` round them to the type that they compute in;
-    other engines get them as they are."""
-    return dtype if named in ("native", "vllm") else None
+    """The type in which weights are sent and held; None leaves them in float32."""
+    return dtype if _spec(named).casts_weights else None
+
+
+def _spec(named: str | Callable[..., Any]) -> EngineSpec:
+    return engine_spec(named) if isinstance(named, str) else CUSTOM
 
 
 def check_engines(cluster: ClusterSettings, device: torch.device) -> None:
@@ -115,8 +121,10 @@ def build_engine_pool(
         threads=max(1, torch.get_num_threads() // cluster.engines),
         kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
         kv_share=_memory_share(cluster),
-        rests=takes_turns(config, device),
-        options={**(_for_vllm(cluster) if named == "vllm" else {}), **config.engine_options},
+        releases_memory=takes_turns(config, device),
+        gpus=cluster.engine_gpus,
+        gpu_share=_memory_share(cluster),
+        options=config.engine_options,
     )
     return EnginePool(
         parts,
@@ -132,7 +140,8 @@ def build_engine_pool(
 
 def takes_turns(config: Config, device: torch.device) -> bool:
     """Whether engines give up their memory during updates."""
-    return device.type == "cuda" and config.cluster.placement == "colocated" and config.engine in RESTFUL
+    together = device.type == "cuda" and config.cluster.placement == "colocated"
+    return together and engine_spec(config.engine).releases_memory
 
 
 def gpu_share(cluster: ClusterSettings) -> float:
@@ -145,12 +154,3 @@ def _memory_share(cluster: ClusterSettings) -> float | None:
     """The share of a GPU's memory for an engine, or for its cache; None if it has the GPU in turns with a rank."""
     shared = SHARED_SHARE / cluster.engines_per_gpu
     return {"colocated": None, "separate": SEPARATE_SHARE, "shared": shared}[cluster.placement]
-
-
-def _for_vllm(cluster: ClusterSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if (share := _memory_share(cluster)) is not None:
-        options["gpu_memory_utilization"] = share
-    if cluster.engine_gpus > 1:  # its workers are processes of the actor
-        options |= {"tensor_parallel_size": cluster.engine_gpus, "distributed_executor_backend": "mp"}
-    return options

@@ -20,7 +20,7 @@ from dapo_rl.cluster.lent_weights import BorrowedWeights, BrokenOffError, borrow
 from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.codec import from_arrow, to_arrow
-from dapo_rl.engines.protocol import Completion, Engine, Request, preempted_samples, rest_engine
+from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.errors import NonFiniteError, UserError
 
 POLL_S = 0.1
@@ -235,10 +235,10 @@ class EngineActor:
         """Where it can borrow weights."""
         return Answer(memory_of(device))
 
-    def rest(self) -> Answer:
+    def release_memory(self) -> Answer:
         def stop() -> None:
             self._resting = True
-            rest_engine(self._own())
+            self._own().release_memory()
 
         return self._answer(stop)
 
@@ -254,9 +254,8 @@ class EngineActor:
 
     def close(self) -> Answer:
         def end() -> None:
-            close: Callable[[], None] | None = getattr(self._engine, "close", None)
-            if close is not None:
-                close()
+            if self._engine is not None:
+                self._engine.close()
 
         return self._answer(end)
 
@@ -281,7 +280,7 @@ class EngineActor:
             stuck_s=time.monotonic() - self._beat,
             tokens=self._tokens,
             busy_s=self._busy_s,
-            preempted=0 if self._engine is None else preempted_samples(self._engine),
+            preempted=0 if self._engine is None else self._engine.preempted,
             failure=self._failure,
         )
 

@@ -26,7 +26,7 @@ from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
 from dapo_rl.cluster.session import import_ray, ray_logs
 from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
-from dapo_rl.engines.protocol import Completion, EngineFigures, Request
+from dapo_rl.engines.protocol import Completion, Engine, EngineFigures, Request
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.models.weights import WeightSource
 
@@ -38,7 +38,9 @@ ROOM = "the cluster may not have room for it: `ray status` shows what is free"
 CLOSE_S = 5.0
 
 
-class EnginePool:
+class EnginePool(Engine):
+    version = 0
+
     def __init__(
         self,
         make: MakeEngine,
@@ -61,7 +63,7 @@ class EnginePool:
         self._settings, self._background, self._dtype = settings, background, dtype
         self._note = note
         self._make = self._ray.put(make)
-        self.version, self._source = 0, weights
+        self._source = weights
         self._stored: StoredWeights | None = None
         """The current weights, if they are in the object store."""
         self._ranks_lost: RankLostError | None = None
@@ -151,9 +153,8 @@ class EnginePool:
         for replica in self._replicas:
             replica.version = version
 
-    def rest(self) -> None:
-        """Lets all engines give up their memory until the next `receive`."""
-        self._everywhere("rest")
+    def release_memory(self) -> None:
+        self._everywhere("release_memory")
 
     def take_unfinished(self) -> list[Request]:
         """What has finished meanwhile is returned by the next `poll`."""

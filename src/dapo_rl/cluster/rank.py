@@ -31,11 +31,9 @@ from dapo_rl.cluster.shards import frozen_checksum, own_digests, read_shards, sh
 from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.models.forward import TokenStats
-from dapo_rl.models.host_copy import why_no_copy
-from dapo_rl.models.load import save_weights
 from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, without_adapters
-from dapo_rl.models.response_pass import ResponsePass
+from dapo_rl.models.response_logps import ResponsePass, TokenStats
+from dapo_rl.models.save import save_weights, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic

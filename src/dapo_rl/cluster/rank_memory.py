@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo_rl.base.format import gib
-from dapo_rl.cluster.build_engines import RESTFUL, SHARED_SHARE
+from dapo_rl.cluster.build_engines import SHARED_SHARE
 from dapo_rl.config import Config
+from dapo_rl.engine_specs import EngineSpec, engine_spec
 from dapo_rl.errors import UserError
 from dapo_rl.models.recompute import can_recompute, layers_of
 from dapo_rl.models.size import ModelSize
@@ -105,7 +106,7 @@ class RankMemory:
         cut = whole.over_ranks(cluster.ranks)
         if cluster.offload:
             cut = replace(cut, weights=0, gradients=0, moments=0, reference=0, critic=0)
-        if self.config.engine not in RESTFUL:  # in an actor, it has weights of its own
+        if not self._spec.casts_weights:  # in an actor, it has weights of its own
             cut = replace(cut, engine=4 * self.size.parameters)
         # Two layers, the gradients of one in the same type, and in float32 those that are sent, of two layers.
         of_layer = self.trained // self.size.layers if lora else self.layer
@@ -138,7 +139,7 @@ class RankMemory:
             return 0
         if self._rests:
             return self._resident
-        if cluster.placement == "shared" and self.config.engine == "vllm":
+        if cluster.placement == "shared" and self._spec.gpu_share is not None:
             return int(SHARED_SHARE * sizes.gpu)
         each = self._resident + sizes.engine + sizes.prefill
         if sizes.kv_setting is not None:
@@ -150,8 +151,12 @@ class RankMemory:
         return number * each + max(int(SHARED_SHARE * left), number * sizes.kv_least)
 
     @property
+    def _spec(self) -> EngineSpec:
+        return engine_spec(self.config.engine)
+
+    @property
     def _rests(self) -> bool:
-        return self.config.cluster.placement == "colocated" and self.config.engine in RESTFUL
+        return self.config.cluster.placement == "colocated" and self._spec.releases_memory
 
     @property
     def _resident(self) -> int:
@@ -176,13 +181,13 @@ class RankMemory:
         return held if self.config.cluster.offload else 0
 
     def _kv_least(self, sizes: RunSizes) -> int:
-        return sizes.kv_least if self.config.engine == "native" else 0
+        return sizes.kv_least if self._spec.paged_cache else 0
 
     def _planned(self, sizes: RunSizes, tokens: int, recompute: bool) -> MemoryPlan:
         """The plan with micro-batches of so many tokens. An engine that takes turns gets the cache that it would take
         by itself, or what is left."""
         kv = None
-        if self._rests and self.config.engine == "native" and sizes.kv_setting is None:
+        if self._rests and self._spec.paged_cache and sizes.kv_setting is None:
             left = sizes.usable - self.sampling(sizes, 0)
             kv = left if left < sizes.kv_default else None
         taken = gib(self.updating(sizes, tokens, recompute))
@@ -244,7 +249,7 @@ class RankMemory:
             yield "train.gradient_checkpointing=true", recomputing
         if config.train.token_budget is not None:
             yield "train.token_budget={tokens}", self._with("train", token_budget=None)
-        if config.engine == "native" and config.cluster.placement != "separate":
+        if self._spec.paged_cache and config.cluster.placement != "separate":
             sizes = self._whole(0)
             few = round(FEW_SEQUENCES * replace(sizes, kv_setting=None).kv_least / 2**30 + 0.05, 1)
             if config.sampling.kv_memory_gib != few:

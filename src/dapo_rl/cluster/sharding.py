@@ -15,14 +15,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from dapo_rl.models.forward import TokenStats
 from dapo_rl.models.recompute import layers_of
-from dapo_rl.models.response_pass import ResponsePass
-from dapo_rl.models.responses import ResponseLogps
+from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStats
 from dapo_rl.models.values import ResponseValues, TokenValues
 
 if TYPE_CHECKING:
-    from dapo_rl.models.fused.modules import TrainingFusion
+    from dapo_rl.models.kernels.training import TrainingFusion
 
 Stats = TypeVar("Stats", TokenStats, TokenValues)
 
@@ -82,7 +80,7 @@ class ShardedPass(ResponsePass[Stats]):
 
     def _find_fusion(self) -> TrainingFusion:
         """Tries what can be fused, in a forward pass of its own: it gathers the parameters of a layer at a time."""
-        from dapo_rl.models.fused.modules import TrainingFusion
+        from dapo_rl.models.kernels.training import TrainingFusion
 
         layers = _LayersInTurn(self._sharded)
 

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import ENGINES, FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, WITHOUT_OPTIONS, is_function
+from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function
 from dapo_rl.config.sections import ClusterSettings
 from dapo_rl.config.settings import RunSettings
+from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 
 FIXED_TEMPLATE_ARGUMENTS = (
@@ -53,7 +54,7 @@ def _unknown(
 
 def _engine(config: RunSettings) -> Iterator[str]:
     options = config.engine_options
-    if options and config.engine in WITHOUT_OPTIONS:
+    if options and not engine_spec(config.engine).takes_options:
         yield (
             f"engine_options: {', '.join(options)}: engine={config.engine} has no options of its own; its settings are "
             "sampling.max_batch and sampling.kv_memory_gib"
@@ -65,9 +66,10 @@ def _engine(config: RunSettings) -> Iterator[str]:
 def _cluster(config: RunSettings) -> Iterator[str]:
     cluster, lora = config.cluster, config.model.lora
     gpus, placement = cluster.engine_gpus, cluster.placement
-    if gpus > 1 and config.engine in WITHOUT_OPTIONS:
+    if gpus > 1 and not engine_spec(config.engine).tensor_parallel:
+        others = " or ".join(f"engine={name}" for name, spec in ENGINES.items() if spec.tensor_parallel)
         yield (
-            f"cluster.engine_gpus: {gpus} with engine={config.engine}, which uses one GPU; set engine=vllm, or more "
+            f"cluster.engine_gpus: {gpus} with engine={config.engine}, which uses one GPU; set {others}, or more "
             "cluster.engines"
         )
     if gpus > 1 and placement != "separate":

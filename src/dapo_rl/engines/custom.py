@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
+from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.quote import describe, describe_traceback
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.choices import is_function
+from dapo_rl.engine_specs import ENGINES
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.types import FinishReason, Trajectory
@@ -19,8 +23,50 @@ ROUNDING = 1e-3
 """Log-probabilities may exceed 0 by this much: they are rounded."""
 
 
-class CustomEngine:
-    """Calls the engine, and turns what it raises, or what it returns instead of a result, into a `UserError`."""
+def build_custom_engine(named: str | Callable[..., Any], inputs: EngineInputs) -> CustomEngine:
+    """Calls a class or function as `Class(model, tokenizer, settings, dtype=dtype, longest=longest, **options)`."""
+    name, make = (named, _load(named)) if isinstance(named, str) else (spec_of(named), named)
+    arguments = (inputs.model, inputs.tokenizer, inputs.settings)
+    try:
+        engine = make(*arguments, dtype=inputs.dtype, longest=inputs.longest, **inputs.options)
+    except (UserError, KeyboardInterrupt, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        raise UserError(f"engine: {name} raised {describe(error)}", describe_traceback(error)) from error
+    try:
+        return CustomEngine(engine, name, vocabulary_of(inputs.model))
+    except UserError:
+        if _has_close(engine):
+            engine.close()
+        raise
+
+
+def is_engine(given: Any) -> bool:
+    """Whether `given` is an engine, rather than a class or function that makes one."""
+    return not isinstance(given, type) and (not callable(given) or all(hasattr(given, m) for m in ENGINE_METHODS))
+
+
+def vocabulary_of(model: Any) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _load(spec: str) -> Callable[..., Any]:
+    if not is_function(spec):
+        hint = did_you_mean(nearest(spec, ENGINES), f"there are {', '.join(ENGINES)}")
+        raise UserError(f"engine: there is no engine {spec!r}{hint}")
+    try:
+        return load_function(spec)
+    except UserError as error:
+        raise UserError(f"engine: {error}", error.more) from error
+
+
+def _has_close(engine: Any) -> bool:
+    return callable(getattr(engine, "close", None))
+
+
+class CustomEngine(Engine):
+    """Calls the engine, and turns what it raises, or what it returns instead of a result, into a `UserError`. Methods
+    that the engine does not have are those of `Engine`."""
 
     def __init__(self, engine: Any, name: str, vocabulary: int = 2**31 - 1) -> None:
         self.engine, self._name, self._vocabulary = engine, name, vocabulary
@@ -82,7 +128,7 @@ class CustomEngine:
         return requests
 
     def close(self) -> None:
-        if callable(getattr(self.engine, "close", None)):
+        if _has_close(self.engine):
             self._call("close")
 
     def _settle(self, completion: Completion) -> None:

@@ -11,20 +11,28 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, uniforms
-from dapo_rl.models.forward import pad
 from dapo_rl.models.load import pad_id, take_over
+from dapo_rl.models.response_logps import pad
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 
+MAX_BATCH = 256
+"""Lower than that of `native`: `generate` does not limit its memory."""
 
-class HFEngine:
+
+def build(inputs: EngineInputs) -> HFEngine:
+    return HFEngine(inputs.model, inputs.tokenizer, inputs.settings.max_batch or MAX_BATCH, inputs.dtype)
+
+
+class HFEngine(Engine):
     """Generates whole requests, up to `max_batch` sequences per call of `generate`."""
 
+    version = 0
+
     def __init__(self, model: Any, tokenizer: Any, max_batch: int, dtype: torch.dtype = torch.float32) -> None:
-        self.version = 0
         self._model, self._tokenizer, self._max_batch = model, tokenizer, max_batch
         self._dtype = dtype
         self._queue: deque[Request] = deque()
@@ -160,7 +168,7 @@ class _StopStrings(StoppingCriteria):  # type: ignore[misc]
         shared = StopStrings(tokenizer, strings) if strings else None
         self._searches = [StopSearch(shared) for _ in begun] if shared else []
         for search, had in zip(self._searches, begun, strict=bool(shared)):
-            search.skip(had.token_ids)
+            search.skip(had.token_ids, had.mask)
         self._had = [len(had.token_ids) for had in begun]
         self.stopped_at: dict[int, int] = {}
         """The number of new tokens at the stop, by row."""

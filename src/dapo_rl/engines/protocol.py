@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.models.weights import WeightSource
@@ -125,39 +126,6 @@ class Completion:
     sample: Trajectory
 
 
-class Engine(Protocol):
-    """Generates samples. They depend on requests and weights alone, not on how requests are batched.
-
-    An engine may also have `close()`; `rest()`, which gives up its GPU memory until the next `receive`; `preempted`,
-    the number of samples that had to wait in mid-generation because memory ran out; `pending`, the number of samples
-    submitted and not yet returned; and `figures()`, which says what each engine of several did since the last call.
-    """
-
-    @property
-    def version(self) -> int:
-        """The version of the weights in use."""
-        ...
-
-    def submit(self, request: Request) -> None: ...
-
-    def poll(self, timeout_s: float | None = None) -> list[Completion]:
-        """Generates until samples finish, and returns them; returns [] after `timeout_s` or if there is no work."""
-        ...
-
-    def cancel(self, ids: Collection[str]) -> int:
-        """Cancels requests; returns the number of generated tokens that are lost."""
-        ...
-
-    def receive(self, version: int, source: WeightSource) -> None:
-        """Loads new weights. Unfinished samples continue with them."""
-        ...
-
-    def take_unfinished(self) -> list[Request]:
-        """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
-        where they stopped. What has finished is returned by the next `poll`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
     """What one of several engines did since the last look."""
@@ -173,21 +141,88 @@ class EngineFigures:
     """How often it was lost since the start of the run."""
 
 
-def rest_engine(engine: Engine) -> None:
-    """Lets an engine that can rest give up the memory of its weights and its cache until the next `receive`.
-    Unfinished samples are kept with their tokens."""
-    rest: Callable[[], None] = engine.rest  # type: ignore[attr-defined]
-    rest()
+class Engine(Protocol):
+    """Generates samples. They depend on requests and weights alone, not on how requests are batched.
 
+    Subclasses inherit the methods below that have a default.
+    """
 
-def preempted_samples(engine: Engine) -> int:
-    """How often a sample had to wait in mid-generation so far."""
-    return int(getattr(engine, "preempted", 0))
+    @property
+    def version(self) -> int:
+        """The version of the weights in use; 0 at first."""
+        ...
+
+    @property
+    def preempted(self) -> int:
+        """How often a sample had to wait in mid-generation because memory ran out."""
+        return 0
+
+    def submit(self, request: Request) -> None: ...
+
+    def flush(self) -> None:
+        """Starts on all submitted requests without waiting for a poll, if the engine can."""
+        return None
+
+    def poll(self, timeout_s: float | None = None) -> list[Completion]:
+        """Generates until samples finish, and returns them; returns [] after `timeout_s` or if there is no work."""
+        ...
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Cancels requests; returns the number of generated tokens that are lost."""
+        ...
+
+    def receive(self, version: int, source: WeightSource) -> None:
+        """Loads new weights. Unfinished samples continue with them."""
+        ...
+
+    def take_unfinished(self) -> list[Request]:
+        """Removes and returns all unfinished requests with their tokens. Resubmitted, here or elsewhere, they continue
+        where they stopped. Finished samples are returned by the next `poll`."""
+        ...
+
+    def release_memory(self) -> None:
+        """Frees the GPU memory of weights and KV cache until the next `receive`, if the engine was built for that.
+        Unfinished samples are kept with their tokens."""
+        return None
+
+    def figures(self) -> list[EngineFigures]:
+        """What each engine of several did since the last call."""
+        return []
+
+    def cache_figures(self) -> dict[str, int | None]:
+        """How full the KV cache was, for benchmarks."""
+        return {}
+
+    def close(self) -> None:
+        """Ends the engine's processes and frees its memory."""
+        return None
 
 
 def engine_metrics(engine: Engine) -> dict[str, float]:
     """The figures of each of several engines since the last call, by its number."""
-    figures: Callable[[], list[EngineFigures]] | None = getattr(engine, "figures", None)
-    if figures is None:
-        return {}
-    return {f"engine/{i}/{name}": value for i, of_one in enumerate(figures()) for name, value in asdict(of_one).items()}
+    figures = engine.figures()
+    return {f"engine/{i}/{name}": value for i, of_one in enumerate(figures) for name, value in asdict(of_one).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInputs:
+    """What a built-in engine's `build` gets."""
+
+    model: Any
+    tokenizer: Any
+    settings: SamplingSettings
+    dtype: torch.dtype
+    """The type to compute in."""
+    longest: int = 0
+    """The longest context of the run; 0 if unknown."""
+    copies: bool = True
+    """Whether the model is used elsewhere too, so that an engine that changes it needs a copy."""
+    kv_bytes: int | None = None
+    """Size of the KV cache, unless the settings give it."""
+    releases_memory: bool = False
+    """Whether `release_memory` will be called."""
+    gpus: int = 1
+    gpu_share: float | None = None
+    """Share of each GPU's memory that is the engine's."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The setting `engine_options`."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.types import FinishReason, IntArray, Trajectory
+import numpy as np
+
+from dapo_rl.types import BoolArray, FinishReason, IntArray, Trajectory
 
 MARGIN = 8
 """Tokens that are decoded before the first that can belong to a stop string: what stands at the start of a text can be
@@ -71,9 +73,12 @@ class StopSearch:
         self.count = 0
         """Tokens given so far."""
 
-    def skip(self, ids: IntArray) -> None:
-        """Takes tokens that contain no stop string."""
-        for token in ids.tolist():
+    def skip(self, ids: IntArray, mask: BoolArray | None = None) -> None:
+        """Takes the tokens that the response already has. A stop string can begin in the turn in progress, which is
+        what the policy wrote after the last token of the environment (`mask` is false), but not before it."""
+        start = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
+        self.count += start
+        for token in ids[start:].tolist():
             self._add(token)
 
     def find(self, ids: IntArray) -> int | None:

@@ -17,17 +17,29 @@ import torch
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample, stop_token_ids
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import save_model
+from dapo_rl.models.save import save_model
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
 
 
-class VLLMEngine:
+def build(inputs: EngineInputs) -> VLLMEngine:
+    options: dict[str, Any] = {"max_model_len": inputs.longest or None}
+    if inputs.gpu_share is not None:
+        options["gpu_memory_utilization"] = inputs.gpu_share
+    if inputs.gpus > 1:  # the workers are child processes
+        options |= {"tensor_parallel_size": inputs.gpus, "distributed_executor_backend": "mp"}
+    arguments = (inputs.model, inputs.tokenizer, inputs.settings, inputs.dtype)
+    return VLLMEngine(*arguments, releases_memory=inputs.releases_memory, **{**options, **inputs.options})
+
+
+class VLLMEngine(Engine):
     """One vLLM request per sample; vLLM's prefix cache shares the prompt's blocks."""
+
+    version = 0
 
     def __init__(
         self,
@@ -40,16 +52,15 @@ class VLLMEngine:
         in_process: bool = True,
         seeded: bool = True,
         model_runner_v2: bool | None = None,
-        rests: bool = False,
+        releases_memory: bool = False,
         **options: Any,
     ) -> None:
         """`options` go to vLLM's `LLM`. With `in_process=False`, sampling overlaps with bookkeeping, but the weights
         cannot be updated. `model_runner_v2` selects vLLM's newer model runner, which draws all samples at once although
-        each has a seed; None leaves it to vLLM, which has a list of architectures. If it `rests`, `rest` gives up the
-        memory of weights and cache until the next `receive`."""
-        self.version = 0
-        self._resting: list[Request] | None = None
-        """While it rests, or has only some of its new weights: what is unfinished."""
+        each has a seed; None leaves it to vLLM, which has a list of architectures. `release_memory` works only with
+        `releases_memory`."""
+        self._held: list[Request] | None = None
+        """Unfinished requests while the engine sleeps or has only some of its new weights."""
         self._asleep = False
         self._tokenizer, self._in_process, self._seeded = tokenizer, in_process, seeded
         self._stop_ids = stop_token_ids(model, tokenizer)
@@ -71,7 +82,7 @@ class VLLMEngine:
             "logprobs_mode": _logprobs_mode(settings),
             # The sampling settings in a model's generation_config.json would change the policy.
             "generation_config": "vllm",
-            **({"enable_sleep_mode": True} if rests else {}),
+            **({"enable_sleep_mode": True} if releases_memory else {}),
             **options,
         }
         try:
@@ -85,11 +96,11 @@ class VLLMEngine:
     @property
     def pending(self) -> int:
         """Samples submitted and not yet returned."""
-        return len(self._running) + sum(request.samples for request in self._resting or ())
+        return len(self._running) + sum(request.samples for request in self._held or ())
 
     def submit(self, request: Request) -> None:
-        if self._resting is not None:
-            self._resting.append(request)
+        if self._held is not None:
+            self._held.append(request)
             return
         for begun in (*request.begun, *(Trajectory.nothing(index) for index in request.starting)):
             self._submitted += 1
@@ -107,18 +118,17 @@ class VLLMEngine:
 
     def cancel(self, ids: Collection[str]) -> int:
         names = [name for name, (request, _) in self._running.items() if request.id in ids]
-        if self._resting is not None:
-            lost = sum(request.tokens for request in self._resting if request.id in ids)
-            self._resting = [request for request in self._resting if request.id not in ids]
+        if self._held is not None:
+            lost = sum(request.tokens for request in self._held if request.id in ids)
+            self._held = [request for request in self._held if request.id not in ids]
             return lost
         lost = sum(len(self._written(name).token_ids) for name in names)
         self._abort(names)
         return lost
 
-    def rest(self) -> None:
-        """Gives up the memory of weights and cache, if the engine was built for that."""
-        if self._resting is None:
-            self._resting = self.take_unfinished()
+    def release_memory(self) -> None:
+        if self._held is None:
+            self._held = self.take_unfinished()
         if not self._asleep:
             self._llm.sleep(level=2)  # the next weights come from outside
             self._asleep = True
@@ -127,8 +137,8 @@ class VLLMEngine:
     def receive(self, version: int, source: WeightSource) -> None:
         if not self._in_process:
             raise RuntimeError("weights can be updated only if vLLM runs in this process")
-        if self._resting is None:  # the KV cache, prefixes included, was computed with the old weights
-            self._resting = self.take_unfinished()
+        if self._held is None:  # the KV cache, prefixes included, was computed with the old weights
+            self._held = self.take_unfinished()
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
@@ -136,13 +146,13 @@ class VLLMEngine:
             self._engine.apply_model(lambda model, bucket=bucket: model.load_weights(iter(bucket)))
         self._engine.reset_prefix_cache()
         self.version = version
-        unfinished, self._resting = self._resting, None
+        unfinished, self._held = self._held, None
         for request in unfinished:
             self.submit(request)
 
     def take_unfinished(self) -> list[Request]:
-        if self._resting is not None:
-            unfinished, self._resting = self._resting, []
+        if self._held is not None:
+            unfinished, self._held = self._held, []
             return unfinished
         requests: dict[str, Request] = {}
         written: dict[str, list[Trajectory]] = {}
@@ -194,7 +204,7 @@ class VLLMEngine:
         if request.params.stop and len(begun.token_ids):
             # vLLM does not find a stop string that starts in the tokens it was given.
             search = StopSearch(StopStrings(self._tokenizer, request.params.stop))
-            search.skip(begun.token_ids)
+            search.skip(begun.token_ids, begun.mask)
             found = search.find(tokens)
             end, finish = (end, finish) if found is None else (found, "stop")
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)

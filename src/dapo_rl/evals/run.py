@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
-from dapo_rl.engines.build import build_engine, closing_engine
+from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.evals.figures import Figures, compare, read_figures
@@ -136,7 +136,7 @@ def _evaluate(
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Group]] = {part: [] for part in missing}
     answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
-    with closing_engine(work.engine), progress.of(name, len(work.prompts), done=there):
+    with closing(work.engine), progress.of(name, len(work.prompts), done=there):
         for problem in answers:
             progress.advance(problem.tokens)
             part = part_of[problem.draw]

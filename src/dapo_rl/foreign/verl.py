@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.engine_specs import ENGINES
 from dapo_rl.foreign.critics import VERL_CRITIC, VERL_CRITIC_DEFAULTS
 from dapo_rl.foreign.record import (
     CORRECTIONS,
@@ -61,9 +62,11 @@ _AGGREGATIONS = {
 
 
 def _engine(value: Any) -> Any:
-    if value in ("vllm", "hf"):
+    if value in ENGINES:
         return value
-    raise NoCounterpartError("the engines are native, hf and vllm; samples come from the same distribution", False)
+    *names, last = ENGINES
+    engines = f"the engines are {', '.join(names)} and {last}"
+    raise NoCounterpartError(f"{engines}; samples come from the same distribution", False)
 
 
 VERL: dict[str, Foreign] = {

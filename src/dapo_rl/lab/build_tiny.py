@@ -22,8 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dapo_rl.data.arithmetic import Problem
 from dapo_rl.errors import UserError
-from dapo_rl.models.forward import pad
-from dapo_rl.models.load import pick_device, save_model
+from dapo_rl.models.load import pick_device
+from dapo_rl.models.response_logps import pad
+from dapo_rl.models.save import save_model
 from dapo_rl.models.tokenizer import build_tokenizer
 
 STEPS, BATCH, LR, LONGEST = 2000, 64, 3e-3, 96

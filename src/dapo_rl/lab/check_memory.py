@@ -36,14 +36,15 @@ import torch
 from dapo_rl.base.format import gib
 from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
-from dapo_rl.engines.build import MAX_BATCH
+from dapo_rl.engine_specs import EngineSpec, engine_spec
 from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
+from dapo_rl.engines.native.engine import MAX_BATCH
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check_ranks import ranks_report
 from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
 from dapo_rl.lab.model_size import size_of
+from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.load import compute_dtype
-from dapo_rl.models.logprobs import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
 from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
 from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
@@ -109,6 +110,10 @@ class Need:
     machine: Memory
 
     @property
+    def spec(self) -> EngineSpec:
+        return engine_spec(self.config.engine)
+
+    @property
     def in_bfloat16(self) -> bool:
         dtype = self.config.model.dtype
         if dtype == "auto" and self.machine.here:
@@ -152,7 +157,7 @@ class Need:
     @property
     def plan_settings(self) -> PlanSettings:
         train = self.config.train
-        return PlanSettings(train.memory, train.gradient_checkpointing, engine_rests=self.config.engine == "native")
+        return PlanSettings(train.memory, train.gradient_checkpointing, self.spec.releases_memory_in_process)
 
     @property
     def recompute(self) -> bool:
@@ -185,7 +190,7 @@ class Need:
     @property
     def cache_fits(self) -> bool:
         """Whether the cache holds one sequence of the longest length; otherwise the native engine refuses to start."""
-        return self.config.engine != "native" or self.budget.slots(self.budget.capacity(self.longest)) >= 1
+        return not self.spec.paged_cache or self.budget.slots(self.budget.capacity(self.longest)) >= 1
 
     def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
         """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
@@ -216,12 +221,12 @@ class Need:
         return sum(part.bytes for part in self.parts(tokens, 1))
 
     def _engine(self) -> MemoryPart:
-        engine, parameters, name = self.config.engine, self.size.parameters, "engine's weights"
-        if engine == "vllm":
-            return MemoryPart(name, self.sizes.engine, "vLLM, with its KV cache")
-        if engine == "native" and self.in_bfloat16:
+        parameters, name = self.size.parameters, "engine's weights"
+        if self.spec.gpu_share is not None:
+            return MemoryPart(name, self.sizes.engine, f"{self.config.engine}, with its KV cache")
+        if self.spec.casts_weights and self.in_bfloat16:
             return MemoryPart(name, 2 * parameters, "bfloat16")
-        if engine == "native" and self.on_gpu:
+        if self.spec.casts_weights and self.on_gpu:
             return MemoryPart(name, 4 * parameters, "float32")
         has_own = self.config.model.lora is not None
         return MemoryPart(name, 4 * parameters * has_own, "float32, with merged adapters")
@@ -242,7 +247,7 @@ class Need:
         return MemoryPart("update", self.sizes.casts + most, "copies of weights, a chunk of logits")
 
     def _cache(self, sequences: int | None) -> MemoryPart:
-        if self.config.engine == "vllm":
+        if self.spec.gpu_share is not None:
             return MemoryPart("KV cache", 0)
         capacity = self.budget.capacity(self.longest)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences

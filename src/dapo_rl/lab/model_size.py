@@ -10,7 +10,7 @@ from typing import Any
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UserError
 from dapo_rl.models.config_limits import check_config
-from dapo_rl.models.get import PRETRAINED
+from dapo_rl.models.download import PRETRAINED
 from dapo_rl.models.size import ModelSize
 
 KNOWN: Mapping[str, ModelSize] = {

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.config_limits import check_config, check_config_size
-from dapo_rl.models.get import PRETRAINED, find_pretrained
-from dapo_rl.models.saving import converted, save_plain, write_plain
+from dapo_rl.models.download import PRETRAINED, find_pretrained
 from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 
 TINY = Path(__file__).parent / "tiny"
@@ -283,36 +281,6 @@ def check_vocabulary(model: Any, largest_id: int) -> None:
             f"model.name: the tokenizer produces token {largest_id}, but the model has {rows} tokens; the tokenizer "
             "belongs to another model, or the embeddings must be resized"
         )
-
-
-def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-    """Saves the model and its tokenizer in Hugging Face format; `dtype` is that of the weights, by default as it is."""
-    with _saving(path):
-        save_plain(model, path, dtype)
-        tokenizer.save_pretrained(path)
-
-
-def save_weights(
-    model: Any,
-    weights: Mapping[str, torch.Tensor],
-    tokenizer: Any,
-    path: str | os.PathLike[str],
-    dtype: torch.dtype | None = None,
-) -> None:
-    """`save_model` with these weights instead of the model's own."""
-    with _saving(path):
-        write_plain(model, converted(weights.items(), dtype, weights), path, dtype)
-        tokenizer.save_pretrained(path)
-
-
-@contextmanager
-def _saving(path: str | os.PathLike[str]) -> Iterator[None]:
-    if Path(path).is_file():  # transformers would log this and save nothing
-        raise UserError(f"{path}: a model is saved as a directory, but this is a file")
-    try:
-        yield
-    except Exception as error:  # on a full disk safetensors raises its own class
-        raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 
 def copy_in(model: Any, dtype: torch.dtype) -> Any:

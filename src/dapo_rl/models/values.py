@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dapo_rl.models.forward import padded_inputs
-from dapo_rl.models.gather import Reads
-from dapo_rl.models.packed import Packed
-from dapo_rl.models.response_pass import ResponsePass, in_rows, predicting_states
+from dapo_rl.models.packing import Packed, Reads
+from dapo_rl.models.response_logps import ResponsePass, in_rows, padded_inputs, predicting_states
 from dapo_rl.types import Trajectory
 
 

@@ -331,7 +331,7 @@ class Sampler:
         """Ends a step: carries, requeues or drops what is left."""
         if self._during_updates:
             self._top_up(builder)
-            self._engine_flush()
+            self._engine.flush()
             self._admission.settle(builder, self._settings.surplus)
             return
         surplus = self._settings.surplus
@@ -350,12 +350,6 @@ class Sampler:
             again += [(flight.draw, flight.prompt) for flight in cancelled]
             again += [(group.draw, group.prompt) for group in judged]
         self._prompts.push_front([prompt for _, prompt in sorted(again, key=lambda entry: entry[0])])
-
-    def _engine_flush(self) -> None:
-        """Has the engine begin with all that it was given, without a poll."""
-        flush: Callable[[], None] | None = getattr(self._engine, "flush", None)
-        if flush is not None:
-            flush()
 
     def _late_verdicts(self, builder: BatchBuilder) -> str | None:
         """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""

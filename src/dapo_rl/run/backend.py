@@ -14,8 +14,9 @@ from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, ModelSettings
-from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
-from dapo_rl.engines.custom import CustomEngine
+from dapo_rl.engine_specs import engine_spec
+from dapo_rl.engines.build import build_engine, can_release_memory
+from dapo_rl.engines.custom import CustomEngine, is_engine, vocabulary_of
 from dapo_rl.engines.protocol import Engine
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
@@ -78,13 +79,13 @@ class Backend:
     ) -> Workers:
         """Builds the workers; `resources` close them."""
         model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
-        plan = memory_plan(config, model, longest, can_rest(config.engine, next(model.parameters()).device))
+        plan = memory_plan(config, model, longest, can_release_memory(config.engine, next(model.parameters()).device))
         values = None
         if config.has_critic:  # before the model gets new adapters
             values = value_model(merged_copy(model) if has_lora(model) else model)
         sampled = prepare_lora(config, loaded)
         engine = build_local_engine(config, self._inputs, loaded, sampled, plan)
-        resources.callback(close_engine, engine)
+        resources.callback(engine.close)
         policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
         critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
         return Workers(engine, policy, critic, plan)
@@ -100,7 +101,7 @@ def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
         return plain
     if config.model.lora is None:
         return model
-    narrow = config.engine == "native" and next(model.parameters()).is_cuda
+    narrow = engine_spec(config.engine).casts_weights and next(model.parameters()).is_cuda
     plain = copy_in(model, loaded.dtype if narrow else torch.float32)
     add_lora(model, config.model.lora, config.seed)
     return plain
@@ -124,7 +125,7 @@ def build_local_engine(
         loaded.longest,
         copies=sampled is model,
         kv_bytes=plan.kv_bytes,
-        rests=plan.turns,
+        releases_memory=plan.turns,
         options=config.engine_options,
     )
 
@@ -162,7 +163,7 @@ class RayBackend(Backend):
         named = config.engine if self._inputs.engine is None else self._inputs.engine
         how = (tokenizer, device, loaded.dtype, longest, display.note)
         engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
-        resources.callback(close_engine, engine)
+        resources.callback(engine.close)
         return Workers(engine, policy, critic, plan)
 
 

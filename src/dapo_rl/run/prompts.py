@@ -19,7 +19,7 @@ from dapo_rl.data import (
     stream_of,
     training_prompts,
 )
-from dapo_rl.engines.build import vocabulary_of
+from dapo_rl.engines.custom import vocabulary_of
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_vocabulary

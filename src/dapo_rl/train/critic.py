@@ -13,9 +13,9 @@ from torch import Tensor
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
-from dapo_rl.models.response_pass import ResponsePass
-from dapo_rl.models.stored import done_now, save_hashed
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import to_device
+from dapo_rl.models.response_logps import ResponsePass
+from dapo_rl.models.save import done_now, save_hashed
 from dapo_rl.models.values import ResponseValues, TokenValues
 from dapo_rl.objectives.critic import value_loss
 from dapo_rl.train.finite import not_finite

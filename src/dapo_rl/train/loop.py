@@ -15,7 +15,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.hashing import Rest
 from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.config import Config
-from dapo_rl.engines.protocol import Engine, engine_metrics, preempted_samples, rest_engine
+from dapo_rl.engines.protocol import Engine, engine_metrics
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.objectives.advantages import Advantages
@@ -283,7 +283,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     """One step of Algorithm 1. The batch goes to `filled` before the update."""
     config, started, cpu = run.config, time.perf_counter(), time.process_time()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
-    preempted = preempted_samples(run.engine)
+    preempted = run.engine.preempted
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
@@ -292,7 +292,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     run.display.phase("updating")
     sampled = time.perf_counter()
     if run.turns:
-        rest_engine(run.engine)
+        run.engine.release_memory()
     if config.scores_first and step > config.pretrain_steps:
         batch = with_proximal(batch, run.policy.score)
     if run.critic is not None:
@@ -317,7 +317,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     metrics = step_metrics(fill, batch, updates, rewards, mismatch) | {
         **batch.metrics,
         **mean_of([update.metrics for update in done.critic if update.metrics]),
-        "sampling/preempted": preempted_samples(run.engine) - preempted,
+        "sampling/preempted": run.engine.preempted - preempted,
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,

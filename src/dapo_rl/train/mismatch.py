@@ -10,6 +10,7 @@ import torch
 
 from dapo_rl.choices import is_function
 from dapo_rl.config import Config
+from dapo_rl.engine_specs import engine_spec
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.types import Batch, BoolArray, FloatArray, Trajectory
 
@@ -69,7 +70,7 @@ class MismatchNote:
         if self._config.algo.importance_cap is not None or not mismatch > LARGE_KL:
             return None
         remedies = [] if self._config.model.dtype == "float32" else ["model.dtype=float32"]
-        remedies += [] if self._config.engine == "hf" else ["engine=hf"]
+        remedies += [] if engine_spec(self._config.engine).is_reference else ["engine=hf"]
         remedies += ["algo.proximal=recomputed with algo.importance_cap=2"]
         return (
             f"rollout/mismatch_kl is {mismatch:.2g}: the engine's log-probabilities differ from the trainer's by about "

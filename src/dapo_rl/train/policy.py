@@ -18,13 +18,10 @@ from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
-from dapo_rl.models.forward import TokenStats
-from dapo_rl.models.load import save_model
+from dapo_rl.models.device import to_device
 from dapo_rl.models.lora import WithoutAdapter, dropping_out, save_adapter
-from dapo_rl.models.response_pass import ResponsePass
-from dapo_rl.models.responses import ResponseLogps
-from dapo_rl.models.stored import StoredModel, done_now, save_hashed, stored_weights
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStats
+from dapo_rl.models.save import StoredModel, done_now, save_hashed, save_model, stored_weights
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
 from dapo_rl.objectives.critic import positive_lm_loss

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
+from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.budget import PAGE_TOKENS
-from dapo_rl.models.logprobs import CHUNK_ELEMENTS
+from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.size import ModelSize
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
 USABLE = 0.95
 """The share of the memory that a run can use; the rest is lost to fragmentation."""
-VLLM_SHARE = 0.4
 MAX_SEQUENCES = 1024
 PREFILL_TOKENS = 32768
 """Tokens that the native engine computes at once before it decodes."""
@@ -134,7 +134,8 @@ class RunSizes:
 
 def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trained: int, longest: int) -> RunSizes:
     """The sizes of a run on a GPU of so many bytes; `trained` are the parameters that it trains."""
-    lora, native, vllm = config.model.lora is not None, config.engine == "native", config.engine == "vllm"
+    lora, spec = config.model.lora is not None, engine_spec(config.engine)
+    native, reserves = spec.paged_cache, spec.gpu_share is not None
     sampling, vocabulary = config.sampling, size.vocabulary
     kept = 12 * size.hidden  # the last norm and the head
     # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
@@ -151,7 +152,7 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
         weights=4 * size.parameters,
         gradients=4 * trained,
         moments=moment * trained,
-        engine=int(VLLM_SHARE * gpu) if vllm else own,
+        engine=own if spec.gpu_share is None else int(spec.gpu_share * gpu),
         reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
         casts=2 * size.body * bfloat16,
         layer_casts=2 * size.body // size.layers * bfloat16,
@@ -160,8 +161,8 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
         recomputed_token=4 * size.layers * size.hidden + kept + logits,
         layer_token=size.layer_bytes(bfloat16),
         graphs=8 * vocabulary * sequences * native,
-        prefill=PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not vllm),
-        kv_token=2 * size.layers * size.keys * width * (not vllm),
+        prefill=PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not reserves),
+        kv_token=2 * size.layers * size.keys * width * (not reserves),
         longest=longest,
         update_tokens=update_tokens(config),
         sequences=sequences,

@@ -16,7 +16,7 @@ from dapo_rl.engines.native import prefill
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.models.forward import response_logps
+from dapo_rl.models.response_logps import response_logps
 
 SMALL = {
     "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

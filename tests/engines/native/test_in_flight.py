@@ -12,7 +12,7 @@ from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.models.forward import response_logps
+from dapo_rl.models.response_logps import response_logps
 from dapo_rl.types import Trajectory
 
 

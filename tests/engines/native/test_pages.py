@@ -12,7 +12,7 @@ from support import ids, small_model, tokenizer, weights_of
 
 from dapo_rl.engines.native.budget import CacheLayout, KVBudget
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.native.pages import Pages
+from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.engines.protocol import Request, SamplingParams
 
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4
@@ -99,7 +99,7 @@ def test_pages_preemption_and_portions_change_nothing(seed, page, pages, prefill
         kv_memory_bytes=room * page * TOKEN_BYTES,
     )
     assert_same(run(engine, work), expected)
-    assert engine.memory["most_used"] <= engine.memory["pages"]
+    assert engine.cache_figures()["most_used"] <= engine.cache_figures()["pages"]
     assert engine._batch.pages.used == 0, "every page is free again"
 
 
@@ -119,20 +119,20 @@ def test_pages_that_run_out_are_taken_from_the_youngest(model):
     assert engine.preempted >= 1
     assert order[0] == ("old", 0)
     assert_same(samples, expected)
-    assert engine.memory["most_used"] == 10
+    assert engine.cache_figures()["most_used"] == 10
 
 
 def test_full_load_uses_nearly_all_pages(model):
     work = [request(f"r{i}", count=4, seed=i, max_new_tokens=40, ignore_eos=True) for i in range(16)]
     engine = NativeEngine(model, tokenizer(), longest=44, page_tokens=4, kv_memory_bytes=120 * 4 * TOKEN_BYTES)
     run(engine, work)
-    assert engine.memory["used_at_full_load"] >= 0.9 * engine.memory["pages"]
+    assert engine.cache_figures()["used_at_full_load"] >= 0.9 * engine.cache_figures()["pages"]
 
 
 def test_full_load_is_when_samples_wait(model):
     engine = NativeEngine(model, tokenizer(), longest=44, page_tokens=4)
     run(engine, [request("a", count=4, max_new_tokens=40, ignore_eos=True)])
-    assert engine.memory["used_at_full_load"] is None
+    assert engine.cache_figures()["used_at_full_load"] is None
 
 
 def test_a_group_shares_the_pages_of_its_prompt(model):
@@ -140,7 +140,7 @@ def test_a_group_shares_the_pages_of_its_prompt(model):
     engine = NativeEngine(model, tokenizer(), longest=60, page_tokens=8)
     work = request("a", prompt=range(5, 55), count=5, max_new_tokens=10, ignore_eos=True)
     samples = run(engine, [work])
-    assert engine.memory["most_used"] == 6 + 5 * 2
+    assert engine.cache_figures()["most_used"] == 6 + 5 * 2
     assert_same(samples, run(NativeEngine(model, tokenizer(), longest=60), [work]))
 
 
@@ -156,7 +156,7 @@ def test_samples_that_return_share_their_prompt_again(model):
     engine.receive(1, weights_of(model))
     assert engine._batch.pages.used == 0
     samples |= run(engine, [])
-    assert engine.memory["most_used"] == 6 + 5 * 4
+    assert engine.cache_figures()["most_used"] == 6 + 5 * 4
     assert_same(samples, run(NativeEngine(model, tokenizer(), longest=90), work))
 
 

@@ -12,18 +12,14 @@ import torch
 from torch import Tensor
 
 from dapo_rl.engines.native.budget import KVBudget
-from dapo_rl.engines.native.cache import KVCache, LayerShape
-from dapo_rl.engines.native.decode import Forward, eager_step, forward_of
-from dapo_rl.engines.native.direct import direct_forward
-from dapo_rl.engines.native.finish import Finisher
-from dapo_rl.engines.native.graphs import GraphedSteps, Look
-from dapo_rl.engines.native.pages import Pages
-from dapo_rl.engines.native.row import NO_SLOT, BatchRow
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.kv_cache import KVCache, LayerShape
+from dapo_rl.engines.native.model_runner import GraphedSteps, Look, eager_step
+from dapo_rl.engines.native.output_processor import OutputProcessor
+from dapo_rl.engines.native.page_table import Pages
+from dapo_rl.engines.native.slots import NO_SLOT, BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
-from dapo_rl.models.products import enough_threads, largest_product
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import enough_threads, largest_product, to_device
 from dapo_rl.types import Trajectory
 
 STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
@@ -36,7 +32,7 @@ class RunningBatch:
         model: Any,
         layers: Mapping[int, LayerShape],
         is_stop_V: Tensor,
-        finisher: Finisher,
+        outputs: OutputProcessor,
         budget: KVBudget,
         dtype: torch.dtype,
         *,
@@ -46,11 +42,9 @@ class RunningBatch:
         """`page_tokens` are chosen for the device by default. If `reserved`, the memory of pages can be given up."""
         self.device = budget.device
         self._model, self._layers, self._is_stop_V, self._dtype = model, layers, is_stop_V, dtype
-        self._finisher, self._budget = finisher, budget
+        self._outputs, self._budget = outputs, budget
         self._page_tokens, self._reserved = page_tokens, reserved
         self._largest_product = largest_product(model)
-        plain = self.device.type == "cpu" and dtype == torch.float32
-        self._forward: Forward = (direct_forward(model) if plain else None) or forward_of(model)
         self.rows: list[BatchRow] = []
         """The samples that decode."""
         self.finished: list[Completion] = []
@@ -126,7 +120,7 @@ class RunningBatch:
             self.pages.write_table()
             count = len(self.rows)
             with enough_threads(count * self._largest_product):
-                eager_step(self._forward, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
+                eager_step(self._model, self.cache, self.pages, self.state, count, truncates, self._is_stop_V)
         else:
             self.pages.write_table()
             self._looks.append(self._graphs.run(self.rows, steps, truncates))
@@ -195,7 +189,7 @@ class RunningBatch:
 
     def leave(self, rows: Sequence[BatchRow], put_back: Callable[[BatchRow, Trajectory], None]) -> None:
         """Takes rows out, with their tokens."""
-        for row, begun in zip(rows, self._finisher.written(self.state, rows, self.version), strict=True):
+        for row, begun in zip(rows, self._outputs.written(self.state, rows, self.version), strict=True):
             put_back(row, begun)
         self.release(rows)
 
@@ -227,6 +221,6 @@ class RunningBatch:
         for row, count in zip(rows, generated, strict=True):
             row.written = count
         with reading or nullcontext():
-            completions, leaving = self._finisher.collect(self.state, rows, done, self.version)
+            completions, leaving = self._outputs.collect(self.state, rows, done, self.version)
         self.finished += completions
         self.release(leaving)

@@ -18,28 +18,47 @@ import torch
 
 from dapo_rl.engines.native.batch import RunningBatch
 from dapo_rl.engines.native.budget import KVBudget, memory_share
-from dapo_rl.engines.native.cache import bytes_per_token
-from dapo_rl.engines.native.decode import CachedAttention
-from dapo_rl.engines.native.finish import Finisher
-from dapo_rl.engines.native.fuse import Fused, fuse
-from dapo_rl.engines.native.graphs import KernelAttention
-from dapo_rl.engines.native.own import own_model, reserved_model
-from dapo_rl.engines.native.prepack import can_prepack
-from dapo_rl.engines.native.probe import probe
-from dapo_rl.engines.native.queueing import Queue
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.native.kv_cache import bytes_per_token
+from dapo_rl.engines.native.model_copy import own_model, probe, reserved_model
+from dapo_rl.engines.native.model_runner import CachedAttention, KernelAttention
+from dapo_rl.engines.native.output_processor import OutputProcessor
+from dapo_rl.engines.native.scheduler import Scheduler
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
+from dapo_rl.models.device import quick_products
 from dapo_rl.models.gpu_memory import ReservedMemory
+from dapo_rl.models.kernels.inference import Fused, fuse
+from dapo_rl.models.kernels.inference_linears import can_prepack
 from dapo_rl.models.load import take_over
-from dapo_rl.models.products import quick_products
 from dapo_rl.models.weights import WeightSource
 
 PREFILL_TOKENS = {"cpu": 4096, "cuda": 32768}
 """Known tokens per pass of the model. What is beyond them waits for a decode step, if samples are running."""
 
 
-class NativeEngine:
+MAX_BATCH = 1024
+"""Concurrent sequences: the cost per sequence falls up to about this number."""
+
+
+def build(inputs: EngineInputs) -> NativeEngine:
+    settings = inputs.settings
+    limit = settings.kv_memory_gib
+    return NativeEngine(
+        inputs.model,
+        inputs.tokenizer,
+        dtype=inputs.dtype,
+        max_batch=settings.max_batch or MAX_BATCH,
+        kv_memory_bytes=inputs.kv_bytes if limit is None else int(limit * 2**30),
+        longest=inputs.longest,
+        copies=inputs.copies,
+        releases_memory=inputs.releases_memory,
+    )
+
+
+class NativeEngine(Engine):
+    version = preempted = 0
+
     def __init__(
         self,
         model: Any,
@@ -52,20 +71,19 @@ class NativeEngine:
         page_tokens: int | None = None,
         prefill_tokens: int | None = None,
         copies: bool = True,
-        rests: bool = False,
+        releases_memory: bool = False,
     ) -> None:
         """`longest` is the longest context of the run, if known: the memory is taken for it once, and a model that does
         not support it is rejected now. `page_tokens` and `prefill_tokens` are chosen for the device by default.
 
         Without `copies` the engine changes the model itself, if it cannot sample from it as it is: nothing else may
-        use the model then. If it `rests`, on a GPU, `rest` gives up the memory of its weights and pages.
+        use the model then. `release_memory` works only with `releases_memory`, on a GPU.
         """
-        self.version = 0
         stop_ids = stop_token_ids(model, tokenizer)
         self._device = next(model.parameters()).device
         self._on_gpu = self._device.type == "cuda"
         self._weights: ReservedMemory | None = None
-        if rests and self._on_gpu:
+        if releases_memory and self._on_gpu:
             self._model, self._weights = reserved_model(model, dtype)
         else:
             self._model = own_model(model, dtype, copies)
@@ -84,26 +102,23 @@ class NativeEngine:
             self._model,
             layers,
             is_stop_V,
-            Finisher(tokenizer, stop_ids),
+            OutputProcessor(tokenizer, stop_ids),
             self._budget,
             dtype,
             page_tokens=page_tokens,
             reserved=self._weights is not None,
         )
         pass_tokens = prefill_tokens or PREFILL_TOKENS[self._device.type]
-        self._queue = Queue(self._model, self._batch, longest, pass_tokens)
-        self.preempted = 0
-        """Samples that had to return to the queue because pages ran out."""
+        self._scheduler = Scheduler(self._model, self._batch, longest, pass_tokens)
         self._full_steps = self._full_pages = 0
         """Steps in which samples waited, and the sum of the pages that were in use in them."""
 
     @property
     def pending(self) -> int:
         """Samples submitted and not yet returned."""
-        return self._queue.samples + len(self._batch.rows) + len(self._batch.finished)
+        return self._scheduler.samples + len(self._batch.rows) + len(self._batch.finished)
 
-    @property
-    def memory(self) -> dict[str, int | None]:
+    def cache_figures(self) -> dict[str, int | None]:
         """Pages of the cache, those in use at a time (at most, and at full load, while samples wait), and the
         tokens of a page."""
         pages = self._batch.pages
@@ -121,14 +136,14 @@ class NativeEngine:
                 f"engine=native: a request of up to {request.longest} tokens is longer than the {self._longest} that "
                 "the memory was taken for"
             )
-        self._queue.add(request)
+        self._scheduler.add(request)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
         deadline = None if timeout_s is None else monotonic() + timeout_s
         batch = self._batch
         with torch.inference_mode(), quick_products(self._device, self._dtype):
             while not batch.finished and self.pending and (deadline is None or monotonic() < deadline):
-                self._queue.admit()
+                self._scheduler.admit()
                 batch.collect()
                 if not batch.finished:
                     self._step()
@@ -144,10 +159,9 @@ class NativeEngine:
             rows = [row for row in batch.rows if row.request.id in ids]
             lost += sum(row.written for row in rows)
             batch.release(rows)
-            return lost + self._queue.cancel(ids)
+            return lost + self._scheduler.cancel(ids)
 
-    def rest(self) -> None:
-        """Gives up the memory of weights and pages until the next `receive`, if the engine was built for that."""
+    def release_memory(self) -> None:
         self._back_to_the_queue()
         for memory in (self._weights, self._batch.cache.memory):
             if memory is not None:
@@ -165,18 +179,18 @@ class NativeEngine:
 
     def take_unfinished(self) -> list[Request]:
         self._back_to_the_queue()
-        return self._queue.take_all()
+        return self._scheduler.take_all()
 
     def _step(self) -> None:
-        if self._queue.samples:
+        if self._scheduler.samples:
             self._full_steps += 1
             self._full_pages += self._batch.pages.used
-        self.preempted += self._batch.step(self._queue.filling_rows, self._queue.put_back)
+        self.preempted += self._batch.step(self._scheduler.filling_rows, self._scheduler.put_back)
         self._batch.collect()
 
     def _back_to_the_queue(self) -> None:
         """Returns all samples that have slots to the queue."""
         with torch.inference_mode():
             self._batch.drain()
-            self._batch.leave(self._batch.rows, self._queue.put_back)
-            self._queue.give_up_pages()
+            self._batch.leave(self._batch.rows, self._scheduler.put_back)
+            self._scheduler.give_up_pages()

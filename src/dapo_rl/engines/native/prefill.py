@@ -17,13 +17,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.native.cache import KVCache
-from dapo_rl.engines.native.decode import next_logits
-from dapo_rl.engines.native.pages import Pages, Places
-from dapo_rl.engines.native.row import BatchRow
+from dapo_rl.engines.native.kv_cache import KVCache
+from dapo_rl.engines.native.model_runner import next_logits
+from dapo_rl.engines.native.page_table import Pages, Places
+from dapo_rl.engines.native.slots import BatchRow
 from dapo_rl.engines.protocol import Request
-from dapo_rl.models.packed import Packed
-from dapo_rl.models.transfer import to_device
+from dapo_rl.models.device import to_device
+from dapo_rl.models.packing import Packed
 from dapo_rl.types import IntArray
 
 

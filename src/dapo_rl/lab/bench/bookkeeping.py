@@ -151,7 +151,7 @@ def _stand_in(tokens: int, seed: int, weights: StoredWeights) -> Engine:
 
 
 @dataclass(slots=True)
-class StandInEngine:
+class StandInEngine(Engine):
     """Finishes samples in the order of their requests; running samples have half their tokens."""
 
     random: np.random.Generator

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
@@ -18,10 +18,10 @@ from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.measure import measure
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, vllm_options
+from dapo_rl.lab.bench.variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
 from dapo_rl.lab.bench.work import Measurement, Work
-from dapo_rl.models.forward import pad
 from dapo_rl.models.load import check_context, pad_id, pick_device
+from dapo_rl.models.response_logps import pad
 from dapo_rl.types import IntArray
 
 WARMUP_SHARE = 16
@@ -31,13 +31,17 @@ every batch size occurs."""
 
 def measure_engine(work: Work, variant: str = "") -> Measurement:
     model, tokenizer, prompts, facts = _open(work, work.device)
-    if work.engine == "vllm":  # it gets the whole GPU; random weights are made there, which is faster
+    device, spec = pick_device(work.device), engine_spec(work.engine)
+    if spec.needs_cuda and not torch.cuda.is_available():
+        raise UserError(f"--engine: {work.engine} needs a GPU here")
+    if spec.loads_from_disk:  # it gets the whole GPU; random weights are made there, which is faster
         model.cpu()
         torch.cuda.empty_cache()
-    engine = _vllm(work, model, tokenizer, variant) if work.engine == "vllm" else _engine(work, model, tokenizer)
-    if work.engine == "vllm":
-        del model
-        facts["options"] = _vllm_options(work, variant)
+    options = _options(work, variant)
+    if options:
+        facts["options"] = options
+    engine = _engine(work, model, tokenizer, options)
+    del model
     params = SamplingParams.of(work.config().sampling)
 
     def run(i: int) -> None:
@@ -56,15 +60,13 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
             wrong = sum(sampled.get(key) != length for key, length in wanted.items())
             raise AssertionError(f"{wrong} of {work.samples} samples do not have the length of the workload")
 
-    device = pick_device(work.device)
     result = measure(run, work, device, facts)
-    if isinstance(engine, NativeEngine):
-        facts |= {"cache": engine.memory, "preempted": engine.preempted}
-    if work.engine == "vllm" and device.type == "cuda":
+    if figures := engine.cache_figures():
+        facts |= {"cache": figures, "preempted": engine.preempted}
+    if spec.gpu_share is not None and device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return Measurement(
-            result.seconds, total - free, "in use on the GPU, with vLLM's reserved cache", result.parts, result.facts
-        )
+        how = f"in use on the GPU, with {work.engine}'s reserved cache"
+        return Measurement(result.seconds, total - free, how, result.parts, result.facts)
     return result
 
 
@@ -107,22 +109,16 @@ def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntAr
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
 
 
-def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
-    dtype = getattr(torch, work.dtype)
-    return build_engine(work.engine, model, tokenizer, work.config().sampling, dtype, work.longest, copies=False)
+def _engine(work: Work, model: Any, tokenizer: Any, options: dict[str, Any]) -> Engine:
+    settings, dtype = work.config().sampling, getattr(torch, work.dtype)
+    if options:  # per-request seeds slow vLLM down
+        options = {**options, "seeded": False}
+    return build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
 
 
-def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
-    from dapo_rl.engines.vllm import VLLMEngine
-
-    if not torch.cuda.is_available():
-        raise UserError("--engine: vllm needs a GPU here")
-    options = _vllm_options(work, variant)
-    settings = work.config().sampling.model_copy(update={"max_batch": options.pop("max_num_seqs")})
-    # Per-request seeds slow vLLM down.
-    return VLLMEngine(model, tokenizer, settings, getattr(torch, work.dtype), seeded=False, **options)
-
-
-def _vllm_options(work: Work, variant: str) -> dict[str, Any]:
+def _options(work: Work, variant: str) -> dict[str, Any]:
+    """The options of an engine that has variants."""
+    if (options := ENGINE_OPTIONS.get(work.engine)) is None:
+        return {}
     max_batch = work.config().sampling.max_batch or work.samples
-    return vllm_options(variant or "in-process", max_batch=max_batch, longest=work.longest)
+    return options(variant or all_variants(work.engine)[0], max_batch=max_batch, longest=work.longest)

@@ -15,12 +15,13 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.floor import Limit, Size, floor_seconds
 from dapo_rl.lab.bench.variants import all_variants, installed, variants_of
 from dapo_rl.lab.bench.work import STACK_SIGNAL, Job, Work
 
-PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
+PEERS = {"rollout": ("generate", *sorted(ENGINES)), "update": (), "step": ("trl",)}
 
 LOG_LINES = 40
 STACK_LINES = 150
@@ -101,7 +102,7 @@ def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell
     """The numbers of every variant, and those of the fastest as the peer's."""
     cuda, bfloat16 = work.device == "cuda", work.dtype == "bfloat16"
     names = [variant] if variant else variants_of(name, cuda=cuda, bfloat16=bfloat16, samples=work.samples)
-    their_work = replace(work, engine=name) if name in ("hf", "native", "vllm") else work
+    their_work = replace(work, engine=name) if name in ENGINES else work
     tried = []
     for each in names:
         tell(f"{name} {each}", None)
@@ -129,8 +130,8 @@ def _numbers(work: Work, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
-    if work.engine == "vllm":
-        _need("vllm", "--engine vllm")
+    if package := engine_spec(work.engine).package:
+        _need(package, f"--engine {work.engine}")
     if against is None:
         return
     if against not in PEERS[work.kind]:
@@ -138,8 +139,8 @@ def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
         raise UserError(f"--against: {against!r} is not a peer of `bench {work.kind}`; peers are: {there}")
     if against == work.engine:
         raise UserError(f"--against: {against} is the engine itself; name another with --engine")
-    if against in ("trl", "vllm"):
-        _need(against, f"--against {against}")
+    if package := "trl" if against == "trl" else engine_spec(against).package:
+        _need(package, f"--against {against}")
     if variant is not None and variant not in all_variants(against):
         there = ", ".join(all_variants(against)) or "none"
         raise UserError(f"--peer-variant: {against} has no variant {variant!r}; there are: {there}")

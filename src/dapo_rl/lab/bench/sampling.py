@@ -22,7 +22,7 @@ from rich.text import Text
 from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Completion, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.lab.bench.rounds import Rounds
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.batch_builder import SampledBatch
@@ -108,7 +108,7 @@ class _Row:
 
 
 @dataclass(slots=True)
-class SimulatedEngine:
+class SimulatedEngine(Engine):
     """Continuous batching with `slots` slots: each step adds one token to every sample that has a slot."""
 
     world: World

@@ -24,7 +24,8 @@ from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.variants import TRL_VARIANTS, Variant
 from dapo_rl.lab.bench.work import Measurement, Work
-from dapo_rl.models.load import pick_device, save_model
+from dapo_rl.models.load import pick_device
+from dapo_rl.models.save import save_model
 
 VLLM_ENVIRONMENT = {
     # TRL starts vLLM as torchrun would, with a process group, even for one GPU. Loopback addresses keep it from asking

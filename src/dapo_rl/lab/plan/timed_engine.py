@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.lab.bench.sampling import World
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
 from dapo_rl.models.weights import WeightSource
@@ -25,7 +25,7 @@ class Load(NamedTuple):
 
 
 @dataclass(slots=True)
-class TimedEngine:
+class TimedEngine(Engine):
     """Requests go to the replica with the fewest samples. `now` is the virtual time, in seconds."""
 
     world: World

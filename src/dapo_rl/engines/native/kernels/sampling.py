@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import cdiv, next_power_of_2
 
-from dapo_rl.engines.native.state import SlotState
+from dapo_rl.engines.native.slots import SlotState
 
 CHUNK = 1024
 """Logits whose mass is summed into one number; the inverse CDF then rereads one chunk. In bf16 this is 16 bytes for

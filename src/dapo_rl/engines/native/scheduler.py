@@ -1,0 +1,261 @@
+"""Gives waiting samples slots and pages: first those with tokens, then new ones, in the order of their requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo_rl.engines.native.batch import RunningBatch
+from dapo_rl.engines.native.prefill import Prefill, compute, place
+from dapo_rl.engines.native.slots import BatchRow
+from dapo_rl.engines.protocol import Request
+from dapo_rl.types import Trajectory
+
+
+class WaitingQueue:
+    def __init__(self) -> None:
+        self._arrivals: list[int] = []
+        self._requests: list[Request] = []
+        self._last = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Request]]:
+        """Arrival numbers and requests, oldest first; the current request may be changed or taken out."""
+        return iter(list(zip(self._arrivals, self._requests, strict=True)))
+
+    @property
+    def samples(self) -> int:
+        return sum(request.samples for request in self._requests)
+
+    @property
+    def requests(self) -> list[Request]:
+        return list(self._requests)
+
+    def add(self, request: Request) -> None:
+        self._last += 1
+        self._arrivals.append(self._last)
+        self._requests.append(request)
+
+    def get(self, arrival: int) -> Request | None:
+        """What waits of a request."""
+        place = bisect_left(self._arrivals, arrival)
+        return self._requests[place] if self._arrivals[place : place + 1] == [arrival] else None
+
+    def set(self, arrival: int, request: Request) -> None:
+        """Changes what waits of a request; it leaves the queue if nothing does."""
+        place = bisect_left(self._arrivals, arrival)
+        assert self._arrivals[place] == arrival
+        if request.samples:
+            self._requests[place] = request
+        else:
+            del self._arrivals[place], self._requests[place]
+
+    def put_back(
+        self, arrival: int, request: Request, begun: Collection[Trajectory], new: Collection[int] = ()
+    ) -> None:
+        """Returns samples of a request: those with tokens, and the indices of those without."""
+        place = bisect_left(self._arrivals, arrival)
+        if (waiting := self.get(arrival)) is not None:
+            request = waiting
+            begun, new = (*begun, *request.begun), (*new, *request.starting)
+        else:
+            self._arrivals.insert(place, arrival)
+            self._requests.insert(place, request)
+        ordered = tuple(sorted(begun, key=lambda sample: sample.index))
+        self._requests[place] = replace(request, begun=ordered, new=tuple(sorted(new)))
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Removes requests; returns the number of their tokens."""
+        lost = sum(request.tokens for request in self._requests if request.id in ids)
+        kept = [(a, r) for a, r in self if r.id not in ids]
+        self._arrivals, self._requests = [a for a, _ in kept], [r for _, r in kept]
+        return lost
+
+
+class Scheduler:
+    def __init__(self, model: Any, batch: RunningBatch, longest: int, pass_tokens: int) -> None:
+        """`longest` is the longest context that was announced, or 0. A pass of the model computes up to `pass_tokens`
+        known tokens."""
+        self._model, self._batch = model, batch
+        self._longest, self._pass_tokens = longest, pass_tokens
+        self._waiting = WaitingQueue()
+        self.filling: Prefill | None = None
+        """A sequence that is partly computed. Its rows have slots, but do not decode yet."""
+        self._started: Prefill | None = None
+        """A computed prompt, some of whose samples still wait for slots."""
+        self._started_logits_V: Tensor | None = None
+
+    @property
+    def samples(self) -> int:
+        """The samples that do not decode yet."""
+        return self._waiting.samples + len(self.filling_rows)
+
+    @property
+    def filling_rows(self) -> Sequence[BatchRow]:
+        return self.filling.rows if self.filling is not None else ()
+
+    def add(self, request: Request) -> None:
+        self._waiting.add(request)
+
+    def put_back(self, row: BatchRow, begun: Trajectory) -> None:
+        """Returns a sample that has tokens."""
+        self._waiting.put_back(row.arrival, row.request, [begun])
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Removes requests; returns the number of their tokens."""
+        if self.filling is not None and self.filling.request.id in ids:
+            self._drop_filling()
+        if self._started is not None and self._started.request.id in ids:
+            self._drop_started()
+        return self._waiting.cancel(ids)
+
+    def give_up_pages(self) -> None:
+        """Gives up all slots and pages that waiting samples have."""
+        if self.filling is not None:
+            self._drop_filling()
+        if self._started is not None:
+            self._drop_started()
+
+    def take_all(self) -> list[Request]:
+        """Empties the queue."""
+        requests, self._waiting = self._waiting.requests, WaitingQueue()
+        return requests
+
+    def admit(self) -> None:
+        """Starts waiting samples; while samples are running, computes no more than one pass for them."""
+        while True:
+            self._place_waiting()
+            work = [self.filling] if self.filling is not None else self._begun_work() or self._new_work()
+            if not work:
+                if self._batch.rows or self._started is None:
+                    return
+                self._drop_started()  # its pages are needed for a sample that has begun
+                continue
+            cut = sum(prefill.left for prefill in work) >= self._pass_tokens
+            self._fill(work)
+            if cut and self._batch.rows:
+                return
+
+    def _fill(self, work: Sequence[Prefill]) -> None:
+        """One pass of the model; the rows of complete sequences begin to decode."""
+        batch = self._batch
+        logits = compute(self._model, batch.cache, batch.pages, work, self._pass_tokens, batch.device)
+        self.filling = work[-1] if work[-1].left else None
+        resumed: list[BatchRow] = []
+        first: list[BatchRow] = []
+        first_logits: list[Tensor] = []
+        for prefill, logits_V in zip(work, logits, strict=True):
+            if prefill.left:
+                continue
+            if len(prefill.rows[0].begun.token_ids):
+                resumed += prefill.rows
+            else:
+                first += prefill.rows
+                first_logits += [logits_V] * len(prefill.rows)
+            if prefill.waits:
+                prefill.shared = batch.pages.shared(prefill.rows[0].slot, len(prefill.tokens))
+                batch.pages.hold(prefill.shared)
+                self._started, self._started_logits_V = prefill, logits_V
+        if resumed:
+            batch.resume(resumed)
+        if first:
+            batch.start(first, torch.stack(first_logits))
+
+    def _place_waiting(self) -> None:
+        """Gives slots to more samples of the prompt that was computed last."""
+        started, logits_V = self._started, self._started_logits_V
+        if started is None or logits_V is None:
+            return
+        arrival = started.rows[0].arrival
+        request = self._waiting.get(arrival)
+        rows = [] if request is None else self._take_slots(arrival, request, started.shared)
+        if request is not None and rows:
+            self._waiting.set(arrival, replace(request, new=request.starting[len(rows) :]))
+            place(self._batch.cache, self._batch.pages, started, rows)
+            self._batch.start(rows, torch.stack([logits_V] * len(rows)))
+        if request is None or len(rows) == len(request.starting):
+            self._drop_started()
+
+    def _begun_work(self) -> list[Prefill]:
+        """Partial samples that get slots; samples of the same prompt share it."""
+        work: list[Prefill] = []
+        tokens = 0
+        for arrival, request in self._waiting:
+            while request.begun and tokens < self._pass_tokens:
+                prefill = self._begin_again(arrival, request, work)
+                if prefill is None:
+                    return work
+                work.append(prefill)
+                tokens += prefill.left
+                request = replace(request, begun=request.begun[1:])
+                self._waiting.set(arrival, request)
+            if request.begun:
+                break
+        return work
+
+    def _begin_again(self, arrival: int, request: Request, work: Sequence[Prefill]) -> Prefill | None:
+        """A slot for the first partial sample of a request, if there is one."""
+        pages, length, begun = self._batch.pages, len(request.prompt_ids), request.begun[0]
+        if not self._batch.has_room_for(request, self._longest):
+            return None
+        sibling = next((prefill for prefill in work if prefill.rows[0].arrival == arrival), None)
+        donor = next((row.slot for row in self._batch.rows if row.arrival == arrival), None)
+        origin = sibling.rows[0].slot if sibling is not None else donor
+        slot = pages.start([] if origin is None else pages.shared(origin, length), length + len(begun.token_ids))
+        if slot is None:
+            return None
+        context = np.concatenate([request.prompt_ids, begun.token_ids[:-1]])
+        prefill = Prefill(request, [BatchRow(arrival, request, begun, slot)], context)
+        if origin is not None:
+            prefill.done = min(length, len(context) - 1)  # a pass computes at least one token
+            prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
+        return prefill
+
+    def _new_work(self) -> list[Prefill]:
+        """The oldest requests whose samples get slots, up to the tokens of one pass."""
+        work: list[Prefill] = []
+        tokens = 0
+        for arrival, request in self._waiting:
+            if tokens >= self._pass_tokens or self._started is not None or request.begun:
+                break
+            if not self._batch.has_room_for(request, self._longest):
+                break
+            rows = self._take_slots(arrival, request)
+            if not rows:
+                break
+            waits = len(rows) < len(request.starting)
+            work.append(Prefill(request, rows, request.prompt_ids, waits))
+            self._waiting.set(arrival, replace(request, new=request.starting[len(rows) :]))
+            tokens += len(request.prompt_ids)
+            if waits:
+                break
+        return work
+
+    def _take_slots(self, arrival: int, request: Request, shared: Sequence[int] | None = None) -> list[BatchRow]:
+        """Gives slots to new samples. They share these pages, or those of the first of them."""
+        pages, rows = self._batch.pages, list[BatchRow]()
+        for index in request.starting:
+            slot = pages.start(shared or [], len(request.prompt_ids) + 1)
+            if slot is None:
+                break
+            rows.append(BatchRow(arrival, request, Trajectory.nothing(index), slot))
+            shared = pages.shared(slot, len(request.prompt_ids)) if shared is None else shared
+        return rows
+
+    def _drop_filling(self) -> None:
+        """Returns the rows of the partly computed sequence as they were."""
+        for row in self.filling_rows:
+            begun = [row.begun] if len(row.begun.token_ids) else []
+            self._waiting.put_back(row.arrival, row.request, begun, () if begun else [row.index])
+            self._batch.pages.end(row.slot)
+        self.filling = None
+
+    def _drop_started(self) -> None:
+        assert self._started is not None
+        self._batch.pages.give_back(self._started.shared)
+        self._started = self._started_logits_V = None
