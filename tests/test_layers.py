@@ -9,6 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
+    {"workers"},
     {"choices"},
     {"objectives"},
     {"foreign", "recipes"},
@@ -40,6 +41,7 @@ WITHOUT_TORCH = {
     *(
         "errors",
         "base",
+        "workers",
         "foreign",
         "recipes",
         "version",

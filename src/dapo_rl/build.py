@@ -74,8 +74,7 @@ from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import recorded_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.saved_state import SavedRewardState
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards.trainer_state import RewardState, SavedRewardState
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.display import Display
 from dapo_rl.runs.trackers import check_installed

@@ -10,9 +10,9 @@ import pytest
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import UserVerifier, VerifierPool, as_verifier
-from dapo_rl.rewards.judge import fault_of
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards import CustomVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rewards.verdicts import fault_of
 from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict
 
@@ -184,7 +184,7 @@ def test_the_limits_of_a_call():
     def other(completions): ...
 
     waiting.timeout_s, working.timeout_s = 7, 4
-    twice = UserVerifier(waiting, settings(), timeout_s=9)
+    twice = CustomVerifier(waiting, settings(), timeout_s=9)
     ours = settings(timeout_s=2)
     assert as_verifier([other, "exact"], ours).timeout_s is None
     assert as_verifier([waiting, twice, working], ours).timeout_s == 9 + 4

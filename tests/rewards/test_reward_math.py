@@ -81,7 +81,7 @@ def test_a_worked_solution_as_ground_truth():
 
 def test_equal_answers_of_a_group_are_compared_once(monkeypatch):
     compared = []
-    monkeypatch.setattr("dapo_rl.rewards.math_rule.answers_equal", lambda *args: compared.append(args[0]) or False)
+    monkeypatch.setattr("dapo_rl.rewards.math.answers_equal", lambda *args: compared.append(args[0]) or False)
     assert statuses("2", "Answer: 1", "Answer: 1", "x", "Answer: 3") == ["wrong", "wrong", "unparseable", "wrong"]
     assert sorted(compared) == ["1", "3"]
 

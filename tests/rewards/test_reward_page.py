@@ -8,8 +8,8 @@ from support import REPOSITORY
 
 from dapo_rl.config import Config
 from dapo_rl.rewards import build_verifier
-from dapo_rl.rewards.judge import judge
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rewards.verdicts import judge
 from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PAGE = (REPOSITORY / "docs" / "verifiers.md").read_text()

@@ -11,11 +11,11 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier, unique
+from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, plain_name, short_name, signature_of
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.judge import limit_of
-from dapo_rl.rewards.math_rule import MathVerifier
-from dapo_rl.rewards.user import SIGNATURES, UserVerifier, plain_name, short_name, signature_of
+from dapo_rl.rewards.math import MathVerifier
+from dapo_rl.rewards.verdicts import limit_of
 from dapo_rl.types import Verifier
 
 VERIFIERS: dict[str, Callable[[RewardSettings], Verifier]] = {
@@ -74,7 +74,7 @@ def curve_name(function: RewardFunction) -> str:
     """The name of a verifier's curve: `math`, or the name of the function."""
     if isinstance(function, str):
         return plain_name(function.rpartition(":")[2])
-    return function.name if isinstance(function, UserVerifier) else short_name(function)
+    return function.name if isinstance(function, CustomVerifier) else short_name(function)
 
 
 _EXPECTED = f"give {', '.join(VERIFIERS)}, module:name, file.py:name, or a function {SIGNATURES}"
@@ -102,7 +102,7 @@ def _from_callable(function: Callable[..., Any], settings: RewardSettings, timeo
         return cast(Verifier, function)
     if inspect.isclass(function):
         raise UserError(f"{function.__name__}: it is a class; give an object of it, or a function {SIGNATURES}")
-    return UserVerifier(function, settings, timeout_s=timeout_s)
+    return CustomVerifier(function, settings, timeout_s=timeout_s)
 
 
 def _is_verifier(function: Callable[..., Any]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import fault_of_score, judge, limit_of, trait
-from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.rewards.user import Calls, UserVerifier, short_name, wait_for, with_metrics
+from dapo_rl.rewards.custom import Calls, CustomVerifier, short_name, wait_for, with_metrics
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.verdicts import fault_of_score, limit_of, trait, verify
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 Value = TypeVar("Value")
@@ -79,11 +79,11 @@ class CombinedVerifier:
                 verifier.check(prompts)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> list[Verdict]:
-        begun = [v.begin(prompt, samples, state) if isinstance(v, UserVerifier) else None for v in self.verifiers]
+        begun = [v.begin(prompt, samples, state) if isinstance(v, CustomVerifier) else None for v in self.verifiers]
         calls = [each for each in begun if each is not None]
         wait_for(calls)
         opinions: list[Sequence[Verdict | None]] = [
-            judge(verifier, prompt, samples, state=state) if each is None else each.verdicts()
+            verify(verifier, prompt, samples, state=state) if each is None else each.verdicts()
             for verifier, each in zip(self.verifiers, begun, strict=True)
         ]
         verdicts = [
@@ -137,11 +137,11 @@ def fault_of_weight(weight: Any) -> str:
 
 
 def _name(verifier: Verifier) -> str:
-    return verifier.name if isinstance(verifier, UserVerifier) else short_name(verifier)
+    return verifier.name if isinstance(verifier, CustomVerifier) else short_name(verifier)
 
 
 def _is_async(verifier: Verifier) -> bool:
-    return isinstance(verifier, UserVerifier) and verifier.is_async
+    return isinstance(verifier, CustomVerifier) and verifier.is_async
 
 
 def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
-import signal
 import threading
 import weakref
 from collections.abc import Sequence
@@ -15,23 +13,15 @@ from types import TracebackType
 from dapo_rl.base.quote import describe
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.fork_server import (
-    OUT_OF_MEMORY,
-    OUT_OF_SHARED_MEMORY,
-    ForkServer,
-    ForkServerGoneError,
-    WorkerDiedError,
-)
-from dapo_rl.rewards.judge import failures, has_traceback, judge, limit_of, name_of, trait, without_traceback
-from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.rewards.wire import CorruptReplyError, Reply
-from dapo_rl.rewards.worker import Worker
-from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, VerdictStatus, Verifier
+from dapo_rl.rewards.service import verifier_service
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.verdicts import failures, has_traceback, limit_of, name_of, trait, verify, without_traceback
+from dapo_rl.rewards.wire import Reply, decode_reply, encode_call
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
+from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError
 
 Ticket = Future[list[Verdict]]
 
-GRACE_S = 0.25
-"""Extra time for a verifier that enforces the limit itself, as the math verifier does."""
 MAX_WORKERS = 8
 
 
@@ -83,7 +73,7 @@ class VerifierPool:
             return self._processes.submit(prompt, samples, self.state)
         ticket = Ticket()
         try:
-            verdicts = judge(self.verifier, prompt, samples, self.settings.wrong, self.state)
+            verdicts = verify(self.verifier, prompt, samples, self.settings.wrong, self.state)
             ticket.set_result(self._one_traceback(verdicts))
         except UserError as error:
             ticket.set_exception(error)
@@ -148,12 +138,12 @@ class _Processes:
         self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Trajectory], RewardState] | None] = (
             queue.SimpleQueue()
         )
-        self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before any threads start
+        self.supervisor = Supervisor(verifier_service(verifier, settings))  # before any threads start
         limit_s = limit_of(verifier) or settings.timeout_s
-        self.callers = [_Caller(self.fork_server, settings, limit_s) for _ in range(workers)]
+        self.clients = [WorkerClient(self.supervisor, limit_s) for _ in range(workers)]
         self.threads = [
-            threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
-            for index, caller in enumerate(self.callers)
+            threading.Thread(target=self._serve, args=(client,), name=f"dapo-verifier-{index}", daemon=True)
+            for index, client in enumerate(self.clients)
         ]
         try:
             for thread in self.threads:
@@ -173,8 +163,8 @@ class _Processes:
         return ticket
 
     def pids(self) -> list[int]:
-        workers = [caller.worker for caller in self.callers]
-        return [self.fork_server.pid, *(worker.pid for worker in workers if worker is not None)]
+        workers = [client.worker for client in self.clients]
+        return [self.supervisor.server_pid, *(worker.pid for worker in workers if worker is not None)]
 
     def close(self) -> None:
         if os.getpid() != self.run:
@@ -190,29 +180,29 @@ class _Processes:
                 task[0].cancel()
         for _ in self.threads:
             self.tasks.put(None)
-        self.fork_server.close()
+        self.supervisor.close()
         for thread in self.threads:
             if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(timeout=2.0)
 
-    def _serve(self, caller: _Caller) -> None:
+    def _serve(self, client: WorkerClient) -> None:
         while (task := self.tasks.get()) is not None:
             ticket, prompt, samples, state = task
             if ticket.set_running_or_notify_cancel():
                 try:
-                    ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples, state)))
+                    ticket.set_result(self.one_traceback(self._verify(client, prompt, samples, state)))
                 except BaseException as error:
                     ticket.set_exception(RuntimeError("the verifier pool was closed") if self.closed else error)
             del task, ticket, prompt, samples  # hold no references while waiting
-        caller.leave()
+        client.leave()
 
-    def _judge(
-        self, caller: _Caller, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
+    def _verify(
+        self, client: WorkerClient, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
     ) -> list[Verdict]:
         if self.text_only:
             samples = [Trajectory.of_text(sample.text, sample.finish_reason) for sample in samples]
         if not self.one_by_one:
-            verdicts = caller.call(prompt, samples, state)
+            verdicts = self._call(client, prompt, samples, state)
             if not isinstance(verdicts, Verdict):
                 return verdicts
             if not self.per_sample or len(samples) <= 1:
@@ -223,103 +213,32 @@ class _Processes:
             seen = sample.text, sample.finish_reason
             verdict = known.get(seen) if self.text_only else None
             if verdict is None:
-                answer = caller.call(prompt, [sample], state)
+                answer = self._call(client, prompt, [sample], state)
                 verdict = known[seen] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
             self.one_by_one = True  # each is within the limit, but the group is not: do not try groups again
         return verdicts
 
-
-class _Caller:
-    """The worker of a thread, forked at the first call and again after it was killed or died."""
-
-    def __init__(self, fork_server: ForkServer, settings: RewardSettings, limit_s: float) -> None:
-        self.fork_server = fork_server
-        self.settings = settings
-        self.limit_s = limit_s
-        self.worker: Worker | None = None
-
-    def call(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> list[Verdict] | Verdict:
-        """The verdicts, or a single verdict for all samples if the call failed."""
-        failure = ""
-        for _ in range(2):
-            try:
-                return self._call(self._living_worker(), prompt, samples, state)
-            except ForkServerGoneError:  # the worker died with it; the call is probably not at fault
-                self.worker = None
-                failure = "the process that forks the verifier's workers died during the call, twice"
-            except WorkerDiedError:
-                failure = "the verifier's process died at its start, twice (is the machine out of memory?)"
-        self.fork_server.check()
-        return self._failure("error", failure)
-
-    def leave(self) -> None:
-        if self.worker is not None:
-            self.worker.hang_up()
-            self.worker = None
-
-    def _living_worker(self) -> Worker:
-        if self.worker is not None and self.worker.has_ended():
-            # It ended between two calls, so the next call is not at fault.
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-        if self.worker is None:
-            self.worker = self.fork_server.spawn()
-        return self.worker
-
     def _call(
-        self, worker: Worker, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
+        self, client: WorkerClient, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
     ) -> list[Verdict] | Verdict:
-        try:
-            reply = worker.call(prompt, samples, self.limit_s + GRACE_S, state)
-        except TimeoutError:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-            return self._failure("timeout", f"killed: not decided within {self.limit_s:g} s")
-        except CorruptReplyError:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-            return self._failure("error", "the verifier's process sent something other than a reply; " + _HINT)
-        except EOFError:
-            return self._failure("error", f"the verifier's process {_death(self._kill())}")
-        if reply.exhausted:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-        return self._read(reply)
+        """The verdicts, or a single verdict for all samples if the call failed."""
 
-    def _read(self, reply: Reply) -> list[Verdict] | Verdict:
+        def decode(data: bytearray) -> Reply:
+            return decode_reply(data, len(samples))
+
+        try:
+            reply = client.call(encode_call(prompt, samples, state), decode)
+        except WorkerFailedError as error:
+            return failures(str(error), 1, self.settings.wrong, error.status)[0]
+        if reply.exhausted:
+            client.kill()
         line, more = reply.error
         if reply.kind == "fatal":
             raise UserError(line, more)
         if reply.kind == "failed":
-            return self._failure("error", line)
+            return failures(line, 1, self.settings.wrong)[0]
         if reply.good:
-            self.fork_server.call_went_well()
+            self.supervisor.call_went_well()
         return reply.verdicts
-
-    def _kill(self) -> int:
-        worker, self.worker = self.worker, None
-        assert worker is not None
-        return self.fork_server.kill(worker)
-
-    def _failure(self, status: VerdictStatus, detail: str) -> Verdict:
-        return failures(detail, 1, self.settings.wrong, status)[0]
-
-
-_HINT = "does the verifier write to file descriptors that it did not open?"
-
-
-def _death(status: int) -> str:
-    if status == OUT_OF_SHARED_MEMORY:
-        return "was killed: it used more shared memory than reward.memory_mb allows"
-    if status == OUT_OF_MEMORY:
-        return "was killed: with its children, it used more memory than reward.memory_mb allows"
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}" + (" (is the machine out of memory?)" if -code == signal.SIGKILL else "")

@@ -14,7 +14,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten, shown
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.logbook import fault_of_extra, fault_of_metrics, fault_of_name
-from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.types import MOST_LOGGED, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6
@@ -24,7 +24,7 @@ STATUSES: tuple[str, ...] = get_args(VerdictStatus)
 _DETAIL_LIMIT = LINE_LIMIT + TRACEBACK_LIMIT + 200
 
 
-def judge(
+def verify(
     verifier: Verifier, prompt: Prompt, samples: Sequence[Trajectory], wrong: float = 0.0, state: RewardState = AT_START
 ) -> list[Verdict]:
     """One verdict per sample; if the verifier fails, they have status `error` and score `wrong`.

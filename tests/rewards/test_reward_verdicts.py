@@ -9,7 +9,7 @@ import torch
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import CombinedVerifier, ExactVerifier, GymVerifier, UserVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards import CombinedVerifier, CustomVerifier, ExactVerifier, GymVerifier, VerifierPool, as_verifier
 from dapo_rl.rewards import gym as gym_module
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
@@ -172,7 +172,7 @@ def test_a_functions_score_has_the_same_limits(workers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_weighted_sum_is_checked_after_weighting(workers):
     ours = settings(workers=workers)
-    big = UserVerifier(lambda completions: [1e6, 1.0], ours)
+    big = CustomVerifier(lambda completions: [1e6, 1.0], ours)
     with VerifierPool(CombinedVerifier([big, ExactVerifier(ours)], [2.0, 1.0]), ours) as pool:
         bad, good = pool(PROMPT, GROUP)
     assert (bad.status, "beyond ±1000000" in bad.detail) == ("error", True)
