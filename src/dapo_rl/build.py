@@ -30,7 +30,7 @@ from dapo_rl.data import (
     stream_of,
     training_prompts,
 )
-from dapo_rl.data.apart import check_apart, shared_prompts
+from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import IN_MEMORY, as_sources, check_there
 from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engine, vocabulary_of
 from dapo_rl.engines.custom import CustomEngine

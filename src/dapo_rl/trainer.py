@@ -25,8 +25,7 @@ from dapo_rl.cluster.restarts import Restarts
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import once_each
 from dapo_rl.data.rows import Rows
-from dapo_rl.data.sources import as_sources, open_rows
-from dapo_rl.data.splits import choose_splits
+from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.push import push_folder, write_card
