@@ -8,6 +8,7 @@ there is no tree, so that an answer is never judged by a part of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -37,19 +38,33 @@ class Node:
     def is_shape(self) -> bool:
         return self.kind in _SHAPES
 
+    def walk(self) -> Iterator[Node]:
+        """This node and all nodes below it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
 
-_SHAPES = (
-    "list",
-    "set",
-    "tuple",
-    "matrix",
-    "row",
-    "ratio",
-    "relation",
-    "domain",
-    "union",
-    "intersection",
-    "difference",
+
+def values_in(node: Node, kind: str) -> frozenset[str]:
+    """The constants or the functions in an expression."""
+    return frozenset(str(each.value) for each in node.walk() if each.kind == kind)
+
+
+def names_in(node: Node) -> frozenset[str]:
+    return values_in(node, "name")
+
+
+def ordered_sides(relation: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
+    """The sides and signs, from small to large: `5 > x` is `x < 5`."""
+    assert isinstance(relation.value, tuple)
+    if all(sign in _FLIPPED for sign in relation.value):
+        return relation.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(relation.value))
+    return relation.parts, relation.value
+
+
+_FLIPPED = {">": "<", ">=": "<="}
+_SHAPES = frozenset(
+    ["list", "set", "tuple", "matrix", "row", "ratio", "relation", "domain", "union", "intersection", "difference"]
 )
 
 _LONE_WORD = re.compile("[A-Za-z]{3,}|no|on|or|if|is|it|so|to|up|us|we|me|my|be|by|do|go|he|in|of|ok|am|an|as|at|pm")

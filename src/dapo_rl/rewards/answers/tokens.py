@@ -18,17 +18,10 @@ _MATRIX = re.compile(
     r"|\\end\{(?:array|matrix)\}[)\]]|\\end\{[pb]?matrix\}"
 )
 _BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
+    word: str(base)
+    for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], start=2)
 }
+_BASES["twelve"] = "12"
 
 
 class NotAnExpressionError(ValueError):
