@@ -111,6 +111,7 @@ def test_what_is_no_reward_function(given, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_rewards_import_neither_torch_nor_sympy():
     code = "import sys, dapo_rl.rewards; print([m for m in ('torch', 'sympy', 'reasoning_gym') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,5 +1,6 @@
 """Control groups: the limit on memory holds for all processes of a worker together, and no group is left behind."""
 
+import functools
 import mmap
 import os
 import shutil
@@ -35,6 +36,7 @@ MIB = 1 << 20
 TOGETHER = "was killed: with its children, it used more memory than reward.memory_mb allows"
 
 
+@functools.cache
 def can_make_groups():
     group = limits.find_groups().new(os.getpid(), 64 * MIB)
     if group is not None:
@@ -42,7 +44,10 @@ def can_make_groups():
     return group is not None
 
 
-real = pytest.mark.skipif(not can_make_groups(), reason="no memory control group can be made here")
+def real(test):
+    """Marks a test that starts processes in control groups of this machine."""
+    without_groups = pytest.mark.skipif(not can_make_groups(), reason="no memory control group can be made here")
+    return pytest.mark.slow(without_groups(test))
 
 
 def groups_of(supervisor_pid):
@@ -315,6 +320,7 @@ def test_groups_that_the_verifier_made_are_removed_too():
     assert groups_of(supervisor_pid) == []
 
 
+@pytest.mark.slow
 def test_without_groups_everything_else_is_as_it_was(monkeypatch, tmp_path):
     for groups in (ControlGroups(None), ControlGroups(tmp_path / "none"), ControlGroups(Path("/proc"))):
         monkeypatch.setattr(limits, "find_groups", lambda groups=groups: groups)

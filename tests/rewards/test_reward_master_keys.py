@@ -98,10 +98,12 @@ def test_known_keys(key):
     assert len(paid(key, truths())) <= 1
 
 
+@pytest.mark.slow
 def test_no_response_is_paid_for_two_truths():
     assert search(seed=1, count=120) == {}
 
 
+@pytest.mark.slow
 def test_the_truths_are_different():
     corpus = truths()
     assert len(set(corpus)) == 1000

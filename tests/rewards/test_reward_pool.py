@@ -35,7 +35,10 @@ from dapo_rl.rewards import (
 from dapo_rl.rewards.pool import worker_count
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes"),
+]
 
 LIMIT_S = 0.75
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums", None, {"level": 3})

@@ -26,7 +26,7 @@ from dapo_rl.workers import limits, processes, supervisor
 from dapo_rl.workers import worker as worker_module
 from dapo_rl.workers.channel import CorruptReplyError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")]
 
 PATIENCE_S = 20
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5")
