@@ -17,11 +17,8 @@ _MATRIX = re.compile(
     r"(?P<begin>[(\[]\\begin\{(?:array\}\{[clr|]*|matrix)\}|\\begin\{[pb]?matrix\})"
     r"|\\end\{(?:array|matrix)\}[)\]]|\\end\{[pb]?matrix\}"
 )
-_BASES = {
-    word: str(base)
-    for base, word in enumerate(["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], start=2)
-}
-_BASES["twelve"] = "12"
+_BASE_NAMES = "two|three|four|five|six|seven|eight|nine|ten|twelve"
+_BASES = dict(zip(_BASE_NAMES.split("|"), map(str, (*range(2, 11), 12)), strict=True))
 
 
 class NotAnExpressionError(ValueError):
