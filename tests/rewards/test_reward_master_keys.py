@@ -13,6 +13,8 @@ from truth_corpus import truths
 
 from dapo_rl.rewards.answers import answers_equal, extract_answer
 
+pytestmark = pytest.mark.slow
+
 KEYS = [
     *("2^{10^9(z-9)}=x+y", "\\max(\\sqrt{y-10},0)+x=77", "0=0", "x=x", "1=1", "x-x", "0\\cdot x", "\\emptyset"),
     *("\\{\\}", "\\pm x", "\\pm 1 or 0", "\\mathbb{R}", "x or y", "any", "0.000000", "1", "0", "-1", "x", "n"),
@@ -98,12 +100,10 @@ def test_known_keys(key):
     assert len(paid(key, truths())) <= 1
 
 
-@pytest.mark.slow
 def test_no_response_is_paid_for_two_truths():
     assert search(seed=1, count=120) == {}
 
 
-@pytest.mark.slow
 def test_the_truths_are_different():
     corpus = truths()
     assert len(set(corpus)) == 1000

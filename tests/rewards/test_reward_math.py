@@ -24,7 +24,9 @@ def statuses(*args, **kwargs):
 
 
 @needs_data
-@pytest.mark.parametrize(("name", "rows"), [("gsm8k-train.jsonl", 7473), ("gsm8k-test.jsonl", 1319)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [pytest.param("gsm8k-train.jsonl", 7473, marks=pytest.mark.slow), ("gsm8k-test.jsonl", 1319)]
+)
 def test_every_answer_of_gsm8k(name, rows):
     answers = [json.loads(line)["answer"].split("####")[1].strip() for line in (DATA / name).open(encoding="utf-8")]
     assert len(answers) == rows
