@@ -44,14 +44,11 @@ def as_verifier(
     weights: Sequence[float] | None = None,
 ) -> Verifier:
     """Turns a verifier's name, a function or its name, a verifier, or a list of these into one verifier."""
-    if not isinstance(reward_funcs, str) and not callable(reward_funcs) and not isinstance(reward_funcs, Sequence):
-        raise UserError(f"reward functions: cannot use a value of type {type(reward_funcs).__name__}; {_EXPECTED}")
-    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
-    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    functions = _as_list(reward_funcs)
     for index, function in enumerate(functions):
         if any(function is other or (isinstance(function, str) and function == other) for other in functions[:index]):
             raise UserError(f"reward functions: {curve_name(function)} appears twice; give it once, with one weight")
-    verifiers = [_from_any(function, settings) for function in functions]
+    verifiers = [_build_one(f, settings) if isinstance(f, str) else _from_callable(f, settings) for f in functions]
     if len(verifiers) == 1 and weights is None:
         return verifiers[0]
     return CombinedVerifier(verifiers, weights, [curve_name(f) for f in functions], timeout_s=settings.timeout_s)
@@ -61,9 +58,7 @@ def recorded_verifier(
     reward_funcs: RewardFunction | Sequence[RewardFunction], weights: Sequence[float] | None = None
 ) -> str | tuple[WeightedVerifier, ...]:
     """What `reward.verifier` says of the trainer's `reward_funcs` in the files of a run."""
-    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
-    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
-    names = unique([each if isinstance(each, str) else spec_of(each) for each in functions])
+    names = unique([each if isinstance(each, str) else spec_of(each) for each in _as_list(reward_funcs)])
     if len(names) == 1 and weights is None:
         return names[0]
     shares = [1.0] * len(names) if weights is None else weights
@@ -80,12 +75,14 @@ def curve_name(function: RewardFunction) -> str:
 _EXPECTED = f"give {', '.join(VERIFIERS)}, module:name, file.py:name, or a function {SIGNATURES}"
 
 
-def _from_any(function: RewardFunction, settings: RewardSettings) -> Verifier:
-    if isinstance(function, str):
-        return _build_one(function, settings)
-    if not callable(function):
-        raise UserError(f"reward functions: cannot use a value of type {type(function).__name__}; {_EXPECTED}")
-    return _from_callable(function, settings)
+def _as_list(reward_funcs: RewardFunction | Sequence[RewardFunction]) -> list[RewardFunction]:
+    """The functions, each of which is a name or can be called."""
+    alone = isinstance(reward_funcs, str) or callable(reward_funcs) or not isinstance(reward_funcs, Sequence)
+    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    for function in functions:
+        if not isinstance(function, str) and not callable(function):
+            raise UserError(f"reward functions: cannot use a value of type {type(function).__name__}; {_EXPECTED}")
+    return functions
 
 
 def _build_one(name: str, settings: RewardSettings, timeout_s: float | None = None) -> Verifier:

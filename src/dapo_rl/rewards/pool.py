@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from dapo_rl.base.quote import describe
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.service import verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.verdicts import failures, has_traceback, limit_of, name_of, trait, verify, without_traceback
+from dapo_rl.rewards.verdicts import failures, has_traceback, limit_of, trait, user_errors, verify, without_traceback
 from dapo_rl.rewards.wire import Reply, decode_reply, encode_call
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
 from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError
@@ -54,15 +53,9 @@ class VerifierPool:
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Lets the verifier check the prompts before a run starts."""
-        its_own = getattr(self.verifier, "check", None)
-        if its_own is None:
-            return
-        try:
-            its_own(prompts)
-        except (UserError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise UserError(f"reward.verifier: {name_of(self.verifier)}.check raised {describe(error)}") from error
+        with user_errors(self.verifier, "check"):
+            if its_own := getattr(self.verifier, "check", None):
+                its_own(prompts)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return self.submit(prompt, samples).result()

@@ -6,7 +6,8 @@ This is the only place that catches exceptions from verifiers and checks what th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -54,8 +55,15 @@ def verify(
 
 def trait(verifier: Verifier, name: str) -> bool:
     """An attribute that a verifier may have: `needs_answer`, `per_sample`, `text_only` or `takes_state`."""
-    try:
+    with user_errors(verifier, name):
         return bool(getattr(verifier, name, False))
+
+
+@contextmanager
+def user_errors(verifier: Verifier, name: str) -> Iterator[None]:
+    """Turns what an attribute or a method of a verifier raises before the run into a UserError that names it."""
+    try:
+        yield
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -132,12 +140,8 @@ def fault_of_score(score: float) -> str:
 
 def limit_of(verifier: Verifier) -> float | None:
     """The verifier's own time limit for a call in seconds, its attribute `timeout_s`; None if it has none."""
-    try:
+    with user_errors(verifier, "timeout_s"):
         limit = getattr(verifier, "timeout_s", None)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise UserError(f"reward.verifier: {name_of(verifier)}.timeout_s raised {describe(error)}") from error
     if limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit <= MAX_LIMIT_S):
         return limit
     raise UserError(f"{name_of(verifier)}.timeout_s: {shown(limit)} is not a number of seconds above 0")
