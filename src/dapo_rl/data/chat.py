@@ -64,40 +64,38 @@ class PromptReader:
         self._arguments = settings.chat_template_kwargs
         if self._has_template:
             _check_arguments(self._arguments, tokenizer.chat_template)
-        self._seen: dict[Any, Reading] | None = {} if cached else None
+        self._cache: dict[Any, Reading] | None = {} if cached else None
 
     def read(self, prompt: str | Messages) -> Reading:
-        known_as = _known_as(prompt)
-        if self._seen is not None and known_as in self._seen:
-            return self._seen[known_as]
+        key = _cache_key(prompt)
+        if self._cache is not None and key in self._cache:
+            return self._cache[key]
         (written,) = self._written([prompt])
         if isinstance(written, BadRowError):
             raise written
         reading = self._reading(written)
-        if self._seen is not None:
-            self._seen[known_as] = reading
+        if self._cache is not None:
+            self._cache[key] = reading
         return reading
 
     def read_ahead(self, prompts: Iterable[str | Messages]) -> None:
-        """Fills the cache. To render and tokenize many texts in a call takes a third of the time. What cannot be read
-        is left to `read`, which says why."""
-        assert self._seen is not None
-        new = {known_as: prompt for prompt in prompts if (known_as := _known_as(prompt)) not in self._seen}
+        """Fills the cache: rendering and tokenizing many texts per call takes a third of the time. Prompts that cannot
+        be read are skipped; `read` says why."""
+        assert self._cache is not None
+        new = {key: prompt for prompt in prompts if (key := _cache_key(prompt)) not in self._cache}
         waiting = list(new.items())
         for start in range(0, len(waiting), AT_A_TIME):
             part = waiting[start : start + AT_A_TIME]
             written = self._written([prompt for _, prompt in part])
             good = [
-                (known_as, each)
-                for (known_as, _), each in zip(part, written, strict=True)
-                if not isinstance(each, BadRowError)
+                (key, each) for (key, _), each in zip(part, written, strict=True) if not isinstance(each, BadRowError)
             ]
             for special in (False, True):
-                group = [(known_as, each) for known_as, each in good if each.special is special]
+                group = [(key, each) for key, each in good if each.special is special]
                 encoded = self._encode([each.text for _, each in group], special) if group else []
-                for (known_as, each), ids in zip(group, encoded, strict=True):
+                for (key, each), ids in zip(group, encoded, strict=True):
                     with suppress(BadRowError):
-                        self._seen[known_as] = self._reading(each, ids)
+                        self._cache[key] = self._reading(each, ids)
 
     def _with_system(self, messages: Messages) -> Messages:
         """Puts the system prompt of the settings first, unless the data has a system message."""
@@ -163,8 +161,8 @@ class PromptReader:
             yield text if isinstance(text, str) else BadRowError(f"the chat template rejects it: {one_line(text)}")
 
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
-        """The tokens of each text, with or without special ones. It uses one thread: the library's own would still
-        be there when verifiers are forked."""
+        """The tokens of each text, with or without special ones. Uses one thread: the library's thread pool would
+        still exist when verifiers are forked."""
         name = "TOKENIZERS_PARALLELISM"
         users_own = name in os.environ
         os.environ.setdefault(name, "false")
@@ -193,5 +191,5 @@ def _check_arguments(arguments: Mapping[str, Any], template: Any) -> None:
             raise UserError(f"{ARGUMENTS}.{name}: the tokenizer's chat template has no such argument{hint}")
 
 
-def _known_as(prompt: str | Messages) -> Any:
+def _cache_key(prompt: str | Messages) -> Any:
     return prompt if isinstance(prompt, str) else tuple(tuple(sorted(message.items())) for message in prompt)

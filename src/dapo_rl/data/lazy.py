@@ -48,7 +48,7 @@ class LazyStream(Stream):
         self._rows, self._builder = rows, builder
         self._reading = rows.open()
         self._ahead: deque[tuple[Row | BadRow, Prompt | BadRow | None]] = deque()
-        """Rows that were read and not yet used, and what they are: a prompt, bad, or (None) too long."""
+        """Rows that were read and not yet used, with their prompt, the reason why they have none, or None: too long."""
         self._found: dict[str, Prompt] = {}
         """The prompts of unfinished groups, after `load`."""
         self._epoch, self._used, self._digest = 0, 0, ""

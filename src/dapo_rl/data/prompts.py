@@ -61,7 +61,7 @@ class PromptSet:
         return {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
 
     def report(self) -> str | None:
-        """What was left out and why, for the user; None if every row was used."""
+        """The rows that were left out, and why, for the user; None if every row was used."""
         if self.parts:
             return "\n".join(filter(None, (part.report() for part in self.parts))) or None
         if self.stream is not None:

@@ -34,8 +34,8 @@ class CombinedVerifier:
         limits: Sequence[float | None] | None = None,
         timeout_s: float = 0.0,
     ) -> None:
-        """`names` are those of the curves. `limits` are the time limits of verifiers with one of their own, by default
-        their attribute `timeout_s`; `timeout_s` is the limit of all others together."""
+        """`names` are those of the curves. `limits` are the time limits of individual verifiers, by default their
+        attribute `timeout_s`; `timeout_s` is the limit of all verifiers without one together."""
         if not verifiers:
             raise UserError("reward functions: the list is empty; give at least one")
         if len(verifiers) > MOST_LOGGED:
@@ -60,7 +60,7 @@ class CombinedVerifier:
 
     @property
     def timeout_s(self) -> float | None:
-        """The limit of a call, if a verifier has a limit of its own: those of asynchronous ones overlap."""
+        """The limit of a call, if a verifier has its own limit. Asynchronous verifiers run at the same time."""
         if all(limit is None for limit in self._limits):
             return None
         pairs = list(zip(self.verifiers, self._limits, strict=True))

@@ -38,15 +38,15 @@ class Call:
     count: int
     """Samples that the call is about."""
     value: Any = None
-    """What the function returned; awaitable until the call is complete."""
+    """The returned value; awaitable until the call is complete."""
     error: BaseException | None = None
     late: bool = False
-    """Whether it exceeded its own limit of time."""
+    """Whether it exceeded the time limit of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls about the samples of a group, with what they log."""
+    """The calls about the samples of a group, with the values that they log."""
 
     verifier: CustomVerifier
     calls: list[Call]

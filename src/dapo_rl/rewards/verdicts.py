@@ -61,7 +61,7 @@ def trait(verifier: Verifier, name: str) -> bool:
 
 @contextmanager
 def user_errors(verifier: Verifier, name: str) -> Iterator[None]:
-    """Turns what an attribute or a method of a verifier raises before the run into a UserError that names it."""
+    """Any exception of an attribute or a method, outside of a call, becomes a UserError that names it."""
     try:
         yield
     except (UserError, KeyboardInterrupt):
@@ -90,7 +90,7 @@ def has_traceback(verdict: Verdict) -> bool:
 
 
 def fault_of(verdict: Any) -> str:
-    """What is wrong with a verdict; empty if nothing is."""
+    """Why a verdict is invalid; empty if it is valid."""
     if not isinstance(verdict, Verdict):
         return f"returned {kind_of(verdict)} instead of a Verdict"
     if type(verdict.score) not in (int, float):

@@ -1,6 +1,6 @@
 """Computes the values of expressions: exactly if they are rational, otherwise at a point to a number of digits.
 
-What is too large to compute is rejected by its size.
+Numbers too large to compute are rejected by their size.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def context() -> Any:
 
 
 def load() -> None:
-    """Imports in advance what the first comparison needs."""
+    """Imports mpmath before the first comparison."""
     context()
 
 

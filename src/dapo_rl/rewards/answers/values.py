@@ -1,8 +1,8 @@
 """Compares the values of expressions.
 
 Rational constants are compared exactly, irrational ones to 30 digits, and functions at points in the domain of the
-truth. No comparison takes long: nothing is expanded or simplified, and what is too large to compute is rejected by its
-size.
+truth. No comparison takes long: nothing is expanded or simplified, and numbers too large to compute are rejected by
+their size.
 
 An answer must not be able to choose the points, nor know them: they are drawn from a seed that depends on the truth and
 the answer, and they count if the truth has a value there.
@@ -33,7 +33,7 @@ ENOUGH = 12
 Point = dict[str, Fraction]
 
 _PRIME = 10_007
-"""The denominator of general points: they are not roots or poles of what an answer contains."""
+"""The denominator of general points: no expression in an answer has a root or a pole there."""
 _NEAR = (2, 10, 2, 40, 10, 2, 300, 10, 2, 40, 10, 2)
 """Sizes of the first points; most functions have values at all of them."""
 _FAR = (1, 3, 10, 30, 100, 1_000, 10_000, 1_000_000)
@@ -142,7 +142,7 @@ def _agree(
         if outcome == "differs" or (outcome == "no value" and not is_enough):
             return False
         found += outcome == "agrees"
-    if found < ENOUGH:  # halves only if whole numbers are not what the function is for
+    if found < ENOUGH:  # halves, unless the function is meant for whole numbers
         for point in half_points(names, draw):
             outcome = _outcome(truth, given, point, compare)
             if outcome in ("no value", "differs"):
