@@ -8,7 +8,7 @@ there is no tree, so that an answer is never judged by a part of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -117,11 +117,15 @@ class _Parser(Tokens):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self.fail()
-        items = [self._item()]
-        while self.takes(",", ";"):
-            items.append(self._item())
+        items = self._separated(self._item, ",", ";")
         self._depth -= 1
         return items
+
+    def _separated(self, parse: Callable[[], Node], *separators: str) -> list[Node]:
+        parts = [parse()]
+        while self.takes(*separators):
+            parts.append(parse())
+        return parts
 
     def _item(self) -> Node:
         sides, signs = [self._side()], []
@@ -142,9 +146,7 @@ class _Parser(Tokens):
         return left
 
     def _ratio(self) -> Node:
-        parts = [self._sum()]
-        while self.takes(":"):
-            parts.append(self._sum())
+        parts = self._separated(self._sum, ":")
         return Node("ratio", tuple(parts)) if len(parts) > 1 else parts[0]
 
     # Expressions.
@@ -392,9 +394,7 @@ class _Parser(Tokens):
         return Node("matrix", tuple(rows))
 
     def _row(self) -> Node:
-        cells = [self._sum()]
-        while self.takes("&"):
-            cells.append(self._sum())
+        cells = self._separated(self._sum, "&")
         self._no_shapes(cells)
         return Node("row", tuple(cells))
 
