@@ -24,11 +24,11 @@ def training_prompts(
             return _lazy(rows, tokenizer, settings, needs_answer).look_ahead()
         return build_prompts(rows, tokenizer, settings, needs_answer)
 
-    source = as_sources(source, "data.train")
-    weights = weights_of(source) if isinstance(source, tuple) else None
+    sources = as_sources(source, "data.train")
+    weights = weights_of(sources) if isinstance(sources, tuple) else None
     if weights is None:
-        return of(open_rows(source, key="data.train"))
-    opened = open_each(source, "data.train")
+        return of(open_rows(sources, key="data.train"))
+    opened = open_each(sources, "data.train")
     parts = tuple(replace(of(rows), weight=weight) for rows, weight in zip(opened, weights, strict=True))
     prompts, bad = [p for part in parts for p in part.prompts], [row for part in parts for row in part.bad]
     count, too_long = sum(part.rows for part in parts), sum(part.too_long for part in parts)

@@ -28,7 +28,7 @@ _LOOKALIKES = str.maketrans(
         **dict(zip("−–—‐‑÷⁄∕∗。，％“”‘’", "-----///*.,%\"\"''", strict=True)),
         **{entry[0]: rf"\{entry[1:]} " for entry in _TEX.split()},
         **{sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
-        **{sign: rf"\frac{{{top}}}{{{bottom}}}" for sign, top, bottom in _FRACTIONS.split()},
+        **{entry[0]: rf"\frac{{{entry[1]}}}{{{entry[2]}}}" for entry in _FRACTIONS.split()},
         "√": " sqrt ",
         "°": r"^\circ ",
     }
