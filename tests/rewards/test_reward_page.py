@@ -9,7 +9,7 @@ from support import REPOSITORY
 from dapo_rl.config import Config
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.trainer_state import RewardState
-from dapo_rl.rewards.verdicts import verify
+from dapo_rl.rewards.validation import verify
 from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PAGE = (REPOSITORY / "docs" / "verifiers.md").read_text()

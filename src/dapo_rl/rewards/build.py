@@ -15,7 +15,7 @@ from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, plain_name, short
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
 from dapo_rl.rewards.math import MathVerifier
-from dapo_rl.rewards.verdicts import limit_of
+from dapo_rl.rewards.validation import limit_of
 from dapo_rl.types import Verifier
 
 VERIFIERS: dict[str, Callable[[RewardSettings], Verifier]] = {

@@ -11,7 +11,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.custom import Calls, CustomVerifier, short_name, wait_for, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.verdicts import fault_of_score, limit_of, trait, verify
+from dapo_rl.rewards.validation import fault_of_score, limit_of, trait, verify
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 Value = TypeVar("Value")

@@ -16,7 +16,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.verdicts import failures, fault_of_score, kind_of, limit_of, name_of
+from dapo_rl.rewards.validation import failures, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5

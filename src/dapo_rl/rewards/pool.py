@@ -14,7 +14,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.service import verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.verdicts import failures, has_traceback, limit_of, trait, user_errors, verify, without_traceback
+from dapo_rl.rewards.validation import failures, has_traceback, limit_of, trait, user_errors, verify, without_traceback
 from dapo_rl.rewards.wire import Reply, decode_reply, encode_call
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
 from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError

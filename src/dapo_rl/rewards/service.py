@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, shorten
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.verdicts import crash, failures, name_of, verify
+from dapo_rl.rewards.validation import crash, failures, name_of, verify
 from dapo_rl.rewards.wire import Reply, decode_call, encode_reply
 from dapo_rl.types import Prompt, Trajectory, Verifier
 from dapo_rl.workers.worker import MAX_REPLY, Service

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from dapo_rl.codec import from_bytes, to_bytes, verdict_of, verdict_row
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.verdicts import fault_of
+from dapo_rl.rewards.validation import fault_of
 from dapo_rl.types import Prompt, Trajectory, Verdict
 from dapo_rl.workers.channel import CorruptReplyError
 
