@@ -164,47 +164,60 @@ def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socke
     return _REPLY.unpack(read_exactly(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
 
 
+def _answer_requests(
+    control: socket.socket, parent: int, wait_s: Callable[[], float], handle: Callable[[bytes, int, list[int]], int]
+) -> None:
+    """Replies to requests until the run closes the socket or the parent ends; `wait_s` is called before each wait."""
+    with contextlib.suppress(ConnectionError):
+        while os.getppid() == parent:
+            control.settimeout(wait_s())
+            try:
+                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
+            except TimeoutError:
+                continue
+            if len(message) < _REQUEST.size:
+                break
+            control.sendall(_REPLY.pack(handle(*_REQUEST.unpack(message), ends)))
+
+
 def _supervise(control: socket.socket, service: Service, run: int, groups: ControlGroups) -> None:
-    """The main loop of the supervisor: forks fork servers on request, until the run closes the socket or ends."""
+    """The main program of the supervisor: forks fork servers on request."""
     processes.settle()
     processes.adopt_orphans()
     gc.freeze()
-    control.settimeout(WATCH_S)
     own, server = os.getpid(), 0
     groups.remove_abandoned()
 
     def clean_up() -> None:
+        nonlocal server
         processes.kill_children()
         groups.remove(own)
+        server = 0
+
+    def watch() -> float:
+        if server > 0 and processes.has_ended(server):
+            clean_up()  # leftover children of its workers may hold copies of sockets on whose end the run waits
+        return WATCH_S
 
     def serve(end: socket.socket) -> None:
         processes.die_with(own)
         control.close()
         _serve(end, service, own, groups)
 
+    def new(_request: bytes, _pid: int, ends: list[int]) -> int:
+        nonlocal server
+        clean_up()
+        server = _fork(serve, ends[0])
+        return server
+
     try:
-        while os.getppid() == run:
-            try:
-                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
-            except TimeoutError:
-                if server > 0 and processes.has_ended(server):
-                    # Leftover children of its workers may hold copies of sockets on whose end the run waits.
-                    clean_up()
-                    server = 0
-                continue
-            if len(message) < _REQUEST.size:
-                break
-            clean_up()
-            server = _fork(serve, ends[0])
-            control.sendall(_REPLY.pack(server))
-    except ConnectionError:
-        pass
+        _answer_requests(control, run, watch, new)
     finally:
         clean_up()
 
 
 def _serve(control: socket.socket, service: Service, supervisor: int, groups: ControlGroups) -> None:
-    """The main loop of a fork server: forks and kills workers, until the run closes the socket."""
+    """The main program of a fork server: forks and kills workers on request."""
     processes.adopt_orphans()
     server = os.getpid()
     with contextlib.suppress(BaseException):
@@ -213,10 +226,6 @@ def _serve(control: socket.socket, service: Service, supervisor: int, groups: Co
         return
     gc.freeze()  # so that garbage collection in a worker does not copy shared pages
     workers = _Workers(service.memory_mb << 20)
-
-    def new(end: int) -> int:
-        group = groups.new(supervisor, workers.group_limit, service.name)
-        return workers.add(_fork(functools.partial(start, group), end), group)
 
     def start(group: ControlGroup | None, end: socket.socket) -> None:
         processes.die_with(server)
@@ -228,18 +237,13 @@ def _serve(control: socket.socket, service: Service, supervisor: int, groups: Co
             os.setpgid(0, 0)
         work(end, service, group)
 
-    with contextlib.suppress(ConnectionError):
-        while os.getppid() == supervisor:
-            control.settimeout(workers.watch())
-            try:
-                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
-            except TimeoutError:
-                continue
-            if len(message) < _REQUEST.size:
-                break
-            request, pid = _REQUEST.unpack(message)
-            reply = new(ends[0]) if request == _NEW else workers.kill(pid)
-            control.sendall(_REPLY.pack(reply))
+    def handle(request: bytes, pid: int, ends: list[int]) -> int:
+        if request == _KILL:
+            return workers.kill(pid)
+        group = groups.new(supervisor, workers.group_limit, service.name)
+        return workers.add(_fork(functools.partial(start, group), ends[0]), group)
+
+    _answer_requests(control, supervisor, workers.watch, handle)
 
 
 class _Workers:
