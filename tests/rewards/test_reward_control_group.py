@@ -56,7 +56,7 @@ def groups_of(supervisor_pid):
 
 
 def supervisor_of(pool):
-    return pool._processes.supervisor.pid
+    return pool._workers.supervisor.pid
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def run(tmp_path):
     from test_reward_processes import PROMPT, by_text, daemonize, samples
     pool = by_text(lambda text: daemonize(Path({str(tmp_path)!r}, text)))
     pool(PROMPT, samples("a"))
-    print(pool._processes.supervisor.pid, *pool.pids, flush=True)
+    print(pool._workers.supervisor.pid, *pool.pids, flush=True)
     time.sleep(1000)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)

@@ -497,7 +497,7 @@ def test_nothing_is_left_after_closing():
     running = [pool.submit(PROMPT, samples("hang")) for _ in range(2)]
     wait_until(lambda: all(ticket.running() for ticket in running) and len(pool.pids) == 3)
     waiting = pool.submit(PROMPT, samples("2"))
-    pids, threads = pool.pids, pool._processes.threads
+    pids, threads = pool.pids, pool._workers.threads
     start = time.monotonic()
     pool.close()
     assert time.monotonic() - start < 2

@@ -142,7 +142,7 @@ def test_without_the_supervisor_there_is_an_error_and_no_hanging():
     with by_text(None) as pool:
         assert scores(pool, "1") == [1]
         pids = pool.pids
-        os.kill(pool._processes.supervisor.pid, signal.SIGKILL)
+        os.kill(pool._workers.supervisor.pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)))
         with pytest.raises(UserError, match=GONE):
             pool(PROMPT, samples("1"))

@@ -12,7 +12,8 @@ or after it. Messages from workers are data: they are length-limited, numbered a
 """
 
 from dapo_rl.workers.client import WorkerClient, WorkerFailedError
+from dapo_rl.workers.pool import WorkerPool
 from dapo_rl.workers.supervisor import Supervisor
 from dapo_rl.workers.worker import Service
 
-__all__ = ["Service", "Supervisor", "WorkerClient", "WorkerFailedError"]
+__all__ = ["Service", "Supervisor", "WorkerClient", "WorkerFailedError", "WorkerPool"]

@@ -40,7 +40,7 @@ class WorkerClient:
     """
 
     def __init__(self, supervisor: Supervisor, limit_s: float) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._limit_s = limit_s
         self._name = supervisor.service.name
         self.worker: Worker | None = None
@@ -60,7 +60,7 @@ class WorkerClient:
                 failure = f"the process that forks the {self._name}'s workers died during the call{twice}"
             except WorkerDiedError:
                 failure = f"the {self._name}'s process died at its start{twice} (is the machine out of memory?)"
-        self._supervisor.check()
+        self.supervisor.check()
         raise WorkerFailedError("error", failure)
 
     def kill(self) -> None:
@@ -78,7 +78,7 @@ class WorkerClient:
         if self.worker is not None and self.worker.has_ended():
             self.kill()  # it ended between two calls, so the next call is not at fault
         if self.worker is None:
-            self.worker = self._supervisor.spawn()
+            self.worker = self.supervisor.spawn()
         return self.worker
 
     def _call(self, worker: Worker, body: bytes, decode: Callable[[bytearray], Result]) -> Result:
@@ -98,10 +98,10 @@ class WorkerClient:
     def _kill(self) -> int:
         worker, self.worker = self.worker, None
         assert worker is not None
-        return self._supervisor.kill(worker)
+        return self.supervisor.kill(worker)
 
     def _death(self, status: int) -> str:
-        setting = f"{self._supervisor.service.section}.memory_mb"
+        setting = f"{self.supervisor.service.section}.memory_mb"
         if status == OUT_OF_SHARED_MEMORY:
             return f"was killed: it used more shared memory than {setting} allows"
         if status == OUT_OF_MEMORY:

@@ -177,7 +177,8 @@ def _answer_requests(
                 continue
             if len(message) < _REQUEST.size:
                 break
-            control.sendall(_REPLY.pack(handle(*_REQUEST.unpack(message), ends)))
+            request, pid = _REQUEST.unpack(message)
+            control.sendall(_REPLY.pack(handle(request, pid, ends)))
 
 
 def _supervise(control: socket.socket, service: Service, run: int, groups: ControlGroups) -> None:
