@@ -21,8 +21,6 @@ from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data import (
-    LazyStream,
-    MixedStream,
     PromptSet,
     PromptStream,
     Stream,
@@ -536,7 +534,7 @@ def _stream(config: Config, prompts: PromptSet, model: Any, display: Display) ->
 class _LazyPart:
     """Saves a stream with the prompts that the sampler needs again: those of unfinished groups."""
 
-    stream: LazyStream | MixedStream
+    stream: Stream
     sampler: Sampler
 
     def save(self, directory: Path) -> None:
