@@ -678,8 +678,8 @@ def test_a_pool_that_cannot_start_its_threads_leaves_no_process(monkeypatch):
         VerifierPool(lambda prompt, samples: [], RewardSettings(workers=2))
     started[0].join(timeout=5)
     assert not started[0].is_alive()
-    (keeper,) = forked
-    assert not os.path.exists(f"/proc/{keeper}")
+    (supervisor,) = forked
+    assert not os.path.exists(f"/proc/{supervisor}")
 
 
 class ByEnd:
