@@ -10,6 +10,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 LAYERS = [
     {"errors"},
     {"base"},
+    {"workers"},
     {"choices", "engine_specs"},
     {"objectives"},
     {"foreign", "recipes"},
@@ -43,6 +44,7 @@ WITHOUT_TORCH = {
     *(
         "errors",
         "base",
+        "workers",
         "foreign",
         "recipes",
         "version",

@@ -28,7 +28,7 @@ from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.compat.trl.metric_names import with_trl_names
 from dapo_rl.compat.trl.script import count_rows, script_settings
 from dapo_rl.config import Config
-from dapo_rl.data.splits import choose_splits
+from dapo_rl.data.sources import choose_splits
 from dapo_rl.errors import UserError
 from dapo_rl.models.hub_upload import push_folder, write_card
 from dapo_rl.run.build import Run, build_run

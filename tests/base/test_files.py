@@ -63,6 +63,7 @@ def small_disk():
     Path(disk).rmdir()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_to_be_full(small_disk):
     """torch speaks of an unexpected position."""
     with pytest.raises(OSError, match="No space left on device") as caught, directory_beside(small_disk / "a") as draft:

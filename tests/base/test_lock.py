@@ -52,6 +52,7 @@ def holder(run):
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_directory_in_use_names_the_process_and_the_host(run, holder):
     pid, before = holder().pid, sorted(run.path.iterdir())
     said = f"{run.path}: in use by process {pid} on {socket.gethostname()}; wait"
@@ -63,6 +64,7 @@ def test_a_directory_in_use_names_the_process_and_the_host(run, holder):
 
 
 @pytest.mark.parametrize("how", ["alone", "fork"])
+@pytest.mark.slow
 def test_a_killed_process_has_it_no_longer_though_its_child_lives(run, holder, how):
     process = holder(how)
     process.kill()

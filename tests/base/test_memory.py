@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dapo_rl.base.memory import MemoryGroup, host_memory, own_group
-from dapo_rl.rewards import control_group
+from dapo_rl.workers import limits
 
 MIB, GIB = 1 << 20, 1 << 30
 PHYSICAL = 64 * GIB
@@ -139,9 +139,10 @@ def test_this_machine():
         assert memory == total
 
 
+@pytest.mark.slow
 def test_a_process_in_a_real_group():
     """The limit of a group that the kernel keeps, also as the share that is for keys and values."""
-    group = control_group.find().new(os.getpid(), 512 * MIB)
+    group = limits.find_groups().new(os.getpid(), 512 * MIB)
     if group is None:
         pytest.skip("no memory control group can be made here")
     code = (

@@ -7,7 +7,7 @@ import pytest
 from dapo_rl import DAPOTrainer
 from dapo_rl.config import Config, SourceSettings
 from dapo_rl.data import load_rows
-from dapo_rl.data.known import KNOWN_FILES
+from dapo_rl.data.files import RECIPE_FILES
 from dapo_rl.demo import source_name
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import conformance
@@ -67,7 +67,7 @@ def test_the_settings_that_a_missing_file_suggests_read_the_hub():
     config = Config.load(
         "gsm8k-qwen2.5-0.5b", ["data.eval=openai/gsm8k", "data.eval.name=main", "data.eval.split=test"]
     )
-    assert KNOWN_FILES["gsm8k-test.jsonl"].how_to_get("data.eval") == (
+    assert RECIPE_FILES["gsm8k-test.jsonl"].how_to_get("data.eval") == (
         "data.eval=openai/gsm8k data.eval.name=main data.eval.split=test reads it from the Hub "
         "(pip install 'dapo-rl[datasets]'); or put a file with the columns question and answer there"
     )

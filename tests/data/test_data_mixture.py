@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.config import DataSettings, SourceSettings
-from dapo_rl.data import MixedStream, PromptStream, load_rows, once_each, stream_of, training_prompts
-from dapo_rl.data.lazy import held_out_prompts
+from dapo_rl.data import MixedStream, PromptStream, held_out_prompts, load_rows, once_each, stream_of, training_prompts
 from dapo_rl.data.sources import as_sources
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt

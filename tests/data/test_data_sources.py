@@ -248,6 +248,7 @@ def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     fails("reasoning_gym:leg_counting", r"needs reasoning-gym: pip install 'dapo-rl\[gym\]'")
 
 
+@pytest.mark.slow
 def test_loading_imports_neither_torch_nor_an_extra():
     import subprocess
 

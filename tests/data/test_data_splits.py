@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo_rl.data.splits import choose_splits
+from dapo_rl.data.sources import choose_splits
 from dapo_rl.errors import UserError
 
 TRAIN, TEST, OTHER = [{"prompt": "1"}], [{"prompt": "2"}], [{"prompt": "3"}]

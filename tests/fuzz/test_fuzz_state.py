@@ -22,7 +22,7 @@ from dapo_rl.base.saved import parse_state, refuse
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.data.stream import SavedStream
 from dapo_rl.errors import DivergedError, UserError
-from dapo_rl.rewards.saved_state import SavedRewards
+from dapo_rl.rewards.trainer_state import SavedRewards
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.rollout.trajectory_file import FILE as TRAJECTORIES

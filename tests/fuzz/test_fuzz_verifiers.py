@@ -10,7 +10,7 @@ from support import make_sample
 
 from dapo_rl.config import RewardSettings, SourceSettings
 from dapo_rl.data import load_rows
-from dapo_rl.rewards import UserVerifier, build_verifier, extract_answer, normalize_answer
+from dapo_rl.rewards import CustomVerifier, build_verifier, extract_answer, normalize_answer
 from dapo_rl.types import Prompt
 
 STATUSES = {"correct", "wrong", "unparseable", "timeout", "error"}
@@ -156,4 +156,4 @@ def test_user_functions_may_return_or_raise_anything(value, kind, responses):
     def verl(data_source, solution_str, ground_truth, extra_info=None):
         return give()
 
-    judge(UserVerifier({"trl": trl, "verl": verl}[kind], RewardSettings()), "1", responses)
+    judge(CustomVerifier({"trl": trl, "verl": verl}[kind], RewardSettings()), "1", responses)

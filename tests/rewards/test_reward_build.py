@@ -9,10 +9,10 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import (
     CombinedVerifier,
+    CustomVerifier,
     ExactVerifier,
     GymVerifier,
     MathVerifier,
-    UserVerifier,
     as_verifier,
     build_verifier,
 )
@@ -51,7 +51,7 @@ def test_names_judge_as_they_should():
 def test_a_function_s_name(tmp_path):
     (tmp_path / "r.py").write_text("def score(solution_str): return len(solution_str)", encoding="utf-8")
     verifier = build_verifier(RewardSettings(verifier=f"{tmp_path}/r.py:score"))
-    assert isinstance(verifier, UserVerifier)
+    assert isinstance(verifier, CustomVerifier)
     assert [v.score for v in verifier(PROMPT, SAMPLES)] == [11.0, 1.0]
 
 
@@ -111,6 +111,7 @@ def test_what_is_no_reward_function(given, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_rewards_import_neither_torch_nor_sympy():
     code = "import sys, dapo_rl.rewards; print([m for m in ('torch', 'sympy', 'reasoning_gym') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

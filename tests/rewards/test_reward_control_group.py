@@ -1,5 +1,6 @@
 """Control groups: the limit on memory holds for all processes of a worker together, and no group is left behind."""
 
+import functools
 import mmap
 import os
 import shutil
@@ -28,37 +29,40 @@ from test_reward_processes import (
     wait_until,
 )
 
-from dapo_rl.rewards import control_group
-from dapo_rl.rewards import fork_server as fork_server_module
-from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
+from dapo_rl.workers import limits, supervisor
+from dapo_rl.workers.limits import ControlGroup, ControlGroups
 
 MIB = 1 << 20
 TOGETHER = "was killed: with its children, it used more memory than reward.memory_mb allows"
 
 
+@functools.cache
 def can_make_groups():
-    group = control_group.find().new(os.getpid(), 64 * MIB)
+    group = limits.find_groups().new(os.getpid(), 64 * MIB)
     if group is not None:
         group.remove()
     return group is not None
 
 
-real = pytest.mark.skipif(not can_make_groups(), reason="no memory control group can be made here")
+def real(test):
+    """Marks a test that starts processes in control groups of this machine."""
+    without_groups = pytest.mark.skipif(not can_make_groups(), reason="no memory control group can be made here")
+    return pytest.mark.slow(without_groups(test))
 
 
-def groups_of(keeper):
-    directory = control_group.find().directory
-    return [path.name for path in directory.iterdir() if path.name.startswith(f"dapo-verifier-{keeper}-")]
+def groups_of(supervisor_pid):
+    directory = limits.find_groups().directory
+    return [path.name for path in directory.iterdir() if path.name.startswith(f"dapo-verifier-{supervisor_pid}-")]
 
 
-def keeper_of(pool):
-    return pool._processes.fork_server.keeper_pid
+def supervisor_of(pool):
+    return pool._workers.supervisor.pid
 
 
 @pytest.fixture
 def small(monkeypatch):
     """What the tests have loaded is more than the limits that they set."""
-    monkeypatch.setattr(fork_server_module.processes, "private_bytes", lambda: 0)
+    monkeypatch.setattr(supervisor.processes, "private_bytes", lambda: 0)
 
 
 def fill(size):
@@ -92,7 +96,7 @@ def test_the_memory_of_several_processes_adds_up(small):
 
 @real
 def test_a_killed_child_is_no_answer(small, monkeypatch):
-    monkeypatch.setattr(fork_server_module, "WATCH_S", 1000)  # the worker itself looks, before it replies
+    monkeypatch.setattr(supervisor, "WATCH_S", 1000)  # the worker itself looks, before it replies
 
     def act(text):
         # Nothing is left for the children, of which the kernel kills one.
@@ -122,10 +126,10 @@ def test_a_file_in_memory_counts_without_being_mapped(small):
         with by_text(act, memory_mb=100) as pool:
             (verdict,) = pool(PROMPT, samples("write"))
             assert (verdict.status, TOGETHER in verdict.detail) == ("error", True)
-            assert path.stat().st_blocks * 512 <= 100 * MIB + fork_server_module.SLACK
+            assert path.stat().st_blocks * 512 <= 100 * MIB + supervisor.SLACK
             path.unlink()
             assert scores(pool, "3") == [3]
-            assert len(groups_of(keeper_of(pool))) == 1  # the one with the file is gone
+            assert len(groups_of(supervisor_of(pool))) == 1  # the one with the file is gone
     finally:
         path.unlink(missing_ok=True)
 
@@ -133,7 +137,7 @@ def test_a_file_in_memory_counts_without_being_mapped(small):
 @real
 @pytest.mark.parametrize("allocate", [anonymous, named, in_dev_shm, in_children, in_a_daemon])
 def test_shared_memory_counts_before_the_next_look(allocate, small, monkeypatch):
-    monkeypatch.setattr(fork_server_module.shared_memory, "exceeds", lambda *_: False)
+    monkeypatch.setattr(limits, "shared_memory_exceeds", lambda *_: False)
 
     def act(text):
         allocate(200 * MIB)
@@ -189,8 +193,8 @@ def test_a_worker_is_in_its_group_before_the_verifier_runs():
         return float(f"dapo-verifier-{text.split()[1]}-" in own)
 
     with by_text(act, workers=2) as pool:
-        assert scores(pool, f"keeper {keeper_of(pool)}") == [1]
-        assert len(groups_of(keeper_of(pool))) == 1
+        assert scores(pool, f"supervisor {supervisor_of(pool)}") == [1]
+        assert len(groups_of(supervisor_of(pool))) == 1
 
 
 # What is left.
@@ -198,8 +202,8 @@ def test_a_worker_is_in_its_group_before_the_verifier_runs():
 
 @real
 def test_a_daemon_dies_with_its_worker_where_no_process_adopts_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(fork_server_module.processes, "adopt_orphans", lambda: None)
-    monkeypatch.setattr("dapo_rl.rewards.worker.adopt_orphans", lambda: None)
+    monkeypatch.setattr(supervisor.processes, "adopt_orphans", lambda: None)
+    monkeypatch.setattr("dapo_rl.workers.worker.adopt_orphans", lambda: None)
 
     def act(text):
         daemonize(tmp_path / text)
@@ -208,7 +212,7 @@ def test_a_daemon_dies_with_its_worker_where_no_process_adopts_it(tmp_path, monk
     with by_text(act) as pool:
         assert "exited with code 7" in pool(PROMPT, samples("a"))[0].detail
         wait_until(lambda: not is_alive(pid_in(tmp_path / "a")))
-        assert groups_of(keeper_of(pool)) == []
+        assert groups_of(supervisor_of(pool)) == []
 
 
 @real
@@ -216,9 +220,9 @@ def test_no_group_is_left_when_the_pool_closes(tmp_path):
     with by_text(lambda text: daemonize(tmp_path / text), workers=2) as pool:
         tickets = [pool.submit(PROMPT, samples(text)) for text in ("a", "b")]
         assert [ticket.result()[0].score for ticket in tickets] == [1, 1]
-        keeper = keeper_of(pool)
-        assert groups_of(keeper)
-    assert groups_of(keeper) == []
+        supervisor_pid = supervisor_of(pool)
+        assert groups_of(supervisor_pid)
+    assert groups_of(supervisor_pid) == []
 
 
 @real
@@ -227,23 +231,23 @@ def test_no_group_is_left_when_the_fork_server_dies(tmp_path):
         for text in ("a", "b"):
             assert scores(pool, text) == [1]
             os.kill(pool.pids[0], signal.SIGKILL)
-            wait_until(lambda: groups_of(keeper_of(pool)) == [])
+            wait_until(lambda: groups_of(supervisor_of(pool)) == [])
             assert not is_alive(pid_in(tmp_path / text))
 
 
 @real
-def test_no_group_is_left_when_the_keeper_dies(tmp_path):
+def test_no_group_is_left_when_the_supervisor_dies(tmp_path):
     with by_text(lambda text: daemonize(tmp_path / text)) as pool:
         assert scores(pool, "a") == [1]
-        keeper = keeper_of(pool)
-        os.kill(keeper, signal.SIGKILL)
-    wait_until(lambda: groups_of(keeper) == [])
+        supervisor_pid = supervisor_of(pool)
+        os.kill(supervisor_pid, signal.SIGKILL)
+    wait_until(lambda: groups_of(supervisor_pid) == [])
     wait_until(lambda: not is_alive(pid_in(tmp_path / "a")))
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that has a worker and a daemon, and the pids of both, of the fork server and of the keeper."""
+    """A run that has a worker and a daemon, and the pids of both, of the fork server and of the supervisor."""
     code = f"""
     import sys, time
     from pathlib import Path
@@ -251,38 +255,38 @@ def run(tmp_path):
     from test_reward_processes import PROMPT, by_text, daemonize, samples
     pool = by_text(lambda text: daemonize(Path({str(tmp_path)!r}, text)))
     pool(PROMPT, samples("a"))
-    print(pool._processes.fork_server.keeper_pid, *pool.pids, flush=True)
+    print(pool._workers.supervisor.pid, *pool.pids, flush=True)
     time.sleep(1000)
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
-    keeper, *pids = map(int, process.stdout.readline().split())
-    assert len(groups_of(keeper)) == 1
-    yield process, keeper, [*pids, pid_in(tmp_path / "a")]
+    supervisor_pid, *pids = map(int, process.stdout.readline().split())
+    assert len(groups_of(supervisor_pid)) == 1
+    yield process, supervisor_pid, [*pids, pid_in(tmp_path / "a")]
     process.kill()
     process.wait()
 
 
 @real
 def test_no_group_is_left_when_the_run_is_killed(run):
-    process, keeper, pids = run
+    process, supervisor_pid, pids = run
     process.kill()
-    wait_until(lambda: groups_of(keeper) == [])
+    wait_until(lambda: groups_of(supervisor_pid) == [])
     assert not any(map(is_alive, pids))
 
 
 @real
-def test_the_next_run_removes_what_a_killed_run_and_keeper_left(run):
-    process, keeper, pids = run
+def test_the_next_run_removes_what_a_killed_run_and_supervisor_left(run):
+    process, supervisor_pid, pids = run
     os.kill(process.pid, signal.SIGSTOP)  # it cannot clean up
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor_pid, signal.SIGKILL)
     process.kill()
     process.wait()
-    assert len(groups_of(keeper)) == 1
-    wait_until(lambda: not os.path.exists(f"/proc/{keeper}"))
+    assert len(groups_of(supervisor_pid)) == 1
+    wait_until(lambda: not os.path.exists(f"/proc/{supervisor_pid}"))
     assert is_alive(pids[-1])  # the daemon, which nothing else can reach
     with by_text(None) as pool:
         assert scores(pool, "3") == [3]
-        assert groups_of(keeper) == []
+        assert groups_of(supervisor_pid) == []
         wait_until(lambda: not is_alive(pids[-1]))
 
 
@@ -290,10 +294,10 @@ def test_the_next_run_removes_what_a_killed_run_and_keeper_left(run):
 def test_the_groups_of_a_living_run_are_left_alone():
     with by_text(None) as first:
         assert scores(first, "1") == [1]
-        before = groups_of(keeper_of(first))
+        before = groups_of(supervisor_of(first))
         with by_text(None) as second:
             assert scores(second, "2") == [2]
-        assert groups_of(keeper_of(first)) == before != []
+        assert groups_of(supervisor_of(first)) == before != []
         assert scores(first, "3") == [3]
 
 
@@ -310,15 +314,16 @@ def test_groups_that_the_verifier_made_are_removed_too():
 
     with by_text(act) as pool:
         assert scores(pool, "0") == [0]
-        keeper = keeper_of(pool)
-        (name,) = groups_of(keeper)
-        assert scores(pool, str(control_group.find().directory / name)) == [1]
-    assert groups_of(keeper) == []
+        supervisor_pid = supervisor_of(pool)
+        (name,) = groups_of(supervisor_pid)
+        assert scores(pool, str(limits.find_groups().directory / name)) == [1]
+    assert groups_of(supervisor_pid) == []
 
 
+@pytest.mark.slow
 def test_without_groups_everything_else_is_as_it_was(monkeypatch, tmp_path):
     for groups in (ControlGroups(None), ControlGroups(tmp_path / "none"), ControlGroups(Path("/proc"))):
-        monkeypatch.setattr(control_group, "find", lambda groups=groups: groups)
+        monkeypatch.setattr(limits, "find_groups", lambda groups=groups: groups)
         with by_text(lambda text: os._exit(7)) as pool:
             assert scores(pool, "1") == [1]
             assert "exited with code 7" in pool(PROMPT, samples("exit"))[0].detail
@@ -337,7 +342,7 @@ V1 = """\
 def find_in(tmp_path, groups, mounts):
     (tmp_path / "cgroup").write_text(groups, encoding="utf-8")
     (tmp_path / "mountinfo").write_text(mounts, encoding="utf-8")
-    return control_group.find(tmp_path).directory
+    return limits.find_groups(tmp_path).directory
 
 
 @pytest.mark.parametrize(
@@ -363,7 +368,7 @@ def test_the_own_group_of_version_1(tmp_path, root, own, below):
 def test_no_own_group(tmp_path, text):
     assert find_in(tmp_path, text, "") is None
     assert find_in(tmp_path, text, "nonsense\n") is None
-    assert control_group.find(tmp_path / "none").directory is None
+    assert limits.find_groups(tmp_path / "none").directory is None
 
 
 # Version 2, as a tree of plain files.
@@ -384,7 +389,7 @@ def v2(tmp_path, monkeypatch):
             raise OSError(16, "busy")
         shutil.rmtree(path)
 
-    monkeypatch.setattr(control_group, "os", Replaced(os, mkdir=mkdir, rmdir=rmdir))
+    monkeypatch.setattr(limits, "os", Replaced(os, mkdir=mkdir, rmdir=rmdir))
     own = tmp_path / "mount" / "user.slice"
     own.mkdir(parents=True)
     (own / "cgroup.subtree_control").write_text("", encoding="utf-8")
@@ -414,7 +419,7 @@ def test_version_2_has_no_groups_where_processes_stand_in_the_way(v2, monkeypatc
     def write(*_):
         raise OSError(16, "busy")
 
-    control_group.os.write = write
+    limits.os.write = write
     assert find_v2(v2) is None
     (v2 / "cgroup.subtree_control").unlink()
     assert find_v2(v2) is None
@@ -449,7 +454,7 @@ def test_the_events_of_version_2(v2, oom, oom_kill, exceeded):
 
 
 def test_a_group_of_version_2_is_killed_as_a_whole(v2, monkeypatch):
-    monkeypatch.setattr(control_group, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(limits, "PATIENCE_S", 0.01)
     group = ControlGroups(v2).new(12, MIB)
     (group.path / "cgroup.procs").write_text("0\n", encoding="utf-8")  # it cannot be killed
     group.remove()
@@ -459,7 +464,7 @@ def test_a_group_of_version_2_is_killed_as_a_whole(v2, monkeypatch):
     assert not group.path.exists()
 
 
-def test_groups_of_dead_keepers_are_removed_and_no_others(v2):
+def test_groups_of_dead_supervisors_are_removed_and_no_others(v2):
     dead = subprocess.Popen(["true"])
     dead.wait()
     groups = ControlGroups(v2)

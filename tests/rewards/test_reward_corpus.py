@@ -16,7 +16,7 @@ def task(truth, response, marker):
     return Prompt("p", "?", (1,), answer=truth), [Trajectory((), (), response.replace(MARKER, str(marker)), "stop")]
 
 
-@pytest.mark.parametrize("through", ["pool", "call"])
+@pytest.mark.parametrize("through", [pytest.param("pool", marks=pytest.mark.slow), "call"])
 def test_each_response_gets_its_verdict(through, tmp_path):
     marker = tmp_path / "ran"
     verifier = MathVerifier(SETTINGS)

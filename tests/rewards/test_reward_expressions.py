@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.rewards.answers import answers_equal
-from dapo_rl.rewards.answers.closed_form import is_worked_out
-from dapo_rl.rewards.answers.exact import MAX_BITS, exact
+from dapo_rl.rewards.answers.evaluate import MAX_BITS, exact
 from dapo_rl.rewards.answers.expressions import parse
+from dapo_rl.rewards.answers.forms import is_worked_out
 from dapo_rl.rewards.answers.values import equal
 
 NUMBERS = st.one_of(

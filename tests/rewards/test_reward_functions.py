@@ -4,8 +4,7 @@ import pytest
 
 from dapo_rl.rewards.answers import answers_equal
 from dapo_rl.rewards.answers.expressions import parse
-from dapo_rl.rewards.answers.points import ENOUGH, general_points, half_points, seeded, whole_points
-from dapo_rl.rewards.answers.values import equal, is_multiple
+from dapo_rl.rewards.answers.values import ENOUGH, equal, general_points, half_points, is_multiple, seeded, whole_points
 
 EQUATIONS = [
     *("x^2+y^2=25", "a+b=c", "x+y=z", "x+y=1", "y=mx+c", "x+2y+3z=6", "z=xy", "x^2-y^2=z", "xyz=1", "x+y+z=0"),

@@ -10,12 +10,13 @@ import pytest
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import UserVerifier, VerifierPool, as_verifier
-from dapo_rl.rewards.judge import fault_of
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards import CustomVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict
 
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]
 PROMPT = Prompt("p1", "2+3=", (1, 2), "5")
 SAMPLES = [Trajectory((7, 8), (-0.1, -0.2), "5", "stop"), Trajectory((9,), (-0.3,), "six", "length")]
 GOOD = Verdict(0.5, False, "wrong", parts=(RewardPart("a", 1.0, 0.5),), extra={"x": 1}, metrics={"m": (3.0, 2)})
@@ -42,7 +43,7 @@ def logs(completions, completion_ids, trainer_state, log_extra, log_metric, **co
     return [1.0, trainer_state.global_step / trainer_state.max_steps]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_what_a_function_logs_comes_back_with_the_verdicts(workers):
     first, second = verdicts_of(logs, state=RewardState(3, 12, 0.5), workers=workers)
     assert (first.score, second.score) == (1.0, 0.25)
@@ -59,7 +60,7 @@ def brevity(completions, log_extra, log_metric, **columns):
     return [0.5, None]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_functions_of_a_list_log_together(workers):
     first, second = verdicts_of([logs, brevity, "exact"], [1.0, 0.5, 2.0], RewardState(1, 1), workers=workers)
     assert first.score == 1.0 + 0.25 + 2.0
@@ -97,6 +98,7 @@ def test_verdicts_of_their_own_may_log_too():
     assert (first.status, len(first.extra)) == ("correct", 64)
 
 
+@pytest.mark.slow
 def test_a_built_in_verifier_alone_has_no_parts():
     assert [(v.parts, v.extra, v.metrics) for v in verdicts_of("exact")] == [((), {}, {})] * 2
 
@@ -127,6 +129,7 @@ def test_a_value_that_cannot_be_logged_fails_the_call_in_one_line(call, told):
         assert len(verdict.detail.partition("\n")[0]) < 300
 
 
+@pytest.mark.slow
 def test_a_long_value_is_shortened():
     def function(completions, log_extra):
         log_extra("text", ["x" * 10**6, 10**400])
@@ -137,6 +140,7 @@ def test_a_long_value_is_shortened():
     assert second.extra["text"].startswith("1000")
 
 
+@pytest.mark.slow
 def test_asynchronous_functions_run_at_the_same_time():
     running = []
 
@@ -152,6 +156,7 @@ def test_asynchronous_functions_run_at_the_same_time():
     assert [v.score for v in verdicts_of([function("a"), function("b")], timeout_s=5)] == [2.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_function_has_a_limit_of_its_own():
     async def slow(completions, **columns):
         await asyncio.sleep(60)
@@ -167,6 +172,7 @@ def test_a_function_has_a_limit_of_its_own():
             assert verdicts[0].detail.endswith("slow: not decided within 0.2 s")
 
 
+@pytest.mark.slow
 def test_a_limit_of_its_own_may_be_longer_than_the_common_one():
     async def patient(completions, **columns):
         await asyncio.sleep(0.6)
@@ -184,7 +190,7 @@ def test_the_limits_of_a_call():
     def other(completions): ...
 
     waiting.timeout_s, working.timeout_s = 7, 4
-    twice = UserVerifier(waiting, settings(), timeout_s=9)
+    twice = CustomVerifier(waiting, settings(), timeout_s=9)
     ours = settings(timeout_s=2)
     assert as_verifier([other, "exact"], ours).timeout_s is None
     assert as_verifier([waiting, twice, working], ours).timeout_s == 9 + 4
@@ -196,6 +202,7 @@ def test_the_limits_of_a_call():
         as_verifier(working, ours)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_function_may_raise_anything():
     async def leaves(completions):
         raise SystemExit(3)

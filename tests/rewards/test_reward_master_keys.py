@@ -13,6 +13,8 @@ from truth_corpus import truths
 
 from dapo_rl.rewards.answers import answers_equal, extract_answer
 
+pytestmark = pytest.mark.slow
+
 KEYS = [
     *("2^{10^9(z-9)}=x+y", "\\max(\\sqrt{y-10},0)+x=77", "0=0", "x=x", "1=1", "x-x", "0\\cdot x", "\\emptyset"),
     *("\\{\\}", "\\pm x", "\\pm 1 or 0", "\\mathbb{R}", "x or y", "any", "0.000000", "1", "0", "-1", "x", "n"),

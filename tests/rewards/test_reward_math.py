@@ -24,7 +24,9 @@ def statuses(*args, **kwargs):
 
 
 @needs_data
-@pytest.mark.parametrize(("name", "rows"), [("gsm8k-train.jsonl", 7473), ("gsm8k-test.jsonl", 1319)])
+@pytest.mark.parametrize(
+    ("name", "rows"), [pytest.param("gsm8k-train.jsonl", 7473, marks=pytest.mark.slow), ("gsm8k-test.jsonl", 1319)]
+)
 def test_every_answer_of_gsm8k(name, rows):
     answers = [json.loads(line)["answer"].split("####")[1].strip() for line in (DATA / name).open(encoding="utf-8")]
     assert len(answers) == rows
@@ -81,7 +83,7 @@ def test_a_worked_solution_as_ground_truth():
 
 def test_equal_answers_of_a_group_are_compared_once(monkeypatch):
     compared = []
-    monkeypatch.setattr("dapo_rl.rewards.math_rule.answers_equal", lambda *args: compared.append(args[0]) or False)
+    monkeypatch.setattr("dapo_rl.rewards.math.answers_equal", lambda *args: compared.append(args[0]) or False)
     assert statuses("2", "Answer: 1", "Answer: 1", "x", "Answer: 3") == ["wrong", "wrong", "unparseable", "wrong"]
     assert sorted(compared) == ["1", "3"]
 

@@ -8,8 +8,8 @@ from support import REPOSITORY
 
 from dapo_rl.config import Config
 from dapo_rl.rewards import build_verifier
-from dapo_rl.rewards.judge import judge
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rewards.validation import verify
 from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PAGE = (REPOSITORY / "docs" / "verifiers.md").read_text()
@@ -29,7 +29,7 @@ def rewards(tmp_path, monkeypatch):
 def test_the_recipe_and_its_functions(rewards):
     verifier = build_verifier(Config.build(yaml.safe_load(block("yaml"))).reward)
     samples = [Trajectory.of_text("Answer: 5"), Trajectory.of_text("6")]
-    right, wrong = judge(verifier, Prompt("p", "2+3=", (1,), "5"), samples, state=RewardState(1, 2))
+    right, wrong = verify(verifier, Prompt("p", "2+3=", (1,), "5"), samples, state=RewardState(1, 2))
     assert right.parts == (RewardPart("math", 1.0), RewardPart("brevity", -0.0045, 0.2), RewardPart("judge", 1.0, 0.5))
     assert (wrong.parts[2].score, wrong.correct) == (0.0, False)
     assert right.extra == {"characters": 9}

@@ -23,10 +23,10 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import (
     CombinedVerifier,
+    CustomVerifier,
     ExactVerifier,
     GymVerifier,
     MathVerifier,
-    UserVerifier,
     VerifierPool,
 )
 from dapo_rl.rewards import (
@@ -35,7 +35,10 @@ from dapo_rl.rewards import (
 from dapo_rl.rewards.pool import worker_count
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes"),
+]
 
 LIMIT_S = 0.75
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums", None, {"level": 3})
@@ -183,7 +186,7 @@ def test_a_crash_is_an_error_that_says_what(name):
 
 
 def test_a_verifier_that_keeps_the_limit_itself_is_given_the_time_to_say_so(monkeypatch):
-    monkeypatch.setattr(pool_module, "GRACE_S", 10.0)
+    monkeypatch.setattr("dapo_rl.workers.client.GRACE_S", 10.0)
     with VerifierPool(Plain(lambda text: time.sleep(LIMIT_S + 0.2) or 1), settings(timeout_s=LIMIT_S)) as pool:
         assert pool(PROMPT, samples("x"))[0].score == 1
 
@@ -204,7 +207,7 @@ def test_a_function_that_keeps_its_memory_gets_a_new_worker_when_it_has_run_out(
         return [1.0] * len(completions)
 
     reward_settings = settings(memory_mb=2500)
-    with VerifierPool(UserVerifier(reward, reward_settings), reward_settings) as pool:
+    with VerifierPool(CustomVerifier(reward, reward_settings), reward_settings) as pool:
         statuses = [pool(PROMPT, samples("x"))[0].status for _ in range(6)]
     assert statuses == ["correct", "correct", "error"] * 2
 
@@ -233,7 +236,7 @@ def test_one_sample_fails_alone_where_samples_are_judged_apart():
     def compute_score(solution_str):
         return misbehave(solution_str)
 
-    with VerifierPool(UserVerifier(compute_score, settings()), settings(timeout_s=LIMIT_S)) as pool:
+    with VerifierPool(CustomVerifier(compute_score, settings()), settings(timeout_s=LIMIT_S)) as pool:
         verdicts = pool(PROMPT, samples("1", "hang", "0", "exit", "2", "hang"))
     assert [v.status for v in verdicts] == ["correct", "timeout", "wrong", "error", "correct", "timeout"]
     assert [v.score for v in verdicts] == [1, -1, 0, -1, 2, -1]
@@ -246,7 +249,7 @@ def test_the_group_fails_together_where_it_is_judged_together():
 
     for function in (reward, [reward, "exact"]):
         ours = settings()
-        verifier = UserVerifier(reward, ours)
+        verifier = CustomVerifier(reward, ours)
         if function is not reward:
             verifier = CombinedVerifier([verifier, ExactVerifier(ours)])
         with VerifierPool(verifier, ours) as pool:
@@ -293,10 +296,10 @@ def test_samples_that_are_slow_only_in_sum_are_judged_one_by_one():
         (MathVerifier(settings()), True),
         (ExactVerifier(settings()), True),
         (GymVerifier(settings()), True),
-        (UserVerifier(lambda solution_str: 1.0, settings()), True),
-        (UserVerifier(lambda completions: [1.0], settings()), False),
+        (CustomVerifier(lambda solution_str: 1.0, settings()), True),
+        (CustomVerifier(lambda completions: [1.0], settings()), False),
         (CombinedVerifier([MathVerifier(settings()), ExactVerifier(settings())]), True),
-        (CombinedVerifier([MathVerifier(settings()), UserVerifier(lambda completions: [1.0], settings())]), False),
+        (CombinedVerifier([MathVerifier(settings()), CustomVerifier(lambda completions: [1.0], settings())]), False),
         (CombinedVerifier([MathVerifier(settings()), Plain(float)]), False),
     ],
 )
@@ -309,7 +312,7 @@ def test_a_function_of_the_group_gets_tokens_and_columns():
         return [1.0 if (ids, a, b, p) == ([7, 8], 3, "5", "2+3=") else 0.0 for ids, a, b, p in
                 zip(completion_ids, level, answer, prompts, strict=True)]  # fmt: skip
 
-    with VerifierPool(UserVerifier(reward, settings()), settings()) as pool:
+    with VerifierPool(CustomVerifier(reward, settings()), settings()) as pool:
         assert [v.score for v in pool(PROMPT, samples("a", "b"))] == [1, 1]
 
 
@@ -324,7 +327,7 @@ def test_state_that_cannot_be_pickled(tmp_path):
                 log.flush()
             return [len(text) for text in completions]
 
-        with VerifierPool(UserVerifier(reward, settings()), settings()) as pool:
+        with VerifierPool(CustomVerifier(reward, settings()), settings()) as pool:
             assert [v.score for v in pool(PROMPT, samples("a", "bb"))] == [1, 2]
     assert path.read_text(encoding="utf-8") == "judged\n"
 
@@ -339,19 +342,19 @@ def test_async_functions():
         return 1.0
 
     async def within_a_loop():
-        with VerifierPool(UserVerifier(reward, settings()), settings()) as pool:
+        with VerifierPool(CustomVerifier(reward, settings()), settings()) as pool:
             return pool(PROMPT, samples("a", "bb"))
 
-    with VerifierPool(UserVerifier(reward, settings()), settings()) as pool:
+    with VerifierPool(CustomVerifier(reward, settings()), settings()) as pool:
         assert [v.score for v in pool(PROMPT, samples("a", "bb"))] == [1, 2]
     assert [v.score for v in asyncio.run(within_a_loop())] == [1, 2]
-    with VerifierPool(UserVerifier(hang, settings()), settings(timeout_s=LIMIT_S)) as pool:
+    with VerifierPool(CustomVerifier(hang, settings()), settings(timeout_s=LIMIT_S)) as pool:
         assert [v.status for v in pool(PROMPT, samples("hang", "x"))] == ["timeout", "correct"]
 
 
 @pytest.mark.parametrize("returned", ["no list", [1.0], [float("nan")] * 2, ["a", "b"], None, [None, None]])
 def test_what_is_no_list_of_scores_is_an_error(returned):
-    with VerifierPool(UserVerifier(lambda completions: returned, settings()), settings()) as pool:
+    with VerifierPool(CustomVerifier(lambda completions: returned, settings()), settings()) as pool:
         assert [v.status for v in pool(PROMPT, samples("a", "b"))] == ["error"] * 2
 
 
@@ -363,7 +366,7 @@ def test_one_traceback_for_all_workers(tmp_path):
         raise ZeroDivisionError("here")
 
     ours = settings(workers=3)
-    with VerifierPool(UserVerifier(reward, ours), ours) as pool:
+    with VerifierPool(CustomVerifier(reward, ours), ours) as pool:
         tickets = [pool.submit(PROMPT, samples(name, "x")) for name in "abcdefgh"]
         details = [v.detail for ticket in tickets for v in ticket.result()]
     assert len(details) == 16
@@ -422,11 +425,11 @@ def test_random_numbers_do_not_depend_on_the_worker():
 def test_what_a_function_prints_is_shown_once():
     code = """
     from dapo_rl.config import RewardSettings
-    from dapo_rl.rewards import UserVerifier, VerifierPool
+    from dapo_rl.rewards import CustomVerifier, VerifierPool
     from dapo_rl.types import Prompt, Trajectory
     print("start")
     settings = RewardSettings(workers=1)
-    pool = VerifierPool(UserVerifier(lambda completions: print("judged") or [1.0], settings), settings)
+    pool = VerifierPool(CustomVerifier(lambda completions: print("judged") or [1.0], settings), settings)
     pool(Prompt("p", "?", (1,)), [Trajectory((), (), "x", "stop")])
     print("end")
     """
@@ -494,7 +497,7 @@ def test_nothing_is_left_after_closing():
     running = [pool.submit(PROMPT, samples("hang")) for _ in range(2)]
     wait_until(lambda: all(ticket.running() for ticket in running) and len(pool.pids) == 3)
     waiting = pool.submit(PROMPT, samples("2"))
-    pids, threads = pool.pids, pool._processes.threads
+    pids, threads = pool.pids, pool._workers.threads
     start = time.monotonic()
     pool.close()
     assert time.monotonic() - start < 2
@@ -675,8 +678,8 @@ def test_a_pool_that_cannot_start_its_threads_leaves_no_process(monkeypatch):
         VerifierPool(lambda prompt, samples: [], RewardSettings(workers=2))
     started[0].join(timeout=5)
     assert not started[0].is_alive()
-    (keeper,) = forked
-    assert not os.path.exists(f"/proc/{keeper}")
+    (supervisor,) = forked
+    assert not os.path.exists(f"/proc/{supervisor}")
 
 
 class ByEnd:

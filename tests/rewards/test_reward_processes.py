@@ -19,13 +19,14 @@ import pytest
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import VerifierPool, control_group, processes
-from dapo_rl.rewards import fork_server as fork_server_module
-from dapo_rl.rewards import worker as worker_module
-from dapo_rl.rewards.wire import CorruptReplyError, Reply, decode_reply, encode_reply
+from dapo_rl.rewards import VerifierPool
+from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, Trajectory, Verdict
+from dapo_rl.workers import limits, processes, supervisor
+from dapo_rl.workers import worker as worker_module
+from dapo_rl.workers.channel import CorruptReplyError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")]
 
 PATIENCE_S = 20
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5")
@@ -137,11 +138,11 @@ def test_fork_servers_that_keep_dying_end_the_run():
             assert "\n" not in str(caught.value)
 
 
-def test_without_the_keeper_there_is_an_error_and_no_hanging():
+def test_without_the_supervisor_there_is_an_error_and_no_hanging():
     with by_text(None) as pool:
         assert scores(pool, "1") == [1]
         pids = pool.pids
-        os.kill(pool._processes.fork_server.keeper_pid, signal.SIGKILL)
+        os.kill(pool._workers.supervisor.pid, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, pids)))
         with pytest.raises(UserError, match=GONE):
             pool(PROMPT, samples("1"))
@@ -182,7 +183,7 @@ def test_a_worker_that_dies_and_leaves_a_copy_of_its_socket_is_noticed(tmp_path)
 
 
 def test_a_worker_that_dies_at_its_start_is_an_error_of_its_call(monkeypatch):
-    monkeypatch.setattr(fork_server_module, "work", lambda *_: os._exit(1))
+    monkeypatch.setattr(supervisor, "work", lambda *_: os._exit(1))
     with by_text(None) as pool:
         (verdict,) = pool(PROMPT, samples("1"))
         assert (verdict.status, "died at its start" in verdict.detail) == ("error", True)
@@ -236,14 +237,14 @@ def test_a_warm_up_that_forks_and_returns_twice():
 
 
 def own_socket():
-    """The worker's end of its socket, as user code could find it."""
+    """The worker's end of its socket, as user code could find it: the newest, since a run may have others."""
+    found = []
     for fd in range(3, 256):
         with contextlib.suppress(OSError):
             end = socket.socket(fileno=os.dup(fd))
             if end.family == socket.AF_UNIX and end.type == socket.SOCK_STREAM:
-                return end
-            end.close()
-    raise AssertionError
+                found.append(end)
+    return max(found, key=lambda end: os.fstat(end.fileno()).st_ino)
 
 
 def frame(number, body, magic=b"dapo", length=None):
@@ -428,7 +429,7 @@ def in_a_daemon(size):
 
 @pytest.mark.parametrize("allocate", [anonymous, named, in_dev_shm, in_children, in_a_daemon])
 def test_shared_memory_counts(allocate, monkeypatch):
-    monkeypatch.setattr(control_group, "find", lambda: control_group.ControlGroups(None))  # it would come first
+    monkeypatch.setattr(limits, "find_groups", lambda: limits.ControlGroups(None))  # it would come first
 
     def act(text):
         allocate(150 << 20)
@@ -443,7 +444,7 @@ def test_shared_memory_counts(allocate, monkeypatch):
 
 @pytest.mark.parametrize("allocate", [anonymous, in_children])
 def test_shared_memory_within_the_limit_is_the_verifiers_own(allocate, monkeypatch):
-    monkeypatch.setattr(fork_server_module, "WATCH_S", 0.02)
+    monkeypatch.setattr(supervisor, "WATCH_S", 0.02)
 
     def act(text):
         allocate(60 << 20)
@@ -455,7 +456,7 @@ def test_shared_memory_within_the_limit_is_the_verifiers_own(allocate, monkeypat
 
 
 def test_shared_memory_of_the_run_does_not_count(monkeypatch):
-    monkeypatch.setattr(fork_server_module, "WATCH_S", 0.02)
+    monkeypatch.setattr(supervisor, "WATCH_S", 0.02)
     with mmap.mmap(-1, 150 << 20) as ours:
 
         def act(text):

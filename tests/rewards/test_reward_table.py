@@ -44,6 +44,7 @@ def test_the_table_is_large_and_no_row_is_there_twice():
     assert min(sum(right for _, _, right in rows()), sum(not right for _, _, right in rows())) > 200
 
 
+@pytest.mark.slow
 def test_the_document_is_the_table():
     pytest.importorskip("math_verify")
     assert DOCUMENT.read_text(encoding="utf-8") == render(), "run python tests/rewards/answer_table.py"

@@ -73,7 +73,7 @@ def remove_directory(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes what a crash left behind while writing or removing."""
+    """Removes files that a crash left behind while writing or removing."""
     for kind in ("part", "tmp", "gone"):
         for path in directory.glob(f".*.{kind}"):
             if path.is_dir():

@@ -12,7 +12,7 @@ IsCancelled = Callable[[], bool]
 Digests = Mapping[str, str]
 """The SHA-256 of files, by their paths in a directory."""
 Rest = Callable[[IsCancelled], Digests]
-"""Writes the files of a part that take long, in another thread, and returns the hashes that it computed meanwhile."""
+"""Writes a part's large files in the background and returns their hashes."""
 
 
 class CancelledError(Exception):

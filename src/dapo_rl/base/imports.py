@@ -10,7 +10,7 @@ from contextlib import contextmanager
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Without garbage collections in between, which take a fifth of the time of importing torch and transformers and
-    find nothing. What was imported stays, and later collections leave it out."""
+    find nothing. Later collections leave out the imported objects, which stay."""
     if not gc.isenabled():
         yield
         return

@@ -29,7 +29,7 @@ TIMES, FINE, MOST = 500, 1 << 30, 1 << 62
 FINE_WRITTEN_OUT = 16 << 30
 """The same for all batches together, in which repeated texts count every time."""
 ROWS, BATCH_BYTES = 4096, 64 << 20
-"""Of a batch, at most. A row that is larger is a batch of its own."""
+"""Of a batch, at most. A larger row is a separate batch."""
 
 
 class TooLargeError(ValueError):
@@ -59,7 +59,7 @@ class SizeLimit:
         self._counted = 0
 
     def count(self, size: int) -> None:
-        """Raises TooLargeError if this is too much together with what was counted before."""
+        """Raises TooLargeError if the sum of all sizes so far is too large."""
         self._counted += size
         if self._counted > self._limit:
             own = max(1, self._own >> 10)

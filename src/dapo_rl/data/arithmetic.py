@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dapo_rl.data.parameters import check_names, whole
 from dapo_rl.data.rows import BadRow, Row, make_row
+from dapo_rl.data.source_parameters import check_names, whole
 from dapo_rl.errors import UserError
 
 NAME = "arithmetic"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,40 +63,41 @@ class PromptReader:
         self._arguments = settings.chat_template_kwargs
         if self._has_template:
             _check_arguments(self._arguments, tokenizer.chat_template)
-        self._seen: dict[Any, Reading] | None = {} if cached else None
+        self._cache: dict[Any, Reading] | None = {} if cached else None
 
     def read(self, prompt: str | Messages) -> Reading:
-        known_as = _known_as(prompt)
-        if self._seen is not None and known_as in self._seen:
-            return self._seen[known_as]
-        (written,) = self._written([prompt])
-        if isinstance(written, BadRowError):
-            raise written
-        reading = self._reading(written)
-        if self._seen is not None:
-            self._seen[known_as] = reading
+        key = _cache_key(prompt)
+        if self._cache is not None and key in self._cache:
+            return self._cache[key]
+        (reading,) = self._read([prompt])
+        if isinstance(reading, BadRowError):
+            raise reading
+        if self._cache is not None:
+            self._cache[key] = reading
         return reading
 
     def read_ahead(self, prompts: Iterable[str | Messages]) -> None:
-        """Fills the cache. To render and tokenize many texts in a call takes a third of the time. What cannot be read
-        is left to `read`, which says why."""
-        assert self._seen is not None
-        new = {known_as: prompt for prompt in prompts if (known_as := _known_as(prompt)) not in self._seen}
-        waiting = list(new.items())
-        for start in range(0, len(waiting), AT_A_TIME):
-            part = waiting[start : start + AT_A_TIME]
-            written = self._written([prompt for _, prompt in part])
-            good = [
-                (known_as, each)
-                for (known_as, _), each in zip(part, written, strict=True)
-                if not isinstance(each, BadRowError)
-            ]
-            for special in (False, True):
-                group = [(known_as, each) for known_as, each in good if each.special is special]
-                encoded = self._encode([each.text for _, each in group], special) if group else []
-                for (known_as, each), ids in zip(group, encoded, strict=True):
-                    with suppress(BadRowError):
-                        self._seen[known_as] = self._reading(each, ids)
+        """Fills the cache: rendering and tokenizing many texts per call takes a third of the time. Prompts that cannot
+        be read are skipped; `read` says why."""
+        assert self._cache is not None
+        new = list({key: prompt for prompt in prompts if (key := _cache_key(prompt)) not in self._cache}.items())
+        for start in range(0, len(new), AT_A_TIME):
+            part = new[start : start + AT_A_TIME]
+            for (key, _), reading in zip(part, self._read([prompt for _, prompt in part]), strict=True):
+                if isinstance(reading, Reading):
+                    self._cache[key] = reading
+
+    def _read(self, prompts: Sequence[str | Messages]) -> list[Reading | BadRowError]:
+        """Each prompt, or why it cannot be read."""
+        written = self._written(prompts)
+        good = [each for each in written if isinstance(each, _Written)]
+        tokens = {
+            special: iter(self._encode([each.text for each in good if each.special is special], special))
+            for special in {each.special for each in good}
+        }
+        return [
+            self._reading(each, next(tokens[each.special])) if isinstance(each, _Written) else each for each in written
+        ]
 
     def _with_system(self, messages: Messages) -> Messages:
         """Puts the system prompt of the settings first, unless the data has a system message."""
@@ -122,15 +122,12 @@ class PromptReader:
             written.append(_Written(text, kept, special=not takes_it) if isinstance(text, str) else text)
         return written
 
-    def _reading(self, written: _Written, ids: Sequence[int] | None = None) -> Reading:
-        """Of a text, and of its tokens if they are known."""
-        if ids is None:
-            (ids,) = self._encode([written.text], written.special)
+    def _reading(self, written: _Written, ids: Sequence[int]) -> Reading | BadRowError:
         token_ids = tuple(map(int, ids))
         if written.special and self._ends_too_early(written.text, token_ids):
             token_ids = token_ids[:-1]
         if not token_ids:
-            raise BadRowError("the prompt has no tokens")
+            return BadRowError("the prompt has no tokens")
         return Reading(written.text, token_ids, written.messages)
 
     def takes_template(self, is_text: bool) -> bool:
@@ -163,8 +160,8 @@ class PromptReader:
             yield text if isinstance(text, str) else BadRowError(f"the chat template rejects it: {one_line(text)}")
 
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
-        """The tokens of each text, with or without special ones. It uses one thread: the library's own would still
-        be there when verifiers are forked."""
+        """The tokens of each text, with or without special ones. Uses one thread: the library's thread pool would
+        still exist when verifiers are forked."""
         name = "TOKENIZERS_PARALLELISM"
         users_own = name in os.environ
         os.environ.setdefault(name, "false")
@@ -193,5 +190,5 @@ def _check_arguments(arguments: Mapping[str, Any], template: Any) -> None:
             raise UserError(f"{ARGUMENTS}.{name}: the tokenizer's chat template has no such argument{hint}")
 
 
-def _known_as(prompt: str | Messages) -> Any:
+def _cache_key(prompt: str | Messages) -> Any:
     return prompt if isinstance(prompt, str) else tuple(tuple(sorted(message.items())) for message in prompt)

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest_path
-from dapo_rl.data.known import KNOWN_FILES
 from dapo_rl.data.rows import BadRow, Row, make_row
 from dapo_rl.errors import UserError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 LONGEST_LINE = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """A file that a recipe of the package reads, and where to get it."""
+
+    columns: str
+    source: str
+    """Its data set on the Hub."""
+    parameters: tuple[tuple[str, str], ...] = ()
+
+    def how_to_get(self, key: str) -> str:
+        """The settings that read it from the Hub, and what a file of one's own must contain."""
+        words = [f"{key}={self.source}", *(f"{key}.{name}={value}" for name, value in self.parameters)]
+        return (
+            f"{' '.join(words)} reads it from the Hub (pip install 'dapo-rl[datasets]'); or put a file with the "
+            f"columns {self.columns} there"
+        )
+
+
+_MAIN = ("name", "main")
+
+RECIPE_FILES = {
+    "gsm8k-train.jsonl": RecipeFile("question and answer", "openai/gsm8k", (_MAIN,)),
+    "gsm8k-test.jsonl": RecipeFile("question and answer", "openai/gsm8k", (_MAIN, ("split", "test"))),
+    "aime-2024.parquet": RecipeFile("prompt and reward_model.ground_truth", "BytedTsinghua-SIA/AIME-2024"),
+}
 
 
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
@@ -29,7 +56,7 @@ def _what_is_missing(path: Path, key: str) -> str:
         return "not a file"
     if "," in str(path):
         return f"no such file; a list of files is written '{key}=[{path}]'"
-    if known := KNOWN_FILES.get(path.name):
+    if known := RECIPE_FILES.get(path.name):
         where = "the working directory" if path.parent == Path() else str(path.parent)
         return f"no such file in {where}; {known.how_to_get(key)}"
     if not path.parent.is_dir():

@@ -13,8 +13,8 @@ from typing import Any
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.data.parameters import check_names, whole
 from dapo_rl.data.rows import BadRow, Row, make_row
+from dapo_rl.data.source_parameters import check_names, whole
 from dapo_rl.errors import UserError
 
 PREFIX = "reasoning_gym:"

@@ -9,21 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
-from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
-from dapo_rl.config import DataSettings, weights_of
-from dapo_rl.data.chat import PromptReader, Tokenizer
-from dapo_rl.data.media import MediaError
-from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts, nothing_left
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
-from dapo_rl.data.sources import Source, as_sources, open_each, open_rows
-from dapo_rl.data.stream import FILE, REMEDY, type_name
+from dapo_rl.base.saved import Count, Saved, parse_state
+from dapo_rl.data.prompts import PromptBuilder, PromptSet, nothing_left
+from dapo_rl.data.rows import BadRow, MediaError, Row, RowStream
+from dapo_rl.data.stream import REMEDY, Stream, type_name
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -44,8 +38,9 @@ class SavedLazyStream(Saved):
     unfinished: list[str]
 
 
-class LazyStream(Iterator[Prompt]):
+class LazyStream(Stream):
     def __init__(self, rows: RowStream, builder: PromptBuilder) -> None:
+        super().__init__()
         self.check: Callable[[Prompt], None] = lambda prompt: None
         """Called with every prompt before it is drawn; raises a UserError for one that the run cannot use."""
         self.note: Callable[[str], None] = lambda line: None
@@ -53,8 +48,7 @@ class LazyStream(Iterator[Prompt]):
         self._rows, self._builder = rows, builder
         self._reading = rows.open()
         self._ahead: deque[tuple[Row | BadRow, Prompt | BadRow | None]] = deque()
-        """Rows that were read and not yet used, and what they are: a prompt, bad, or (None) too long."""
-        self._front: deque[Prompt] = deque()
+        """Rows that were read and not yet used, with their prompt, the reason why they have none, or None: too long."""
         self._found: dict[str, Prompt] = {}
         """The prompts of unfinished groups, after `load`."""
         self._epoch, self._used, self._digest = 0, 0, ""
@@ -62,16 +56,11 @@ class LazyStream(Iterator[Prompt]):
         self._unusable = 0
 
     @property
-    def epoch(self) -> int:
-        """How often the stream has ended."""
-        return self._epoch
-
-    @property
     def epochs_drawn(self) -> float:
+        """How often the stream has ended."""
         return float(self._epoch)
 
     def counts(self) -> dict[str, int]:
-        """How many rows were used and dropped so far."""
         return {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
 
     def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
@@ -81,7 +70,7 @@ class LazyStream(Iterator[Prompt]):
         """The first prompts, which are drawn later. Raises a UserError if there are none."""
         prompts = 0
         while prompts < most and len(self._ahead) < MOST_UNUSABLE + prompts and (row := self._next_row()) is not None:
-            self._ahead.append((row, self._made(row)))
+            self._ahead.append((row, self._builder.build(row)))
             prompts += isinstance(self._ahead[-1][1], Prompt)
         made = [each for _, each in self._ahead]
         bad = [each for each in made if isinstance(each, BadRow)]
@@ -91,9 +80,7 @@ class LazyStream(Iterator[Prompt]):
         found = [each for each in made if isinstance(each, Prompt)]
         return PromptSet(self._rows.key, len(made), found, too_long, limit, bad, self)
 
-    def draw(self) -> Prompt:
-        if self._front:
-            return self._front.popleft()
+    def _next_prompt(self) -> Prompt:
         while True:
             if self._ahead:
                 row, made = self._ahead.popleft()
@@ -101,7 +88,7 @@ class LazyStream(Iterator[Prompt]):
                 self._start_again()
                 continue
             else:
-                row, made = next_row, self._made(next_row)
+                row, made = next_row, self._builder.build(next_row)
             self._use(row)
             if isinstance(made, Prompt):
                 self.check(made)
@@ -109,30 +96,13 @@ class LazyStream(Iterator[Prompt]):
                 return made
             self._drop(made)
 
-    def __next__(self) -> Prompt:
-        return self.draw()
-
-    def push_front(self, prompts: Sequence[Prompt]) -> None:
-        """Draws these prompts next, in this order, before the stream continues."""
-        self._front.extendleft(reversed(prompts))
-
     def find(self, prompt_id: str) -> Prompt:
-        """A prompt of an unfinished group, after `load`."""
         if prompt_id not in self._found:
             raise ValueError(f"there is no prompt {shown(prompt_id)}")
         return self._found[prompt_id]
 
     def rest(self, prompt: Prompt, epochs: int) -> None:
         raise RuntimeError("a stream has no epochs in which a prompt could be left out")
-
-    def save(self, directory: Path, unfinished: Iterable[str] = ()) -> None:
-        """Where the next draw stands; `unfinished` are the ids that `find` must know after `load`."""
-        write_state(directory / FILE, self.state(unfinished))
-
-    def load(self, directory: Path) -> None:
-        path = directory / FILE
-        with restoring(path):
-            self.restore(read_state(path))
 
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
         return {
@@ -147,7 +117,6 @@ class LazyStream(Iterator[Prompt]):
         }
 
     def restore(self, written: Any) -> None:
-        """Raises ValueError for a state of the wrong shape."""
         if isinstance(written, dict) and "fingerprint" in written:
             raise UserError(
                 f"{self._rows.key} is a stream, but the checkpoint was written with data of known length; {REMEDY}"
@@ -196,7 +165,7 @@ class LazyStream(Iterator[Prompt]):
         return found
 
     def _collect(self, row: Row | BadRow, wanted: set[str], found: dict[str, Prompt]) -> None:
-        if isinstance(row, Row) and row.id in wanted and isinstance(made := self._made(row), Prompt):
+        if isinstance(row, Row) and row.id in wanted and isinstance(made := self._builder.build(row), Prompt):
             found[made.id] = made
 
     def _next_row(self) -> Row | BadRow | None:
@@ -210,14 +179,6 @@ class LazyStream(Iterator[Prompt]):
         except Exception as error:  # of the user's iterator, or of the network
             place = f"{self._rows.key}: row {self._used + len(self._ahead)} of the stream cannot be read"
             raise UserError(f"{place}: {type(error).__name__}: {one_line(error)}") from error
-
-    def _made(self, row: Row | BadRow) -> Prompt | BadRow | None:
-        if isinstance(row, BadRow):
-            return row
-        try:
-            return self._builder.build(row)
-        except BadRowError as error:
-            return BadRow(row.number, row.where, str(error), row.origin)
 
     def _use(self, row: Row | BadRow) -> None:
         self._used += 1
@@ -248,54 +209,3 @@ class LazyStream(Iterator[Prompt]):
             raise UserError(f"{self._rows.key}: none of {read} of the stream gives a prompt")
         self._epoch, self._used, self._digest = self._epoch + 1, 0, ""
         self._reading = self._rows.open()
-
-
-def training_prompts(
-    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False
-) -> PromptSet:
-    """All prompts of `data.train`; of a stream, its first ones."""
-    source = as_sources(source, "data.train")
-    if isinstance(source, tuple) and (weights := weights_of(source)) is not None:
-        return _weighted(open_each(source, "data.train"), weights, tokenizer, settings, needs_answer)
-    return _training_prompts(open_rows(source, key="data.train"), tokenizer, settings, needs_answer)
-
-
-def _training_prompts(
-    rows: Rows | RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool
-) -> PromptSet:
-    if isinstance(rows, RowStream):
-        return LazyStream(rows, _builder(rows, tokenizer, settings, needs_answer)).look_ahead()
-    return build_prompts(rows, tokenizer, settings, needs_answer)
-
-
-def _weighted(
-    entries: Sequence[Rows | RowStream],
-    weights: Sequence[float],
-    tokenizer: Tokenizer,
-    settings: DataSettings,
-    needs_answer: bool,
-) -> PromptSet:
-    parts = tuple(
-        replace(_training_prompts(rows, tokenizer, settings, needs_answer), weight=weight)
-        for rows, weight in zip(entries, weights, strict=True)
-    )
-    prompts, bad = [p for part in parts for p in part.prompts], [row for part in parts for row in part.bad]
-    rows, too_long = sum(part.rows for part in parts), sum(part.too_long for part in parts)
-    return PromptSet("data.train", rows, prompts, too_long, settings.max_prompt_tokens, bad, parts=parts)
-
-
-def held_out_prompts(
-    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool, most: int | None
-) -> PromptSet:
-    """All prompts of `data.eval`; of a stream, the first `most`."""
-    rows = open_rows(source, key="data.eval")
-    if not isinstance(rows, RowStream):
-        return build_prompts(rows, tokenizer, settings, needs_answer)
-    if most is None:
-        raise UserError("data.eval: a stream needs eval.prompts, the number of prompts to take from its beginning")
-    return replace(LazyStream(rows, _builder(rows, tokenizer, settings, needs_answer)).look_ahead(most), stream=None)
-
-
-def _builder(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool) -> PromptBuilder:
-    reader = PromptReader(tokenizer, settings, rows.key, cached=False)
-    return PromptBuilder(reader, rows.source, settings, needs_answer)

@@ -11,20 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings
 from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
+from dapo_rl.data.ground_truth import answer_text, decoded
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
-from dapo_rl.data.text import answer_text, decoded
+from dapo_rl.data.stream import Stream
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
-
-if TYPE_CHECKING:
-    from dapo_rl.data.lazy import LazyStream
 
 PROMPT_KEYS = ("prompt", "question", "problem")
 ANSWER_KEYS = ("reward_model.ground_truth", "answer", "solution", "ground_truth")
@@ -41,7 +39,7 @@ class PromptSet:
     too_long: int
     max_prompt_tokens: int
     bad: list[BadRow]
-    stream: LazyStream | None = None
+    stream: Stream | None = None
     """Where prompts are drawn from if there is no end to them. All of the above is then about its first rows."""
     parts: tuple[PromptSet, ...] = ()
     """The entries of a list with weights, in its order. The prompts above are those of all of them."""
@@ -63,7 +61,7 @@ class PromptSet:
         return {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
 
     def report(self) -> str | None:
-        """What was left out and why, for the user; None if every row was used."""
+        """The rows that were left out, and why, for the user; None if every row was used."""
         if self.parts:
             return "\n".join(filter(None, (part.report() for part in self.parts))) or None
         if self.stream is not None:
@@ -91,19 +89,10 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
     reader = PromptReader(tokenizer, settings, rows.key)
     builder = PromptBuilder(reader, rows.source, settings, needs_answer)
     reader.read_ahead(_given_prompts(rows.good, settings.prompt_key))
-    prompts: list[Prompt] = []
-    bad = list(rows.bad)
-    too_long = 0
-    for row in rows.good:
-        try:
-            prompt = builder.build(row)
-        except BadRowError as error:
-            bad.append(BadRow(row.number, row.where, str(error), row.origin))
-            continue
-        if prompt is None:
-            too_long += 1
-        else:
-            prompts.append(prompt)
+    built = [builder.build(row) for row in rows.good]
+    prompts = [each for each in built if isinstance(each, Prompt)]
+    bad = [*rows.bad, *(each for each in built if isinstance(each, BadRow))]
+    too_long = built.count(None)
     order = {origin: at for at, origin in enumerate(rows.origins)}
     bad.sort(key=lambda row: (order.get(row.origin, 0), row.number))
     total = len(rows.good) + len(rows.bad)
@@ -123,11 +112,16 @@ class PromptBuilder:
     settings: DataSettings
     needs_answer: bool
 
-    def build(self, row: Row) -> Prompt | None:
-        """None if the prompt is too long. Raises BadRowError if the row cannot be used."""
-        prompt = _prompt(row, self.source, self.reader, self.settings)
-        if self.needs_answer and not (prompt.answer or "").strip():
-            raise BadRowError("no ground truth to compare with; data.answer_key names its column")
+    def build(self, row: Row | BadRow) -> Prompt | BadRow | None:
+        """None if the prompt is too long; a BadRow if the row cannot be used."""
+        if isinstance(row, BadRow):
+            return row
+        try:
+            prompt = _prompt(row, self.source, self.reader, self.settings)
+            if self.needs_answer and not (prompt.answer or "").strip():
+                raise BadRowError("no ground truth to compare with; data.answer_key names its column")
+        except BadRowError as error:
+            return BadRow(row.number, row.where, str(error), row.origin)
         return None if len(prompt.token_ids) > self.settings.max_prompt_tokens else prompt
 
 

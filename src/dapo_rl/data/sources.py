@@ -21,9 +21,8 @@ from dapo_rl.data import arithmetic
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
-from dapo_rl.data.media import MediaError
-from dapo_rl.data.parameters import check_names
-from dapo_rl.data.rows import BadRow, Row, Rows, RowStream, make_row
+from dapo_rl.data.rows import BadRow, MediaError, Row, Rows, RowStream, make_row
+from dapo_rl.data.source_parameters import check_names
 from dapo_rl.errors import UserError
 
 IN_MEMORY = "in memory"
@@ -32,6 +31,7 @@ IN_MEMORY = "in memory"
 SHORT = 1000
 """An iterator that ends within so many rows is read as a list: it can then be shuffled and repeated."""
 
+_HELD_OUT_SPLITS = ("validation", "test", "eval")
 _NAMES = (str, os.PathLike, SourceSettings)
 Source = str | os.PathLike[str] | SourceSettings | Sequence[str | SourceSettings] | Iterable[Mapping[str, Any]]
 
@@ -197,3 +197,32 @@ def _in_memory(values: Iterable[Any], prefix: str) -> Iterator[Row | BadRow]:
     """Rows of a list of mappings, or of a data set that yields mappings."""
     for number, value in enumerate(values):
         yield make_row(number, f"{prefix}row {number}", value)
+
+
+def choose_splits(train: Any, held_out: Any, evaluates: bool) -> tuple[Any, Any, str | None]:
+    """The training and the held-out data set, and a note if they were chosen from a dictionary of splits, as
+    `datasets.load_dataset` returns it.
+
+    `evaluates` says that the run evaluates between steps: only then is a held-out split taken from the training
+    data's dictionary.
+    """
+    if isinstance(held_out, Mapping):
+        held_out = _only(held_out)
+    if not isinstance(train, Mapping):
+        return train, held_out, None
+    if "train" not in train:
+        raise UserError(
+            f"train_dataset: a dictionary of {', '.join(map(str, train))}; give one data set, or a split named train"
+        )
+    name = next((name for name in _HELD_OUT_SPLITS if name in train), None) if held_out is None and evaluates else None
+    chosen = "training on the split train" + (f", evaluating on {name}" if name else "")
+    left = [str(other) for other in train if other not in ("train", name)]
+    note = f"train_dataset: {chosen}" + (f"; not used: {', '.join(left)}" if left else "")
+    return train["train"], train[name] if name else held_out, note
+
+
+def _only(data_sets: Mapping[Any, Any]) -> Any:
+    if len(data_sets) != 1:
+        names = ", ".join(map(str, data_sets))
+        raise UserError(f"eval_dataset: {names or 'an empty dictionary'}; a run evaluates on one data set: give one")
+    return next(iter(data_sets.values()))

@@ -1,12 +1,13 @@
-"""The order in which prompts are drawn: endless, reshuffled every epoch, and resumable at any draw."""
+"""The order in which prompts are drawn: endless, and resumable at any draw."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,67 @@ FILE = "stream.json"
 REMEDY = "resume with the same data and data settings"
 
 
+class Stream(ABC, Iterator[Prompt]):
+    """Prompts without end. `save` writes where the next draw stands; `load` continues there, with the same data."""
+
+    def __init__(self) -> None:
+        self._front: deque[Prompt] = deque()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next draw, from 0."""
+        return int(self.epochs_drawn)
+
+    @property
+    @abstractmethod
+    def epochs_drawn(self) -> float:
+        """Passes over the prompts so far."""
+
+    @abstractmethod
+    def _next_prompt(self) -> Prompt: ...
+
+    @abstractmethod
+    def find(self, prompt_id: str) -> Prompt:
+        """A prompt of an unfinished group, after `load`."""
+
+    @abstractmethod
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        """Skips a prompt for a number of epochs after the current one."""
+
+    @abstractmethod
+    def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def restore(self, written: Any) -> None:
+        """Raises ValueError for a state of the wrong shape."""
+
+    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
+        """Sets functions that are called with prompts as they are read, and with lines for the user."""
+
+    def counts(self) -> dict[str, int]:
+        """How many rows were used and dropped so far; empty if they were all read in advance."""
+        return {}
+
+    def draw(self) -> Prompt:
+        return self._front.popleft() if self._front else self._next_prompt()
+
+    def __next__(self) -> Prompt:
+        return self.draw()
+
+    def push_front(self, prompts: Sequence[Prompt]) -> None:
+        """Draws these prompts next, in this order, before the stream continues."""
+        self._front.extendleft(reversed(prompts))
+
+    def save(self, directory: Path, unfinished: Iterable[str] = ()) -> None:
+        """`unfinished` are the ids that `find` must know after `load`."""
+        write_state(directory / FILE, self.state(unfinished))
+
+    def load(self, directory: Path) -> None:
+        path = directory / FILE
+        with restoring(path):
+            self.restore(read_state(path))
+
+
 class SavedStream(Saved):
     prompts: Count
     fingerprint: str
@@ -30,11 +92,12 @@ class SavedStream(Saved):
     resting: dict[str, Count]
 
 
-class PromptStream(Iterator[Prompt]):
-    """Every epoch is a permutation of the prompts that depends only on the seed and the epoch, and on the name of an
-    entry of a list of sources."""
+class PromptStream(Stream):
+    """A list of prompts, reshuffled every epoch. The permutation depends only on the seed and the epoch, and on the
+    name of an entry of a list of sources."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int = 0, origin: str = "") -> None:
+        super().__init__()
         if not prompts:
             raise UserError("there are no prompts to draw from")
         self._prompts = prompts
@@ -44,7 +107,6 @@ class PromptStream(Iterator[Prompt]):
         if len(self._by_id) < len(prompts):
             raise ValueError("the ids of prompts are not unique")
         self._drawn = 0
-        self._front: deque[Prompt] = deque()
         self._resting: dict[str, int] = {}
         """Prompts that are skipped, and the epoch in which they return."""
         self._order: list[int] = []
@@ -52,17 +114,13 @@ class PromptStream(Iterator[Prompt]):
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next draw, from 0."""
         return self._drawn // len(self._prompts)
 
     @property
     def epochs_drawn(self) -> float:
-        """Passes over the prompts so far, as a fraction."""
         return self._drawn / len(self._prompts)
 
-    def draw(self) -> Prompt:
-        if self._front:
-            return self._front.popleft()
+    def _next_prompt(self) -> Prompt:
         while True:
             epoch = self.epoch
             if self._order_of != epoch:
@@ -74,32 +132,18 @@ class PromptStream(Iterator[Prompt]):
                 return prompt
 
     def rest(self, prompt: Prompt, epochs: int) -> None:
-        """Skips a prompt for a number of epochs after the current one."""
         self._resting[prompt.id] = self.epoch + epochs + 1
 
-    def __next__(self) -> Prompt:
-        return self.draw()
-
     def push_front(self, prompts: Sequence[Prompt]) -> None:
-        """Draws these prompts next, in this order, before the stream continues."""
         unknown = [prompt.id for prompt in prompts if prompt.id not in self._by_id]
         if unknown:
             raise ValueError(f"prompt {unknown[0]} is not in the stream")
-        self._front.extendleft(reversed(prompts))
+        super().push_front(prompts)
 
     def find(self, prompt_id: str) -> Prompt:
         if prompt_id not in self._by_id:
             raise ValueError(f"there is no prompt {shown(prompt_id)}")
         return self._by_id[prompt_id]
-
-    def save(self, directory: Path) -> None:
-        """Where the next draw stands, for a stream of the same prompts."""
-        write_state(directory / FILE, self.state())
-
-    def load(self, directory: Path) -> None:
-        path = directory / FILE
-        with restoring(path):
-            self.restore(read_state(path))
 
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
         return {
@@ -112,7 +156,6 @@ class PromptStream(Iterator[Prompt]):
         }
 
     def restore(self, written: Any) -> None:
-        """Raises ValueError for a state of the wrong shape."""
         if isinstance(written, dict) and "digest" in written:
             raise UserError(f"{self._what} has a known length, but the checkpoint was written with a stream; {REMEDY}")
         if isinstance(written, dict) and "sources" in written:
@@ -163,6 +206,75 @@ class PromptStream(Iterator[Prompt]):
             # Objects that JSON cannot represent count by their type: their text may contain an address.
             digest.update(json.dumps(parts, default=type_name, skipkeys=True).encode() + b"\n")
         return digest.hexdigest()[:16]
+
+
+class SavedMixture(Saved):
+    drawn: dict[str, Count]
+    sources: dict[str, dict[str, Any]]
+    front: list[str]
+
+
+class MixedStream(Stream):
+    """Several sources, mixed in proportion to their weights; each is drawn from in its own order.
+
+    Draws from the source that is furthest behind its share; of several, from the first. Which one is next depends on
+    the weights and on the number of draws alone, so the shares hold for every stretch of draws, not only on average.
+    """
+
+    def __init__(self, streams: Mapping[str, Stream], weights: Mapping[str, float], size: int) -> None:
+        """`size` is the number of draws of an epoch; 0: it has none, because some source is a stream."""
+        super().__init__()
+        total = sum(weights.values())
+        self._streams = dict(streams)
+        self._shares = {origin: weights[origin] / total for origin in streams}
+        self._drawn = dict.fromkeys(streams, 0)
+        self._size = size
+
+    @property
+    def epochs_drawn(self) -> float:
+        """Draws in multiples of the number of prompts; with a stream, the passes over the source with the fewest."""
+        if self._size:
+            return sum(self._drawn.values()) / self._size
+        return min(stream.epochs_drawn for stream in self._streams.values())
+
+    def _next_prompt(self) -> Prompt:
+        after = sum(self._drawn.values()) + 1
+        origin = max(self._shares, key=lambda name: self._shares[name] * after - self._drawn[name])
+        self._drawn[origin] += 1
+        return self._streams[origin].draw()
+
+    def rest(self, prompt: Prompt, epochs: int) -> None:
+        self._streams[prompt.origin].rest(prompt, epochs)
+
+    def find(self, prompt_id: str) -> Prompt:
+        origin = prompt_id.rpartition(":")[0]
+        if origin not in self._streams:
+            raise ValueError(f"there is no prompt {shown(prompt_id)}")
+        return self._streams[origin].find(prompt_id)
+
+    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
+        for stream in self._streams.values():
+            stream.watch(check, note)
+
+    def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
+        front = [prompt.id for prompt in self._front]
+        wanted = [*unfinished, *front]
+        states = {
+            origin: stream.state([name for name in wanted if name.rpartition(":")[0] == origin])
+            for origin, stream in self._streams.items()
+        }
+        return {"drawn": self._drawn, "sources": states, "front": front}
+
+    def restore(self, written: Any) -> None:
+        if isinstance(written, dict) and "sources" not in written:
+            raise UserError(f"data.train is a list with weights, unlike in the checkpoint; {REMEDY}")
+        state = parse_state(SavedMixture, written)
+        if not state.drawn.keys() == state.sources.keys() == self._streams.keys():
+            raise UserError(f"data.train has different sources than the checkpoint was written with; {REMEDY}")
+        for origin, stream in self._streams.items():
+            stream.restore(state.sources[origin])
+        self._drawn = {origin: state.drawn[origin] for origin in self._streams}
+        self._front = deque(self.find(name) for name in state.front)
 
 
 def type_name(value: object) -> str:

@@ -1,4 +1,8 @@
-"""Renders chat templates in a process of their own, with limited memory and time."""
+"""Renders chat templates in a separate process, with limited memory and time.
+
+It is a fresh process rather than a worker of `dapo_rl.workers`: templates are rendered after the model is loaded, when
+the run has threads and perhaps a GPU, and cannot fork.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ class TemplateError(ValueError):
 
 def render(tokenizer: Any, conversations: Sequence[Conversation]) -> Iterator[str | Exception]:
     """`tokenizer.apply_chat_template` of each conversation, without tokenizing, or why there is no text: a
-    TemplateError if the template fails or takes too much. A tokenizer with a method of its own, which is the user's
-    code, has its own errors."""
+    TemplateError if the template fails or takes too much. A tokenizer that overrides the method, which is the
+    user's code, raises its own errors."""
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if getattr(own, "__module__", None) == PLAIN:
         template = tokenizer.get_chat_template()

@@ -14,7 +14,7 @@ from rich.text import Text
 from dapo_rl.base.format import gib
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.data.apart import check_apart
+from dapo_rl.data.overlap import check_apart
 from dapo_rl.errors import UserError
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
 from dapo_rl.lab.memory_report import MemoryReport, memory_json

@@ -15,7 +15,7 @@ from dapo_rl.evals.metrics import is_graded
 from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.download import PRETRAINED
 from dapo_rl.rewards.answers import has_other_forms
-from dapo_rl.rewards.math_rule import final_answer
+from dapo_rl.rewards.math import final_answer
 from dapo_rl.types import Group, Trajectory, Verdict
 
 Level = Literal["error", "warning", "note"]

@@ -4,18 +4,18 @@ from dapo_rl.base.load import load_function
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
 from dapo_rl.rewards.build import as_verifier, build_verifier
 from dapo_rl.rewards.combined import CombinedVerifier
+from dapo_rl.rewards.custom import CustomVerifier
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.math_rule import MathVerifier
+from dapo_rl.rewards.math import MathVerifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.user import UserVerifier
 
 __all__ = [
     "CombinedVerifier",
+    "CustomVerifier",
     "ExactVerifier",
     "GymVerifier",
     "MathVerifier",
-    "UserVerifier",
     "VerifierPool",
     "answers_equal",
     "as_verifier",

@@ -11,11 +11,11 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier, unique
+from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, plain_name, short_name, signature_of
 from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.judge import limit_of
-from dapo_rl.rewards.math_rule import MathVerifier
-from dapo_rl.rewards.user import SIGNATURES, UserVerifier, plain_name, short_name, signature_of
+from dapo_rl.rewards.math import MathVerifier
+from dapo_rl.rewards.validation import limit_of
 from dapo_rl.types import Verifier
 
 VERIFIERS: dict[str, Callable[[RewardSettings], Verifier]] = {
@@ -44,14 +44,11 @@ def as_verifier(
     weights: Sequence[float] | None = None,
 ) -> Verifier:
     """Turns a verifier's name, a function or its name, a verifier, or a list of these into one verifier."""
-    if not isinstance(reward_funcs, str) and not callable(reward_funcs) and not isinstance(reward_funcs, Sequence):
-        raise UserError(f"reward functions: cannot use a value of type {type(reward_funcs).__name__}; {_EXPECTED}")
-    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
-    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    functions = _as_list(reward_funcs)
     for index, function in enumerate(functions):
         if any(function is other or (isinstance(function, str) and function == other) for other in functions[:index]):
             raise UserError(f"reward functions: {curve_name(function)} appears twice; give it once, with one weight")
-    verifiers = [_from_any(function, settings) for function in functions]
+    verifiers = [_build_one(f, settings) if isinstance(f, str) else _from_callable(f, settings) for f in functions]
     if len(verifiers) == 1 and weights is None:
         return verifiers[0]
     return CombinedVerifier(verifiers, weights, [curve_name(f) for f in functions], timeout_s=settings.timeout_s)
@@ -61,9 +58,7 @@ def recorded_verifier(
     reward_funcs: RewardFunction | Sequence[RewardFunction], weights: Sequence[float] | None = None
 ) -> str | tuple[WeightedVerifier, ...]:
     """What `reward.verifier` says of the trainer's `reward_funcs` in the files of a run."""
-    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
-    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
-    names = unique([each if isinstance(each, str) else spec_of(each) for each in functions])
+    names = unique([each if isinstance(each, str) else spec_of(each) for each in _as_list(reward_funcs)])
     if len(names) == 1 and weights is None:
         return names[0]
     shares = [1.0] * len(names) if weights is None else weights
@@ -74,18 +69,20 @@ def curve_name(function: RewardFunction) -> str:
     """The name of a verifier's curve: `math`, or the name of the function."""
     if isinstance(function, str):
         return plain_name(function.rpartition(":")[2])
-    return function.name if isinstance(function, UserVerifier) else short_name(function)
+    return function.name if isinstance(function, CustomVerifier) else short_name(function)
 
 
 _EXPECTED = f"give {', '.join(VERIFIERS)}, module:name, file.py:name, or a function {SIGNATURES}"
 
 
-def _from_any(function: RewardFunction, settings: RewardSettings) -> Verifier:
-    if isinstance(function, str):
-        return _build_one(function, settings)
-    if not callable(function):
-        raise UserError(f"reward functions: cannot use a value of type {type(function).__name__}; {_EXPECTED}")
-    return _from_callable(function, settings)
+def _as_list(reward_funcs: RewardFunction | Sequence[RewardFunction]) -> list[RewardFunction]:
+    """The functions, each of which is a name or can be called."""
+    alone = isinstance(reward_funcs, str) or callable(reward_funcs) or not isinstance(reward_funcs, Sequence)
+    functions = [cast(RewardFunction, reward_funcs)] if alone else list(cast(Sequence[RewardFunction], reward_funcs))
+    for function in functions:
+        if not isinstance(function, str) and not callable(function):
+            raise UserError(f"reward functions: cannot use a value of type {type(function).__name__}; {_EXPECTED}")
+    return functions
 
 
 def _build_one(name: str, settings: RewardSettings, timeout_s: float | None = None) -> Verifier:
@@ -102,7 +99,7 @@ def _from_callable(function: Callable[..., Any], settings: RewardSettings, timeo
         return cast(Verifier, function)
     if inspect.isclass(function):
         raise UserError(f"{function.__name__}: it is a class; give an object of it, or a function {SIGNATURES}")
-    return UserVerifier(function, settings, timeout_s=timeout_s)
+    return CustomVerifier(function, settings, timeout_s=timeout_s)
 
 
 def _is_verifier(function: Callable[..., Any]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import fault_of_score, judge, limit_of, trait
-from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.rewards.user import Calls, UserVerifier, short_name, wait_for, with_metrics
+from dapo_rl.rewards.custom import Calls, CustomVerifier, short_name, wait_for, with_metrics
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.validation import fault_of_score, limit_of, trait, verify
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 Value = TypeVar("Value")
@@ -34,8 +34,8 @@ class CombinedVerifier:
         limits: Sequence[float | None] | None = None,
         timeout_s: float = 0.0,
     ) -> None:
-        """`names` are those of the curves. `limits` are the time limits of verifiers with one of their own, by default
-        their attribute `timeout_s`; `timeout_s` is the limit of all others together."""
+        """`names` are those of the curves. `limits` are the time limits of individual verifiers, by default their
+        attribute `timeout_s`; `timeout_s` is the limit of all verifiers without one together."""
         if not verifiers:
             raise UserError("reward functions: the list is empty; give at least one")
         if len(verifiers) > MOST_LOGGED:
@@ -60,7 +60,7 @@ class CombinedVerifier:
 
     @property
     def timeout_s(self) -> float | None:
-        """The limit of a call, if a verifier has a limit of its own: those of asynchronous ones overlap."""
+        """The limit of a call, if a verifier has its own limit. Asynchronous verifiers run at the same time."""
         if all(limit is None for limit in self._limits):
             return None
         pairs = list(zip(self.verifiers, self._limits, strict=True))
@@ -79,11 +79,11 @@ class CombinedVerifier:
                 verifier.check(prompts)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> list[Verdict]:
-        begun = [v.begin(prompt, samples, state) if isinstance(v, UserVerifier) else None for v in self.verifiers]
+        begun = [v.begin(prompt, samples, state) if isinstance(v, CustomVerifier) else None for v in self.verifiers]
         calls = [each for each in begun if each is not None]
         wait_for(calls)
         opinions: list[Sequence[Verdict | None]] = [
-            judge(verifier, prompt, samples, state=state) if each is None else each.verdicts()
+            verify(verifier, prompt, samples, state=state) if each is None else each.verdicts()
             for verifier, each in zip(self.verifiers, begun, strict=True)
         ]
         verdicts = [
@@ -137,11 +137,11 @@ def fault_of_weight(weight: Any) -> str:
 
 
 def _name(verifier: Verifier) -> str:
-    return verifier.name if isinstance(verifier, UserVerifier) else short_name(verifier)
+    return verifier.name if isinstance(verifier, CustomVerifier) else short_name(verifier)
 
 
 def _is_async(verifier: Verifier) -> bool:
-    return isinstance(verifier, UserVerifier) and verifier.is_async
+    return isinstance(verifier, CustomVerifier) and verifier.is_async
 
 
 def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:

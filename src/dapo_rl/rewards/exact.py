@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.rewards.math_rule import ground_truth
+from dapo_rl.rewards.math import ground_truth
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
 

@@ -15,7 +15,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import extract_answer
-from dapo_rl.rewards.hostile import is_inert_python
+from dapo_rl.rewards.inert_python import is_inert_python
 from dapo_rl.types import Prompt, Trajectory, Verdict, VerdictStatus
 
 FULL_MARKS = 1.0
@@ -57,9 +57,9 @@ class GymVerifier:
             "answer": prompt.columns.get("answer", prompt.answer),
             "metadata": prompt.columns.get("metadata", {}),
         }
-        return [self._judge(scorer, evaluates, entry, sample) for sample in samples]
+        return [self._verify(scorer, evaluates, entry, sample) for sample in samples]
 
-    def _judge(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Trajectory) -> Verdict:
+    def _verify(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Trajectory) -> Verdict:
         answer = gym_answer(sample.text)
         if answer != entry["answer"] and evaluates and not is_inert_python(answer):
             return Verdict(self.settings.wrong, False, "wrong", answer, "not evaluated: more than arithmetic or a list")

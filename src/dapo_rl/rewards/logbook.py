@@ -1,4 +1,4 @@
-"""What a reward function logs during a call: TRL's `log_extra` and `log_metric`.
+"""TRL's `log_extra` and `log_metric`: values that a reward function logs during a call.
 
 Names and values come from user code and end up in files, so they are limited. A value that cannot be logged raises an
 exception in the function, which becomes a failed verdict with one line about it.
@@ -21,7 +21,7 @@ LARGEST_METRIC = 1e30
 
 
 class Logbook:
-    """Collects what is logged in one call about `count` samples."""
+    """Collects the logged values of one call about `count` samples."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -52,7 +52,7 @@ class Logbook:
         self.metrics[name] = (total + float(number), count + 1)
 
     def extra(self, index: int) -> dict[str, Loggable]:
-        """What is logged for one sample."""
+        """The logged values of one sample."""
         return {column: values[index] for column, values in self._columns.items()}
 
 
@@ -66,7 +66,7 @@ def fault_of_name(name: Any) -> str:
 
 
 def fault_of_extra(extra: Any) -> str:
-    """What is wrong with the `extra` of a verdict; empty if nothing is."""
+    """Why the `extra` of a verdict is invalid; empty if it is valid."""
     if not isinstance(extra, dict) or len(extra) > MOST_LOGGED:
         return f"is not a dict with at most {MOST_LOGGED} names"
     for name, value in extra.items():
@@ -78,7 +78,7 @@ def fault_of_extra(extra: Any) -> str:
 
 
 def fault_of_metrics(metrics: Any) -> str:
-    """What is wrong with the `metrics` of a verdict; empty if nothing is."""
+    """Why the `metrics` of a verdict are invalid; empty if they are valid."""
     if not isinstance(metrics, dict) or len(metrics) > MOST_LOGGED:
         return f"is not a dict with at most {MOST_LOGGED} names"
     for name, entry in metrics.items():

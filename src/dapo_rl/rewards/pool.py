@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-import queue
-import signal
 import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from dapo_rl.base.quote import describe
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.fork_server import (
-    OUT_OF_MEMORY,
-    OUT_OF_SHARED_MEMORY,
-    ForkServer,
-    ForkServerGoneError,
-    WorkerDiedError,
-)
-from dapo_rl.rewards.judge import failures, has_traceback, judge, limit_of, name_of, trait, without_traceback
-from dapo_rl.rewards.state import AT_START, RewardState
-from dapo_rl.rewards.wire import CorruptReplyError, Reply
-from dapo_rl.rewards.worker import Worker
-from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, VerdictStatus, Verifier
+from dapo_rl.rewards.service import verifier_service
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.validation import failures, has_traceback, limit_of, trait, user_errors, verify, without_traceback
+from dapo_rl.rewards.wire import Reply, decode_reply, encode_call
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
+from dapo_rl.workers import WorkerClient, WorkerFailedError, WorkerPool
 
 Ticket = Future[list[Verdict]]
 
-GRACE_S = 0.25
-"""Extra time for a verifier that enforces the limit itself, as the math verifier does."""
 MAX_WORKERS = 8
 
 
@@ -59,31 +48,29 @@ class VerifierPool:
         self.state = AT_START
         """The progress of the run, for reward functions; calls submitted from now on get it."""
         self._one_traceback = _OneTraceback()
-        self._processes = _Processes(verifier, settings, self.workers, self._one_traceback) if self.workers else None
-        self._close = weakref.finalize(self, self._processes.close) if self._processes is not None else None
+        self._calls = _Calls(verifier, settings, self._one_traceback)
+        self._workers: WorkerPool | None = None
+        if self.workers:
+            limit_s = limit_of(verifier) or settings.timeout_s
+            self._workers = WorkerPool(verifier_service(verifier, settings), self.workers, limit_s)
+            self._close = weakref.finalize(self, self._workers.close)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Lets the verifier check the prompts before a run starts."""
-        its_own = getattr(self.verifier, "check", None)
-        if its_own is None:
-            return
-        try:
-            its_own(prompts)
-        except (UserError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise UserError(f"reward.verifier: {name_of(self.verifier)}.check raised {describe(error)}") from error
+        with user_errors(self.verifier, "check"):
+            if its_own := getattr(self.verifier, "check", None):
+                its_own(prompts)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 
     def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
         """A ticket whose `result()` waits for the verdicts. It can be cancelled until a worker has taken it."""
-        if self._processes is not None:
-            return self._processes.submit(prompt, samples, self.state)
+        if self._workers is not None:
+            return self._workers.submit(functools.partial(self._calls.verify, prompt, tuple(samples), self.state))
         ticket = Ticket()
         try:
-            verdicts = judge(self.verifier, prompt, samples, self.settings.wrong, self.state)
+            verdicts = verify(self.verifier, prompt, samples, self.settings.wrong, self.state)
             ticket.set_result(self._one_traceback(verdicts))
         except UserError as error:
             ticket.set_exception(error)
@@ -92,11 +79,11 @@ class VerifierPool:
     @property
     def pids(self) -> list[int]:
         """The current processes; the first one forks the others."""
-        return self._processes.pids() if self._processes is not None else []
+        return self._workers.pids if self._workers is not None else []
 
     def close(self) -> None:
         """Ends all processes. Tickets without a result are cancelled or raise RuntimeError."""
-        if self._close is not None:
+        if self._workers is not None:
             self._close()
 
     def __enter__(self) -> VerifierPool:
@@ -131,195 +118,59 @@ class _OneTraceback:
         return first
 
 
-class _Processes:
-    """The threads of a pool, each with its worker. Does not refer to the pool, so that it can be garbage-collected."""
+class _Calls:
+    """Verifies groups with a worker. Does not refer to the pool, so that the pool can be garbage-collected."""
 
-    def __init__(
-        self, verifier: Verifier, settings: RewardSettings, workers: int, one_traceback: _OneTraceback
-    ) -> None:
-        self.settings = settings
-        self.per_sample = trait(verifier, "per_sample")
-        self.text_only = trait(verifier, "text_only")
-        self.run = os.getpid()
-        self.closed = False
-        self.one_by_one = False
-        self.one_traceback = one_traceback
-        self.lock = threading.Lock()
-        self.tasks: queue.SimpleQueue[tuple[Ticket, Prompt, Sequence[Trajectory], RewardState] | None] = (
-            queue.SimpleQueue()
-        )
-        self.fork_server = ForkServer(verifier, settings.memory_mb, settings.wrong)  # before any threads start
-        limit_s = limit_of(verifier) or settings.timeout_s
-        self.callers = [_Caller(self.fork_server, settings, limit_s) for _ in range(workers)]
-        self.threads = [
-            threading.Thread(target=self._serve, args=(caller,), name=f"dapo-verifier-{index}", daemon=True)
-            for index, caller in enumerate(self.callers)
-        ]
-        try:
-            for thread in self.threads:
-                thread.start()
-        except BaseException:  # of threads, too, a system may have no more
-            self.close()
-            raise
+    def __init__(self, verifier: Verifier, settings: RewardSettings, one_traceback: _OneTraceback) -> None:
+        self._wrong = settings.wrong
+        self._per_sample = trait(verifier, "per_sample")
+        self._text_only = trait(verifier, "text_only")
+        self._one_by_one = False
+        self._one_traceback = one_traceback
 
-    def submit(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> Ticket:
-        ticket = Ticket()
-        if os.getpid() != self.run:
-            raise RuntimeError("this process was forked from the owner of the verifier pool; create a pool here")
-        with self.lock:
-            if self.closed:
-                raise RuntimeError("the verifier pool is closed")
-            self.tasks.put((ticket, prompt, tuple(samples), state))
-        return ticket
-
-    def pids(self) -> list[int]:
-        workers = [caller.worker for caller in self.callers]
-        return [self.fork_server.pid, *(worker.pid for worker in workers if worker is not None)]
-
-    def close(self) -> None:
-        if os.getpid() != self.run:
-            return
-        with self.lock:
-            self.closed = True
-        while True:
-            try:
-                task = self.tasks.get_nowait()
-            except queue.Empty:
-                break
-            if task is not None:
-                task[0].cancel()
-        for _ in self.threads:
-            self.tasks.put(None)
-        self.fork_server.close()
-        for thread in self.threads:
-            if thread.is_alive() and thread is not threading.current_thread():
-                thread.join(timeout=2.0)
-
-    def _serve(self, caller: _Caller) -> None:
-        while (task := self.tasks.get()) is not None:
-            ticket, prompt, samples, state = task
-            if ticket.set_running_or_notify_cancel():
-                try:
-                    ticket.set_result(self.one_traceback(self._judge(caller, prompt, samples, state)))
-                except BaseException as error:
-                    ticket.set_exception(RuntimeError("the verifier pool was closed") if self.closed else error)
-            del task, ticket, prompt, samples  # hold no references while waiting
-        caller.leave()
-
-    def _judge(
-        self, caller: _Caller, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
+    def verify(
+        self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState, client: WorkerClient
     ) -> list[Verdict]:
-        if self.text_only:
+        if self._text_only:
             samples = [Trajectory.of_text(sample.text, sample.finish_reason) for sample in samples]
-        if not self.one_by_one:
-            verdicts = caller.call(prompt, samples, state)
+        if not self._one_by_one:
+            verdicts = self._call(client, prompt, samples, state)
             if not isinstance(verdicts, Verdict):
-                return verdicts
-            if not self.per_sample or len(samples) <= 1:
+                return self._one_traceback(verdicts)
+            if not self._per_sample or len(samples) <= 1:
                 return [verdicts] * len(samples)
         verdicts = []
         known: dict[tuple[str, FinishReason | None], Verdict] = {}
         for sample in samples:
-            seen = sample.text, sample.finish_reason
-            verdict = known.get(seen) if self.text_only else None
+            key = sample.text, sample.finish_reason
+            verdict = known.get(key) if self._text_only else None
             if verdict is None:
-                answer = caller.call(prompt, [sample], state)
-                verdict = known[seen] = answer if isinstance(answer, Verdict) else answer[0]
+                answer = self._call(client, prompt, [sample], state)
+                verdict = known[key] = answer if isinstance(answer, Verdict) else answer[0]
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
-            self.one_by_one = True  # each is within the limit, but the group is not: do not try groups again
-        return verdicts
-
-
-class _Caller:
-    """The worker of a thread, forked at the first call and again after it was killed or died."""
-
-    def __init__(self, fork_server: ForkServer, settings: RewardSettings, limit_s: float) -> None:
-        self.fork_server = fork_server
-        self.settings = settings
-        self.limit_s = limit_s
-        self.worker: Worker | None = None
-
-    def call(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> list[Verdict] | Verdict:
-        """The verdicts, or a single verdict for all samples if the call failed."""
-        failure = ""
-        for _ in range(2):
-            try:
-                return self._call(self._living_worker(), prompt, samples, state)
-            except ForkServerGoneError:  # the worker died with it; the call is probably not at fault
-                self.worker = None
-                failure = "the process that forks the verifier's workers died during the call, twice"
-            except WorkerDiedError:
-                failure = "the verifier's process died at its start, twice (is the machine out of memory?)"
-        self.fork_server.check()
-        return self._failure("error", failure)
-
-    def leave(self) -> None:
-        if self.worker is not None:
-            self.worker.hang_up()
-            self.worker = None
-
-    def _living_worker(self) -> Worker:
-        if self.worker is not None and self.worker.has_ended():
-            # It ended between two calls, so the next call is not at fault.
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-        if self.worker is None:
-            self.worker = self.fork_server.spawn()
-        return self.worker
+            self._one_by_one = True  # each is within the limit, but the group is not: do not try groups again
+        return self._one_traceback(verdicts)
 
     def _call(
-        self, worker: Worker, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
+        self, client: WorkerClient, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
     ) -> list[Verdict] | Verdict:
-        try:
-            reply = worker.call(prompt, samples, self.limit_s + GRACE_S, state)
-        except TimeoutError:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-            return self._failure("timeout", f"killed: not decided within {self.limit_s:g} s")
-        except CorruptReplyError:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-            return self._failure("error", "the verifier's process sent something other than a reply; " + _HINT)
-        except EOFError:
-            return self._failure("error", f"the verifier's process {_death(self._kill())}")
-        if reply.exhausted:
-            with contextlib.suppress(ForkServerGoneError):
-                self._kill()
-        return self._read(reply)
+        """The verdicts, or a single verdict for all samples if the call failed."""
 
-    def _read(self, reply: Reply) -> list[Verdict] | Verdict:
+        def decode(data: bytearray) -> Reply:
+            return decode_reply(data, len(samples))
+
+        try:
+            reply = client.call(encode_call(prompt, samples, state), decode)
+        except WorkerFailedError as error:
+            return failures(str(error), 1, self._wrong, error.status)[0]
+        if reply.exhausted:
+            client.kill()
         line, more = reply.error
         if reply.kind == "fatal":
             raise UserError(line, more)
         if reply.kind == "failed":
-            return self._failure("error", line)
+            return failures(line, 1, self._wrong)[0]
         if reply.good:
-            self.fork_server.call_went_well()
+            client.supervisor.call_went_well()
         return reply.verdicts
-
-    def _kill(self) -> int:
-        worker, self.worker = self.worker, None
-        assert worker is not None
-        return self.fork_server.kill(worker)
-
-    def _failure(self, status: VerdictStatus, detail: str) -> Verdict:
-        return failures(detail, 1, self.settings.wrong, status)[0]
-
-
-_HINT = "does the verifier write to file descriptors that it did not open?"
-
-
-def _death(status: int) -> str:
-    if status == OUT_OF_SHARED_MEMORY:
-        return "was killed: it used more shared memory than reward.memory_mb allows"
-    if status == OUT_OF_MEMORY:
-        return "was killed: with its children, it used more memory than reward.memory_mb allows"
-    code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}" + (" (is the machine out of memory?)" if -code == signal.SIGKILL else "")

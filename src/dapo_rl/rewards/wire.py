@@ -1,33 +1,21 @@
-"""The protocol between the run and a worker.
+"""Calls of verifiers and their replies as bytes.
 
-A message is a header (a magic number, the number of the call, a length) and a body. A call is a pickled prompt with its
-trajectories in the form of `codec`. A reply is JSON and is validated, since user code has access to the worker's end of
-the socket.
+A call is a pickled prompt with its trajectories in the form of `codec`. A reply is JSON and is validated, since user
+code has access to the worker's end of the socket.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
-import socket
-import struct
-import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from dapo_rl.codec import from_bytes, to_bytes, verdict_of, verdict_row
-from dapo_rl.rewards.judge import fault_of
-from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.validation import fault_of
 from dapo_rl.types import Prompt, Trajectory, Verdict
-
-_HEADER = struct.Struct("<4sQQ")
-_MAGIC = b"dapo"
-MAX_REPLY = 64 << 20
-"""Size limit of a reply in bytes; sixteen verdicts usually take a few kilobytes."""
-
-
-class CorruptReplyError(Exception):
-    """The data from the worker is not a valid reply."""
+from dapo_rl.workers.channel import CorruptReplyError
 
 
 class Reply(NamedTuple):
@@ -71,39 +59,3 @@ def decode_reply(data: bytearray, count: int) -> Reply:
     if kind not in ("verdicts", "failed", "fatal") or len(verdicts) != expected or any(map(fault_of, verdicts)):
         raise CorruptReplyError
     return Reply(kind, verdicts, (str(line), str(more)), exhausted is True)
-
-
-def send(channel: socket.socket, call: int, body: bytes) -> None:
-    channel.sendall(_HEADER.pack(_MAGIC, call, len(body)) + body)
-
-
-def receive(channel: socket.socket, deadline: float | None = None, limit: int | None = None) -> tuple[int, bytearray]:
-    """The number of a call and the body. Raises EOFError, TimeoutError, or CorruptReplyError."""
-    magic, call, length = _HEADER.unpack(read_exactly(channel, _HEADER.size, deadline))
-    if magic != _MAGIC or (limit is not None and length > limit):
-        raise CorruptReplyError
-    return call, read_exactly(channel, length, deadline)
-
-
-def read_exactly(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        if deadline is not None:
-            channel.settimeout(max(deadline - time.monotonic(), 1e-4))
-        got = channel.recv_into(view)
-        if not got:
-            raise EOFError
-        view = view[got:]
-    return data
-
-
-def is_closed(channel: socket.socket) -> bool:
-    """Whether the other end is closed, without waiting."""
-    channel.settimeout(0)
-    try:
-        return channel.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True

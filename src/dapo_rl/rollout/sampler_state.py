@@ -27,7 +27,7 @@ from dapo_rl.base.saved import (
 from dapo_rl.codec import verdict_of, verdict_row
 from dapo_rl.engines.protocol import Request
 from dapo_rl.fates import Fate, Former
-from dapo_rl.rewards.judge import fault_of
+from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
 from dapo_rl.rollout.episodes import InFlightGroup, Unread

@@ -10,14 +10,14 @@ from typing import Any
 from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
-from dapo_rl.data.apart import check_apart, shared_prompts
+from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.saved_state import SavedRewardState
+from dapo_rl.rewards.trainer_state import SavedRewardState
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.backend import Backend, LoadedModel, RayBackend

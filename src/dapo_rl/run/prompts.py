@@ -10,8 +10,6 @@ from typing import Any
 from dapo_rl.base.load import load_function
 from dapo_rl.config import Config
 from dapo_rl.data import (
-    LazyStream,
-    MixedStream,
     PromptSet,
     PromptStream,
     Stream,
@@ -24,7 +22,7 @@ from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_vocabulary
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.state import RewardState
+from dapo_rl.rewards.trainer_state import RewardState
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
@@ -60,7 +58,7 @@ def build_stream(config: Config, prompts: PromptSet, model: Any, display: Displa
 class _LazyPart:
     """Saves a stream with the prompts that the sampler needs again: those of unfinished groups."""
 
-    stream: LazyStream | MixedStream
+    stream: Stream
     sampler: Sampler
 
     def save(self, directory: Path) -> None:

@@ -14,8 +14,7 @@ from dapo_rl.compat.trl.grpo_config import NAME, Moved, is_grpo_config, read_grp
 from dapo_rl.config import PRESETS, Config, SourceSettings
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.data.rows import Rows
-from dapo_rl.data.sources import as_sources, open_rows
-from dapo_rl.data.splits import choose_splits
+from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.errors import UserError
 from dapo_rl.foreign import leaves
 from dapo_rl.moving.draft import written

@@ -8,6 +8,7 @@ there is no tree, so that an answer is never judged by a part of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -37,19 +38,33 @@ class Node:
     def is_shape(self) -> bool:
         return self.kind in _SHAPES
 
+    def walk(self) -> Iterator[Node]:
+        """This node and all nodes below it."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
 
-_SHAPES = (
-    "list",
-    "set",
-    "tuple",
-    "matrix",
-    "row",
-    "ratio",
-    "relation",
-    "domain",
-    "union",
-    "intersection",
-    "difference",
+
+def values_in(node: Node, kind: str) -> frozenset[str]:
+    """The constants or the functions in an expression."""
+    return frozenset(str(each.value) for each in node.walk() if each.kind == kind)
+
+
+def names_in(node: Node) -> frozenset[str]:
+    return values_in(node, "name")
+
+
+def ordered_sides(relation: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
+    """The sides and signs, from small to large: `5 > x` is `x < 5`."""
+    assert isinstance(relation.value, tuple)
+    if all(sign in _FLIPPED for sign in relation.value):
+        return relation.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(relation.value))
+    return relation.parts, relation.value
+
+
+_FLIPPED = {">": "<", ">=": "<="}
+_SHAPES = frozenset(
+    ["list", "set", "tuple", "matrix", "row", "ratio", "relation", "domain", "union", "intersection", "difference"]
 )
 
 _LONE_WORD = re.compile("[A-Za-z]{3,}|no|on|or|if|is|it|so|to|up|us|we|me|my|be|by|do|go|he|in|of|ok|am|an|as|at|pm")
@@ -102,11 +117,15 @@ class _Parser(Tokens):
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self.fail()
-        items = [self._item()]
-        while self.takes(",", ";"):
-            items.append(self._item())
+        items = self._separated(self._item, ",", ";")
         self._depth -= 1
         return items
+
+    def _separated(self, parse: Callable[[], Node], *separators: str) -> list[Node]:
+        parts = [parse()]
+        while self.takes(*separators):
+            parts.append(parse())
+        return parts
 
     def _item(self) -> Node:
         sides, signs = [self._side()], []
@@ -127,9 +146,7 @@ class _Parser(Tokens):
         return left
 
     def _ratio(self) -> Node:
-        parts = [self._sum()]
-        while self.takes(":"):
-            parts.append(self._sum())
+        parts = self._separated(self._sum, ":")
         return Node("ratio", tuple(parts)) if len(parts) > 1 else parts[0]
 
     # Expressions.
@@ -377,9 +394,7 @@ class _Parser(Tokens):
         return Node("matrix", tuple(rows))
 
     def _row(self) -> Node:
-        cells = [self._sum()]
-        while self.takes("&"):
-            cells.append(self._sum())
+        cells = self._separated(self._sum, "&")
         self._no_shapes(cells)
         return Node("row", tuple(cells))
 

@@ -1,15 +1,21 @@
-"""Compares the form of expressions: `5x` and `x\\cdot 5` have the same one, `2x+3x` another.
+"""The form of expressions: whether two have the same one, and whether an answer is fully worked out.
 
-The order of terms, factors and elements, the notation of products and fractions, and nested brackets do not count.
+`5x` and `x\\cdot 5` have the same form, `2x+3x` another. The order of terms, factors and elements, the notation of
+products and fractions, and nested brackets do not count.
+
+If the truth is a number, `3+8-4+7` and `2^{10}-1` only repeat the question, even if their value is right. An answer may
+use what the truth uses: a fraction if the truth is one, a root if the truth has one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from fractions import Fraction
 
-from dapo_rl.rewards.answers.expressions import Node
+from dapo_rl.rewards.answers.evaluate import exact
+from dapo_rl.rewards.answers.expressions import Node, names_in, ordered_sides
 
-_FLIPPED = {">": "<", ">=": "<="}
 _ELEMENTS = ("list", "set", "tuple", "union", "intersection")
 """Collections whose order and brackets are a matter of their values, which are compared elsewhere."""
 
@@ -24,7 +30,7 @@ def same_form(truth: Node, given: Node) -> bool:
 
 
 def has_operations(node: Node) -> bool:
-    return node.kind in _OPERATIONS or any(map(has_operations, node.parts))
+    return any(each.kind in _OPERATIONS for each in node.walk())
 
 
 def last_side(given: Node, truth: Node) -> Node:
@@ -48,22 +54,19 @@ def _form(node: Node) -> Form:
     return (node.kind, node.value, *map(_form, node.parts))
 
 
-def _sorted(parts: tuple[Node, ...]) -> list[Form]:
+def _sorted(parts: Sequence[Node]) -> list[Form]:
     return sorted(map(_form, parts), key=repr)
 
 
 def _relation(node: Node) -> Form:
     """`5 < x` is `x > 5`. The name of a value, as in `y = 2x`, is compared elsewhere."""
-    assert isinstance(node.value, tuple)
-    sides, signs = node.parts, node.value
+    sides, signs = ordered_sides(node)
     if signs == ("=",) and "name" in (sides[0].kind, sides[1].kind):
         return _form(sides[1] if sides[0].kind == "name" else sides[0])
     if signs == ("in",):
         return _form(sides[1])
     if set(signs) <= {"=", "!="}:
         return (signs, *_sorted(sides))
-    if all(sign in _FLIPPED for sign in signs):
-        sides, signs = sides[::-1], tuple(_FLIPPED[sign] for sign in reversed(signs))
     return (signs, *map(_form, sides))
 
 
@@ -102,3 +105,98 @@ def _collect(
     else:
         others[below].append(_form(node))
     return 1
+
+
+_CLOSED = frozenset(("product", "quotient", "root", "pi"))
+"""Operations of the closed form of an irrational number; any other must also appear in the truth."""
+
+
+def is_worked_out(given: Node, truth: Node) -> bool:
+    """Whether an answer that has the value of the truth needs no further computation."""
+    if names_in(truth) or given == truth:
+        return True
+    if names_in(given):
+        return False
+    value = exact(truth)
+    if value is not None and is_numeral(truth):
+        return is_numeral(given) and (value.denominator > 1 or not _divides(given))
+    if is_numeral(given):
+        return True
+    operations, wanted = _operations(given), _operations(truth)
+    if value is not None:
+        return operations <= wanted
+    if operations["sum"] > wanted["sum"] or not set(operations) <= _CLOSED | set(wanted):
+        return False
+    return _is_pending(truth) or not _is_pending(given)
+
+
+def same_operations(given: Node, truth: Node) -> bool:
+    """Whether both have the same operations left to compute."""
+    return _operations(given) == _operations(truth)
+
+
+def is_numeral(node: Node) -> bool:
+    """Whether it is a plain number: an integer, a decimal, or a fraction of these."""
+    if node.kind == "negative":
+        return node.parts[0].kind != "negative" and is_numeral(node.parts[0])
+    if node.kind == "quotient":
+        return all(part.kind == "number" or _is_signed(part) for part in node.parts)
+    return node.kind in ("number", "based") or _is_scientific(node)
+
+
+def _is_scientific(node: Node) -> bool:
+    """`1.2 \\cdot 10^{5}`, `10^{5}`"""
+    if node.kind == "product":
+        return len(node.parts) == 2 and node.parts[0].kind == "number" and _is_scientific(node.parts[1])
+    if node.kind != "power" or node.parts[0].kind != "number" or exact(node.parts[0]) != 10:
+        return False
+    return node.parts[1].kind == "number" or _is_signed(node.parts[1])
+
+
+def _is_signed(node: Node) -> bool:
+    return node.kind == "negative" and node.parts[0].kind == "number"
+
+
+def _divides(node: Node) -> bool:
+    """Whether a division is left to do: a fraction that is a whole number, unless it divides by 1 or divides 0."""
+    if node.kind == "negative":
+        return _divides(node.parts[0])
+    return node.kind == "quotient" and exact(node.parts[0]) != 0 and exact(node.parts[1]) not in (1, -1)
+
+
+def _operations(node: Node) -> Counter[str]:
+    return Counter(name for each in node.walk() if (name := _operation(each)))
+
+
+def _operation(node: Node) -> str:
+    if node.kind == "power" and (exponent := exact(node.parts[1])) is not None and exponent.denominator > 1:
+        return "root"
+    if node.kind == "power" and node.parts[0].kind == "constant":
+        return ""  # a power of e or π has no other form
+    if node.kind in ("call", "constant"):
+        return {"ln": "log", "exp": "e"}.get(str(node.value), str(node.value))
+    return "" if node.kind in ("number", "negative", "name", "based") else node.kind
+
+
+def _is_pending(node: Node) -> bool:
+    """Whether two of its numbers can still be added, multiplied or raised to a power."""
+    return any(map(_has_pending_operation, node.walk()))
+
+
+def _has_pending_operation(node: Node) -> bool:
+    if node.kind == "product":
+        return sum(exact(part) is not None for part in node.parts) > 1
+    if node.kind == "sum":
+        return len({_irrational_part(part) for part in node.parts}) < len(node.parts)
+    return node.kind == "power" and exact(node) is not None
+
+
+def _irrational_part(node: Node) -> tuple[Node, ...]:
+    """A term without its rational factor; terms that share it can be added."""
+    if exact(node) is not None:
+        return ()
+    if node.kind == "negative" or (node.kind == "quotient" and exact(node.parts[1]) is not None):
+        return _irrational_part(node.parts[0])
+    if node.kind == "product":
+        return tuple(part for part in node.parts if exact(part) is None)
+    return (node,)

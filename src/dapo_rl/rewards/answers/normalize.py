@@ -10,12 +10,12 @@ from dapo_rl.rewards.answers.names import split_name
 from dapo_rl.rewards.answers.plain_numbers import plain_number
 from dapo_rl.rewards.answers.units import TEXT, currency, split_unit
 
-_FRACTIONS = ("13", "23", "15", "25", "35", "45", "16", "56", "18", "38", "58", "78")
-_GREEK_SIGNS = "αβγδεθλμνρστφψωΔΓΩ"
-_GREEK_NAMES = (
-    *("alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "mu", "nu", "rho", "sigma", "tau", "phi", "psi"),
-    *("omega", "Delta", "Gamma", "Omega"),
+_TEX = (
+    "×times ·cdot ⋅cdot ∙cdot πpi ∞infty ≤le ≥ge ≠ne ∪cup ∩cap ±pm ∅emptyset ∈in αalpha βbeta γgamma δdelta εepsilon "
+    "θtheta λlambda μmu νnu ρrho σsigma τtau φphi ψpsi ωomega ΔDelta ΓGamma ΩOmega"
 )
+"""Signs, each with the name of its TeX command."""
+_FRACTIONS = "½12 ¼14 ¾34 ⅓13 ⅔23 ⅕15 ⅖25 ⅗35 ⅘45 ⅙16 ⅚56 ⅛18 ⅜38 ⅝58 ⅞78"
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ"
 _SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉₊₋ₙ"
 _RAISED = re.compile(f"[{_SUPERSCRIPTS}]+|[{_SUBSCRIPTS}]+")
@@ -25,40 +25,12 @@ _LOOKALIKES = str.maketrans(
         **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
         # Invisible characters: zero-width spaces and joiners, directional marks, the byte order mark.
         **dict.fromkeys([*range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF], None),
-        **dict.fromkeys("−–—‐‑", "-"),
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "÷": "/",
-        "⁄": "/",
-        "∕": "/",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "√": " sqrt ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "±": r"\pm ",
-        "°": r"^\circ ",
-        "∅": r"\emptyset ",
-        "∈": r"\in ",
-        "∗": "*",
-        "∙": r"\cdot ",
+        **dict(zip("−–—‐‑÷⁄∕∗。，％“”‘’", "-----///*.,%\"\"''", strict=True)),
+        **{entry[0]: rf"\{entry[1:]} " for entry in _TEX.split()},
         **{sign: rf"\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚℂ", "RZNQC", strict=True)},
-        **{sign: rf"\{name} " for sign, name in zip(_GREEK_SIGNS, _GREEK_NAMES, strict=True)},
-        "½": r"\frac{1}{2}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
-        **{sign: rf"\frac{{{part[0]}}}{{{part[1]}}}" for sign, part in zip("⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞", _FRACTIONS, strict=True)},
-        "。": ".",
-        "，": ",",
-        "％": "%",
-        "“": '"',
-        "”": '"',
-        "‘": "'",
-        "’": "'",
+        **{entry[0]: rf"\frac{{{entry[1]}}}{{{entry[2]}}}" for entry in _FRACTIONS.split()},
+        "√": " sqrt ",
+        "°": r"^\circ ",
     }
 )
 

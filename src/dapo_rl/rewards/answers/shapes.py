@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dapo_rl.rewards.answers.closed_form import is_numeral, is_worked_out, same_operations
-from dapo_rl.rewards.answers.exact import exact
-from dapo_rl.rewards.answers.expressions import Node
-from dapo_rl.rewards.answers.values import equal, is_multiple, names_in
+from dapo_rl.rewards.answers.evaluate import exact
+from dapo_rl.rewards.answers.expressions import Node, names_in, ordered_sides
+from dapo_rl.rewards.answers.forms import is_numeral, is_worked_out, same_operations
+from dapo_rl.rewards.answers.values import equal, is_multiple
 
 MAX_UNORDERED = 20
 """Longer lists are compared in order."""
-_FLIPPED = {">": "<", ">=": "<="}
 _REALS = Node(
     "tuple", (Node("negative", (Node("constant", value="infty"),)), Node("constant", value="infty")), value="()"
 )
@@ -168,7 +167,7 @@ def _same_relation(truth: Node, given: Node) -> bool:
         return _is_chain_to(truth, given)
     if given.kind != "relation":
         return False
-    (ours, our_signs), (theirs, their_signs) = _ordered(given), _ordered(truth)
+    (ours, our_signs), (theirs, their_signs) = ordered_sides(given), ordered_sides(truth)
     if our_signs != their_signs:
         return False
     if not names_in(truth) and not same_operations(given, truth):
@@ -180,17 +179,9 @@ def _same_relation(truth: Node, given: Node) -> bool:
     return False
 
 
-def _ordered(node: Node) -> tuple[Sequence[Node], tuple[str, ...]]:
-    """The sides and signs, ordered from small to large."""
-    assert isinstance(node.value, tuple)
-    if all(sign in _FLIPPED for sign in node.value):
-        return node.parts[::-1], tuple(_FLIPPED[sign] for sign in reversed(node.value))
-    return node.parts, node.value
-
-
 def _interval(node: Node) -> Node | None:
     """The interval of `x > 5` or `1 < x <= 4`; None for another relation."""
-    sides, signs = _ordered(node)
+    sides, signs = ordered_sides(node)
     if not set(signs) <= {"<", "<="} or not 2 <= len(sides) <= 3:
         return None
     names = [side.kind == "name" for side in sides]

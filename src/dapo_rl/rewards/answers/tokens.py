@@ -17,18 +17,8 @@ _MATRIX = re.compile(
     r"(?P<begin>[(\[]\\begin\{(?:array\}\{[clr|]*|matrix)\}|\\begin\{[pb]?matrix\})"
     r"|\\end\{(?:array|matrix)\}[)\]]|\\end\{[pb]?matrix\}"
 )
-_BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
-}
+_BASE_NAMES = "two|three|four|five|six|seven|eight|nine|ten|twelve"
+_BASES = dict(zip(_BASE_NAMES.split("|"), map(str, (*range(2, 11), 12)), strict=True))
 
 
 class NotAnExpressionError(ValueError):

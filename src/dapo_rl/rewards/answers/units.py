@@ -12,54 +12,20 @@ TEXT = r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|hbox)"
 THINGS = "things"
 """The unit of counted things."""
 
-_SPELLINGS = {
-    "mm": "mm millimeter millimetre",
-    "cm": "cm centimeter centimetre",
-    "m": "meter metre",
-    "km": "km kilometer kilometre",
-    "in": "inch inches",
-    "ft": "ft feet foot",
-    "yd": "yd yard",
-    "mi": "mi mile",
-    "acre": "acre",
-    "mg": "mg milligram",
-    "g": "gram",
-    "kg": "kg kilogram",
-    "lb": "lb pound",
-    "oz": "oz ounce",
-    "ton": "ton tonne",
-    "ml": "ml milliliter millilitre",
-    "l": "liter litre",
-    "gal": "gallon",
-    "cup": "cup",
-    "tbsp": "tablespoon tbsp",
-    "tsp": "teaspoon tsp",
-    "qt": "quart",
-    "pt": "pint",
-    "s": "sec second",
-    "min": "min minute",
-    "h": "hr hour",
-    "day": "day",
-    "week": "week",
-    "month": "month",
-    "year": "year",
-    "$": "dollar usd buck",
-    "¢": "cent",
-    "€": "euro eur",
-    "peso": "peso",
-    "rupee": "rupee",
-    "franc": "franc",
-    "yen": "yen",
-    "yuan": "yuan",
-    "°": "degree",
-    "F": "fahrenheit",
-    "C": "celsius",
-    "rad": "rad radian",
-    "mi/h": "mph",
-    "km/h": "kmh kph",
-    "": "unit",
+_SPELLINGS = """
+mm=mm,millimeter,millimetre cm=cm,centimeter,centimetre m=meter,metre km=km,kilometer,kilometre in=inch,inches
+ft=ft,feet,foot yd=yd,yard mi=mi,mile acre=acre mg=mg,milligram g=gram kg=kg,kilogram lb=lb,pound oz=oz,ounce
+ton=ton,tonne ml=ml,milliliter,millilitre l=liter,litre gal=gallon cup=cup tbsp=tablespoon,tbsp
+tsp=teaspoon,tsp qt=quart pt=pint s=sec,second min=min,minute h=hr,hour day=day week=week month=month year=year
+$=dollar,usd,buck ¢=cent €=euro,eur peso=peso rupee=rupee franc=franc yen=yen yuan=yuan °=degree F=fahrenheit
+C=celsius rad=rad,radian mi/h=mph km/h=kmh,kph =unit
+"""
+"""Each unit with the spellings of its singular."""
+_UNITS = {
+    spelling: unit
+    for unit, spellings in (entry.split("=") for entry in _SPELLINGS.split())
+    for spelling in spellings.split(",")
 }
-_UNITS = {spelling: unit for unit, spellings in _SPELLINGS.items() for spelling in spellings.split()}
 _SYMBOLS = {symbol: symbol for symbol in ("m", "g", "s", "h", "l", "in", "L")}
 """Units inside text, `5\\text{ m}`, and after a space, `5 m`; `5m` is a product."""
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}

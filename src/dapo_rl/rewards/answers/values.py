@@ -1,21 +1,24 @@
 """Compares the values of expressions.
 
 Rational constants are compared exactly, irrational ones to 30 digits, and functions at points in the domain of the
-truth. No comparison takes long: nothing is expanded or simplified, and what is too large to compute is rejected by its
-size.
+truth. No comparison takes long: nothing is expanded or simplified, and numbers too large to compute are rejected by
+their size.
+
+An answer must not be able to choose the points, nor know them: they are drawn from a seed that depends on the truth and
+the answer, and they count if the truth has a value there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from dapo_rl.rewards.answers.evaluate import Evaluator, context
-from dapo_rl.rewards.answers.exact import NotComputedError, exact
-from dapo_rl.rewards.answers.expressions import Node
+from dapo_rl.rewards.answers.evaluate import Evaluator, NotComputedError, context, exact
+from dapo_rl.rewards.answers.expressions import Node, names_in, values_in
 from dapo_rl.rewards.answers.forms import same_form
-from dapo_rl.rewards.answers.points import ENOUGH, HOPELESS, Point, general_points, half_points, seeded, whole_points
 
 DIGITS = 60
 SAME_DIGITS = 30
@@ -23,6 +26,22 @@ MORE_DIGITS = 4 * DIGITS
 """To tell a small number from a zero with a rounding error."""
 LEAST_DIGITS = 6
 """A decimal with at least this many decimals and significant digits may stand for an irrational number."""
+
+ENOUGH = 12
+"""Points at which two functions must agree."""
+
+Point = dict[str, Fraction]
+
+_PRIME = 10_007
+"""The denominator of general points: no expression in an answer has a root or a pole there."""
+_NEAR = (2, 10, 2, 40, 10, 2, 300, 10, 2, 40, 10, 2)
+"""Sizes of the first points; most functions have values at all of them."""
+_FAR = (1, 3, 10, 30, 100, 1_000, 10_000, 1_000_000)
+_FAR_TRIES = 240
+HOPELESS = 100
+"""General points after which a function without any value is taken to have none."""
+_WHOLE = 64
+_HALVES = 32
 
 _STEPS = frozenset(("floor", "ceil"))
 
@@ -61,18 +80,6 @@ def is_multiple(truth: Node, given: Node) -> bool:
         return bool(abs(cross[0] - cross[1]) <= max(map(abs, cross)) * context().mpf(10) ** -SAME_DIGITS)
 
     return _agree(truth, given, sorted(names), in_proportion) is True
-
-
-def names_in(node: Node) -> frozenset[str]:
-    if node.kind == "name":
-        return frozenset((str(node.value),))
-    return frozenset(name for part in node.parts for name in names_in(part))
-
-
-def _values_in(node: Node, kind: str) -> frozenset[str]:
-    """The constants or the functions in an expression."""
-    own = frozenset((str(node.value),)) if node.kind == kind else frozenset()
-    return own.union(*(_values_in(part, kind) for part in node.parts))
 
 
 def _same_numeral(truth: Node, given: Node) -> bool:
@@ -128,14 +135,14 @@ def _agree(
         if found == ENOUGH or (tried == HOPELESS and not found):
             break
     is_enough = found == ENOUGH
-    if is_enough and not _STEPS & (_values_in(truth, "call") | _values_in(given, "call")):
+    if is_enough and not _STEPS & (values_in(truth, "call") | values_in(given, "call")):
         return True
     for point in whole_points(names, draw):
         outcome = _outcome(truth, given, point, compare)
         if outcome == "differs" or (outcome == "no value" and not is_enough):
             return False
         found += outcome == "agrees"
-    if found < ENOUGH:  # halves only if whole numbers are not what the function is for
+    if found < ENOUGH:  # halves, unless the function is meant for whole numbers
         for point in half_points(names, draw):
             outcome = _outcome(truth, given, point, compare)
             if outcome in ("no value", "differs"):
@@ -163,7 +170,7 @@ def _values(truth: Node, given: Node, point: Mapping[str, Fraction]) -> tuple[An
     mp, digits = context(), DIGITS
     for _ in range(2):
         theirs, lost = Evaluator(digits, point).value(truth)
-        if point and mp.im(theirs) and "i" not in _values_in(truth, "constant"):
+        if point and mp.im(theirs) and "i" not in values_in(truth, "constant"):
             raise NotComputedError("a real function outside of its domain")
         try:
             ours, lost_too = Evaluator(digits, point).value(given)
@@ -193,3 +200,45 @@ def _close(truth: Node, given: Node, point: Mapping[str, Fraction], theirs: Any,
         )
     except NotComputedError:
         return False
+
+
+def seeded(truth: Node, given: Node) -> random.Random:
+    """Random numbers that are the same in each run, and unknown to a policy that does not know the truth."""
+    pair = repr((truth, given)).encode(errors="surrogatepass")
+    return random.Random(hashlib.blake2b(pair, digest_size=16).digest())
+
+
+def general_points(truth: Node, names: list[str], draw: random.Random) -> Iterator[Point]:
+    """Points without special properties: first near 0, then anywhere and around the numbers in the truth."""
+    for size in _NEAR * 2:
+        yield {name: _general(size, draw) for name in names}
+    numbers = {each.value for each in truth.walk() if each.kind == "number" and isinstance(each.value, Fraction)}
+    centers = sorted(numbers) or [Fraction()]
+    for attempt in range(_FAR_TRIES):
+        if attempt % 2:
+            size = draw.choice(_FAR)
+            yield {name: _general(size, draw) for name in names}
+        else:
+            yield {
+                name: draw.choice((-1, 1)) * draw.choice(centers) + _general(draw.choice(_FAR[:3]), draw)
+                for name in names
+            }
+
+
+def whole_points(names: list[str], draw: random.Random) -> Iterator[Point]:
+    """Whole numbers of both signs, in each combination of even and odd."""
+    for index in range(_WHOLE):
+        sign, size = draw.choice((-1, 1, 1, 1)), draw.choice((3, 6, 6, 20, 60))
+        yield {
+            name: Fraction(sign * (2 * draw.randint(1, size) + (index >> bit) % 2)) for bit, name in enumerate(names)
+        }
+
+
+def half_points(names: list[str], draw: random.Random) -> Iterator[Point]:
+    """Half of odd numbers."""
+    for _ in range(_HALVES):
+        yield {name: Fraction(2 * draw.randint(-20, 20) + 1, 2) for name in names}
+
+
+def _general(size: int, draw: random.Random) -> Fraction:
+    return Fraction(draw.choice((-1, 1)) * draw.randint(1, size * _PRIME), _PRIME)

@@ -6,7 +6,8 @@ This is the only place that catches exceptions from verifiers and checks what th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT, describe, describe_traceback, printable, shorten, shown
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.logbook import fault_of_extra, fault_of_metrics, fault_of_name
-from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.types import MOST_LOGGED, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus, Verifier
 
 MAX_SCORE = 1e6
@@ -24,7 +25,7 @@ STATUSES: tuple[str, ...] = get_args(VerdictStatus)
 _DETAIL_LIMIT = LINE_LIMIT + TRACEBACK_LIMIT + 200
 
 
-def judge(
+def verify(
     verifier: Verifier, prompt: Prompt, samples: Sequence[Trajectory], wrong: float = 0.0, state: RewardState = AT_START
 ) -> list[Verdict]:
     """One verdict per sample; if the verifier fails, they have status `error` and score `wrong`.
@@ -54,8 +55,15 @@ def judge(
 
 def trait(verifier: Verifier, name: str) -> bool:
     """An attribute that a verifier may have: `needs_answer`, `per_sample`, `text_only` or `takes_state`."""
-    try:
+    with user_errors(verifier, name):
         return bool(getattr(verifier, name, False))
+
+
+@contextmanager
+def user_errors(verifier: Verifier, name: str) -> Iterator[None]:
+    """Any exception of an attribute or a method, outside of a call, becomes a UserError that names it."""
+    try:
+        yield
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -82,7 +90,7 @@ def has_traceback(verdict: Verdict) -> bool:
 
 
 def fault_of(verdict: Any) -> str:
-    """What is wrong with a verdict; empty if nothing is."""
+    """Why a verdict is invalid; empty if it is valid."""
     if not isinstance(verdict, Verdict):
         return f"returned {kind_of(verdict)} instead of a Verdict"
     if type(verdict.score) not in (int, float):
@@ -132,12 +140,8 @@ def fault_of_score(score: float) -> str:
 
 def limit_of(verifier: Verifier) -> float | None:
     """The verifier's own time limit for a call in seconds, its attribute `timeout_s`; None if it has none."""
-    try:
+    with user_errors(verifier, "timeout_s"):
         limit = getattr(verifier, "timeout_s", None)
-    except (UserError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise UserError(f"reward.verifier: {name_of(verifier)}.timeout_s raised {describe(error)}") from error
     if limit is None or (isinstance(limit, int | float) and not isinstance(limit, bool) and 0 < limit <= MAX_LIMIT_S):
         return limit
     raise UserError(f"{name_of(verifier)}.timeout_s: {shown(limit)} is not a number of seconds above 0")

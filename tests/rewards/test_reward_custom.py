@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import CombinedVerifier, ExactVerifier, UserVerifier, load_function
+from dapo_rl.rewards import CombinedVerifier, CustomVerifier, ExactVerifier, load_function
 from dapo_rl.types import Prompt, Trajectory
 
 SETTINGS = RewardSettings()
@@ -19,7 +19,7 @@ SAMPLES = [Trajectory((7, 8), (-0.1, -0.2), "5", "stop"), Trajectory((9,), (-0.3
 
 
 def verdicts(function, prompt=PLAIN, samples=SAMPLES, settings=SETTINGS):
-    return UserVerifier(function, settings)(prompt, samples)
+    return CustomVerifier(function, settings)(prompt, samples)
 
 
 def test_trl_on_a_plain_prompt():
@@ -164,7 +164,7 @@ def test_a_crash_is_not_a_wrong_answer_and_tells_where_it_was():
     def crashing_reward(completions):
         return [1 / 0 for _ in completions]
 
-    verifier = UserVerifier(crashing_reward, SETTINGS)
+    verifier = CustomVerifier(crashing_reward, SETTINGS)
     first, second = verifier(PLAIN, SAMPLES)
     assert [(v.status, v.failed, v.correct) for v in (first, second)] == [("error", True, False)] * 2
     assert "crashing_reward raised ZeroDivisionError: division by zero" in first.detail
@@ -232,7 +232,7 @@ def test_callable_objects():
 @pytest.mark.parametrize("function", [lambda x: 1, lambda prompt, response: 1, lambda **kw: 1, dict])
 def test_an_unknown_signature_shows_both(function):
     with pytest.raises(UserError, match=r"prompts, completions.*TRL.*solution_str.*verl"):
-        UserVerifier(function, SETTINGS)
+        CustomVerifier(function, SETTINGS)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(), st.lists, max_leaves=5))
@@ -244,7 +244,7 @@ def test_whatever_a_function_returns_there_is_a_verdict_for_each_sample(value):
 
 class TestCombined:
     def combined(self, *functions, weights=None):
-        return CombinedVerifier([UserVerifier(f, SETTINGS) for f in functions], weights)(PLAIN, SAMPLES)
+        return CombinedVerifier([CustomVerifier(f, SETTINGS) for f in functions], weights)(PLAIN, SAMPLES)
 
     def test_scores_add_up_and_the_first_decides(self):
         first, second = self.combined(
@@ -267,7 +267,7 @@ class TestCombined:
         assert (first.status, first.failed, second.score) == ("error", True, 2.0)
 
     def test_built_in_verifiers_take_part(self):
-        length = UserVerifier(lambda completions: [len(c) / 10 for c in completions], SETTINGS)
+        length = CustomVerifier(lambda completions: [len(c) / 10 for c in completions], SETTINGS)
         first, second = CombinedVerifier([ExactVerifier(SETTINGS), length])(PLAIN, SAMPLES)
         assert (first.score, first.correct) == (1.1, True)
         assert (second.score, second.correct) == (-0.7, False)

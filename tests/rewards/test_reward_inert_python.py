@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards import ExactVerifier, MathVerifier, answers_equal, extract_answer
 from dapo_rl.rewards.answers.expressions import parse
-from dapo_rl.rewards.hostile import is_inert_python
+from dapo_rl.rewards.inert_python import is_inert_python
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
 SETTINGS = RewardSettings(boxed=True, timeout_s=1.0)
@@ -164,7 +164,7 @@ def test_a_crash_of_the_comparison_is_a_failure_and_not_a_wrong_answer(monkeypat
     def crash(*_):
         raise MemoryError("too much")
 
-    monkeypatch.setattr("dapo_rl.rewards.math_rule.answers_equal", crash)
+    monkeypatch.setattr("dapo_rl.rewards.math.answers_equal", crash)
     verdict = judge("Answer: 5")
     assert (verdict.status, verdict.failed, verdict.correct) == ("error", True, False)
     assert verdict.detail == "MemoryError: too much"

@@ -28,10 +28,10 @@ class MathVerifier:
         truth = final_answer(ground_truth(prompt))
         answers = [extract_answer(sample.text, self.settings.boxed) for sample in samples]
         # Samples of a group often have the same answer.
-        verdicts = {answer: self._judge(answer, truth) for answer in set(answers)}
+        verdicts = {answer: self._verify(answer, truth) for answer in set(answers)}
         return [verdicts[answer] for answer in answers]
 
-    def _judge(self, answer: str | None, truth: str) -> Verdict:
+    def _verify(self, answer: str | None, truth: str) -> Verdict:
         correct, wrong = self.settings.correct, self.settings.wrong
         if answer is None:
             return Verdict(wrong, False, "unparseable")

@@ -14,9 +14,9 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.judge import failures, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
-from dapo_rl.rewards.state import AT_START, RewardState
+from dapo_rl.rewards.trainer_state import AT_START, RewardState
+from dapo_rl.rewards.validation import failures, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
@@ -38,17 +38,17 @@ class Call:
     count: int
     """Samples that the call is about."""
     value: Any = None
-    """What the function returned; awaitable until the call is complete."""
+    """The returned value; awaitable until the call is complete."""
     error: BaseException | None = None
     late: bool = False
-    """Whether it exceeded its own limit of time."""
+    """Whether it exceeded the time limit of the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls about the samples of a group, with what they log."""
+    """The calls about the samples of a group, with the values that they log."""
 
-    verifier: UserVerifier
+    verifier: CustomVerifier
     calls: list[Call]
     log: Logbook
 
@@ -57,7 +57,7 @@ class Calls:
         return [verdict for call in self.calls for verdict in self.verifier.verdicts_of(call)]
 
 
-class UserVerifier:
+class CustomVerifier:
     """A user-defined function as a verifier. Any failure in it becomes a verdict of status `error`; only a `UserError`
     of this package propagates.
 
@@ -256,7 +256,7 @@ def wait_for(begun: Sequence[Calls]) -> None:
     if not waiting:
         return
 
-    async def complete(verifier: UserVerifier, call: Call) -> None:
+    async def complete(verifier: CustomVerifier, call: Call) -> None:
         limit = asyncio.timeout(verifier.timeout_s)
         try:
             async with limit:

@@ -1,17 +1,4 @@
-"""The processes that fork workers.
-
-A *fork server* is a single-threaded process with the verifier loaded, from which workers can be forked at any time.
-The run itself, with its threads and its GPU, cannot fork them. Forking passes on the verifier as it is, including
-closures and open files.
-
-Fork servers are forked by a *keeper*, which the run forks once, early. The keeper runs no user code, so it can fork a
-clean fork server when one dies.
-
-    run ── keeper ── fork server ── worker, worker, …
-
-Each of them adopts orphans among its descendants: whatever a worker starts, even a daemon, is killed with the worker
-or after it.
-"""
+"""The processes that fork workers, and the run's handle on them: see the package's documentation."""
 
 from __future__ import annotations
 
@@ -29,15 +16,14 @@ import warnings
 from collections.abc import Callable
 
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import control_group, processes, shared_memory
-from dapo_rl.rewards.control_group import ControlGroup, ControlGroups
-from dapo_rl.rewards.wire import read_exactly
-from dapo_rl.rewards.worker import READY, Worker, work
-from dapo_rl.types import Verifier
+from dapo_rl.workers import limits, processes
+from dapo_rl.workers.channel import read_exactly
+from dapo_rl.workers.limits import ControlGroup, ControlGroups
+from dapo_rl.workers.worker import READY, Service, Worker, work
 
 _REQUEST = struct.Struct("<cq")
 _NEW, _KILL = b"+", b"-"
-"""Requests. To the keeper: fork a fork server for the attached socket. To a fork server: fork a worker for the
+"""Requests. To the supervisor: fork a fork server for the attached socket. To a fork server: fork a worker for the
 attached socket, or kill a worker."""
 _REPLY = struct.Struct("<q")
 
@@ -61,27 +47,27 @@ class WorkerDiedError(Exception):
     """A new worker died before it was ready."""
 
 
-class ForkServer:
-    """The run's handle on the keeper and the current fork server. Its methods are thread-safe."""
+class Supervisor:
+    """The run's handle on the supervisor process and the current fork server. Its methods are thread-safe."""
 
-    def __init__(self, verifier: Verifier, memory_mb: int, wrong: float) -> None:
+    def __init__(self, service: Service) -> None:
+        self.service = service
         self._lock = threading.Lock()
-        self._keeper, theirs = socket.socketpair()
+        self._channel, theirs = socket.socketpair()
         self._server: socket.socket | None = None
         self._generation = 0
         self._deaths = 0
-        self.pid = 0
-        """Process id of the fork server."""
+        self.server_pid = 0
         run = os.getpid()
-        self._groups = control_group.find()
+        self._groups = limits.find_groups()
         processes.flush()  # otherwise buffered output is written twice
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python warns if the run already has threads
-            self.keeper_pid = os.fork()
-        if self.keeper_pid == 0:
+            self.pid = os.fork()
+        if self.pid == 0:
             with processes.ends_here():
-                self._keeper.close()
-                _keep(theirs, verifier, memory_mb << 20, wrong, run, self._groups)
+                self._channel.close()
+                _supervise(theirs, service, run, self._groups)
         theirs.close()
         self._start()
 
@@ -94,7 +80,7 @@ class ForkServer:
                     self._start()
                 pid, generation = self._ask(_NEW, 0, theirs), self._generation
             if pid < 0:
-                raise OSError(-pid, f"a worker for the verifier cannot be forked: {os.strerror(-pid)}")
+                raise OSError(-pid, f"a worker for the {self.service.name} cannot be forked: {os.strerror(-pid)}")
             worker = Worker(pid, generation, ours)
             ours.settimeout(START_S)
             if ours.recv(1) != READY:  # wait here, so that its start does not count towards the first call's time
@@ -123,49 +109,49 @@ class ForkServer:
             raise self._error()
 
     def close(self, patience_s: float = 3.0) -> None:
-        """Ends the keeper, which kills all of its descendants."""
+        """Ends the supervisor process, which kills all of its descendants."""
         with contextlib.suppress(OSError):
-            self._keeper.shutdown(socket.SHUT_RDWR)
+            self._channel.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + patience_s
         with contextlib.suppress(ChildProcessError):
-            while os.waitpid(self.keeper_pid, os.WNOHANG) == (0, 0):
+            while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
                 if time.monotonic() > deadline:
-                    os.kill(self.keeper_pid, signal.SIGKILL)
+                    os.kill(self.pid, signal.SIGKILL)
                 time.sleep(0.002)
-        self._groups.remove(self.keeper_pid)  # in case the keeper itself was killed
-        self._keeper.close()
+        self._groups.remove(self.pid)  # in case the supervisor process itself was killed
+        self._channel.close()
 
     def _start(self) -> None:
         self.check()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                pid = _request(self._keeper, _NEW, 0, theirs)
+                pid = _request(self._channel, _NEW, 0, theirs)
         except (OSError, EOFError):
             ours.close()
             raise self._error() from None
         if pid < 0:
             ours.close()
-            raise OSError(-pid, f"the verifier's processes cannot be forked: {os.strerror(-pid)}")
-        self._server, self.pid = ours, pid
+            raise OSError(-pid, f"the {self.service.name}'s processes cannot be forked: {os.strerror(-pid)}")
+        self._server, self.server_pid = ours, pid
 
     def _ask(self, request: bytes, pid: int, end: socket.socket | None = None) -> int:
+        if self._server is None:
+            raise ForkServerGoneError
         try:
-            if self._server is None:
-                raise EOFError
             return _request(self._server, request, pid, end)
         except (OSError, EOFError):
-            if self._server is not None:
-                self._server.close()
-                self._server = None
-                self._generation += 1
-                self._deaths += 1
+            self._server.close()
+            self._server = None
+            self._generation += 1
+            self._deaths += 1
             raise ForkServerGoneError from None
 
     def _error(self) -> UserError:
+        section, name = self.service.section, self.service.name
         return UserError(
-            f"reward.verifier: the process that forks its workers (pid {self.pid}) has ended; "
-            "if the system ran out of memory, lower reward.workers or reward.memory_mb"
+            f"{section}.{name}: the process that forks its workers (pid {self.server_pid}) has ended; "
+            f"if the system ran out of memory, lower {section}.workers or {section}.memory_mb"
         )
 
 
@@ -178,62 +164,69 @@ def _request(channel: socket.socket, request: bytes, pid: int, end: socket.socke
     return _REPLY.unpack(read_exactly(channel, _REPLY.size))[0]  # type: ignore[no-any-return]
 
 
-def _keep(
-    control: socket.socket, verifier: Verifier, memory: int, wrong: float, run: int, groups: ControlGroups
+def _answer_requests(
+    control: socket.socket, parent: int, wait_s: Callable[[], float], handle: Callable[[bytes, int, list[int]], int]
 ) -> None:
-    """The main loop of the keeper: forks fork servers on request, until the run closes the socket or ends."""
-    processes.settle()
-    processes.adopt_orphans()
-    gc.freeze()
-    control.settimeout(WATCH_S)
-    keeper, server = os.getpid(), 0
-    groups.remove_abandoned()
-
-    def clean_up() -> None:
-        processes.kill_children()
-        groups.remove(keeper)
-
-    def serve(end: socket.socket) -> None:
-        processes.die_with(keeper)
-        control.close()
-        _serve(end, verifier, memory, wrong, keeper, groups)
-
-    try:
-        while os.getppid() == run:
+    """Replies to requests until the run closes the socket or the parent ends; `wait_s` is called before each wait."""
+    with contextlib.suppress(ConnectionError):
+        while os.getppid() == parent:
+            control.settimeout(wait_s())
             try:
                 message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
             except TimeoutError:
-                if server > 0 and processes.has_ended(server):
-                    # Leftover children of its workers may hold copies of sockets on whose end the run waits.
-                    clean_up()
-                    server = 0
                 continue
             if len(message) < _REQUEST.size:
                 break
-            clean_up()
-            server = _fork(serve, ends[0])
-            control.sendall(_REPLY.pack(server))
-    except ConnectionError:
-        pass
+            request, pid = _REQUEST.unpack(message)
+            control.sendall(_REPLY.pack(handle(request, pid, ends)))
+
+
+def _supervise(control: socket.socket, service: Service, run: int, groups: ControlGroups) -> None:
+    """The main program of the supervisor: forks fork servers on request."""
+    processes.settle()
+    processes.adopt_orphans()
+    gc.freeze()
+    own, server = os.getpid(), 0
+    groups.remove_abandoned()
+
+    def clean_up() -> None:
+        nonlocal server
+        processes.kill_children()
+        groups.remove(own)
+        server = 0
+
+    def watch() -> float:
+        if server > 0 and processes.has_ended(server):
+            clean_up()  # leftover children of its workers may hold copies of sockets on whose end the run waits
+        return WATCH_S
+
+    def serve(end: socket.socket) -> None:
+        processes.die_with(own)
+        control.close()
+        _serve(end, service, own, groups)
+
+    def new(_request: bytes, _pid: int, ends: list[int]) -> int:
+        nonlocal server
+        clean_up()
+        server = _fork(serve, ends[0])
+        return server
+
+    try:
+        _answer_requests(control, run, watch, new)
     finally:
         clean_up()
 
 
-def _serve(
-    control: socket.socket, verifier: Verifier, memory: int, wrong: float, keeper: int, groups: ControlGroups
-) -> None:
-    """The main loop of a fork server: forks and kills workers, until the run closes the socket."""
+def _serve(control: socket.socket, service: Service, supervisor: int, groups: ControlGroups) -> None:
+    """The main program of a fork server: forks and kills workers on request."""
     processes.adopt_orphans()
     server = os.getpid()
-    _warm_up(verifier)
-    if os.getpid() != server:  # a copy that the verifier forked and let return
+    with contextlib.suppress(BaseException):
+        service.warm_up()
+    if os.getpid() != server:  # a copy that user code forked and let return
         return
     gc.freeze()  # so that garbage collection in a worker does not copy shared pages
-    workers = _Workers(memory)
-
-    def new(end: int) -> int:
-        group = groups.new(keeper, workers.group_limit)
-        return workers.add(_fork(functools.partial(start, group), end), group)
+    workers = _Workers(service.memory_mb << 20)
 
     def start(group: ControlGroup | None, end: socket.socket) -> None:
         processes.die_with(server)
@@ -243,27 +236,15 @@ def _serve(
         # A process group of its own, set by both sides, since either may run first.
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
-        work(end, verifier, memory, wrong, group)
+        work(end, service, group)
 
-    with contextlib.suppress(ConnectionError):
-        while os.getppid() == keeper:
-            control.settimeout(workers.watch())
-            try:
-                message, ends, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
-            except TimeoutError:
-                continue
-            if len(message) < _REQUEST.size:
-                break
-            request, pid = _REQUEST.unpack(message)
-            reply = new(ends[0]) if request == _NEW else workers.kill(pid)
-            control.sendall(_REPLY.pack(reply))
+    def handle(request: bytes, pid: int, ends: list[int]) -> int:
+        if request == _KILL:
+            return workers.kill(pid)
+        group = groups.new(supervisor, workers.group_limit, service.name)
+        return workers.add(_fork(functools.partial(start, group), ends[0]), group)
 
-
-def _warm_up(verifier: Verifier) -> None:
-    """Loads what takes long. The call that needs something reports if it cannot be loaded."""
-    with contextlib.suppress(BaseException):
-        if its_own := getattr(verifier, "warm_up", None):
-            its_own()
+    _answer_requests(control, supervisor, workers.watch, handle)
 
 
 class _Workers:
@@ -271,7 +252,7 @@ class _Workers:
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
-        self._inherited = shared_memory.mapped_files()
+        self._inherited = limits.shared_files()
         self.group_limit = memory + SLACK + processes.private_bytes() + sum(self._inherited.values())
         """In bytes. A worker is charged for inherited pages that it is the first to write to."""
         self._groups: dict[int, ControlGroup | None] = {}
@@ -298,22 +279,22 @@ class _Workers:
         now = time.monotonic()
         if now >= self._next_watch:
             self._next_watch = now + WATCH_S
-            family = self._family(now) if self._groups else {}
+            tree = self._process_tree(now) if self._groups else {}
             for pid, group in list(self._groups.items()):
                 if processes.has_ended(pid) or (group is not None and group.was_exceeded()):
                     self._end(pid)
-                elif shared_memory.exceeds(self._memory, processes.descendants([pid], family), self._inherited):
+                elif limits.shared_memory_exceeds(self._memory, processes.descendants([pid], tree), self._inherited):
                     self._end(pid)
                     self._ended[pid] = OUT_OF_SHARED_MEMORY
         return max(self._next_watch - time.monotonic(), 0.001)
 
-    def _family(self, now: float) -> dict[int, list[int]]:
+    def _process_tree(self, now: float) -> dict[int, list[int]]:
         """All processes, or none if it is too early: listing thousands of them may take at most 2% of a core."""
         if now < self._next_scan:
             return {}
-        family = processes.children_by_parent()
+        tree = processes.children_by_parent()
         self._next_scan = now + 50 * (time.monotonic() - now)
-        return family
+        return tree
 
     def _end(self, pid: int) -> None:
         status = processes.kill(pid)

@@ -9,10 +9,11 @@ import torch
 from dapo_rl.base.quote import LINE_LIMIT, TRACEBACK_LIMIT
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards import CombinedVerifier, ExactVerifier, GymVerifier, UserVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards import CombinedVerifier, CustomVerifier, ExactVerifier, GymVerifier, VerifierPool, as_verifier
 from dapo_rl.rewards import gym as gym_module
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
+WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]
 PROMPT = Prompt("p7", "2+3=", (1, 2), "5", "sums")
 GROUP = [Trajectory((7, 8), (-0.1, -0.2), text, "stop") for text in ("Answer: 5", "Answer: 6")]
 GOOD = Verdict(1.0, True, "correct")
@@ -52,7 +53,7 @@ class Object:
         return self.verifier(prompt, samples)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("wrap", [Object, lambda verifier: verifier])
 def test_what_a_verifier_raises_is_a_counted_error(wrap, workers):
     first, second = verdicts_of(wrap(raising(ZeroDivisionError("here"))), workers)
@@ -76,7 +77,7 @@ def test_a_group_of_exceptions_is_one_traceback_too():
     assert ["Traceback" in detail for detail in details] == [True, False, False, False]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_traceback_is_given_once(workers):
     ours = settings(workers=workers)
     with VerifierPool(raising(ValueError("x")), ours) as pool:
@@ -84,7 +85,7 @@ def test_a_traceback_is_given_once(workers):
     assert ["Traceback" in detail for detail in details] == [True, *[False] * 5]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_verifier_that_cannot_judge_at_all_says_so(workers):
     def function(completions):
         raise UserError("it needs a licence", more="below")
@@ -95,6 +96,7 @@ def test_a_verifier_that_cannot_judge_at_all_says_so(workers):
         assert caught.value.more == "below"
 
 
+@pytest.mark.slow
 def test_ctrl_c_comes_out_where_there_are_no_processes():
     with pytest.raises(KeyboardInterrupt):
         verdicts_of(raising(KeyboardInterrupt()))
@@ -122,7 +124,7 @@ UNSOUND = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_an_unsound_verdict_is_the_verifiers_error(workers):
     ours = settings(workers=workers)
 
@@ -138,7 +140,7 @@ def test_an_unsound_verdict_is_the_verifiers_error(workers):
             assert good == GOOD
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
@@ -156,23 +158,24 @@ def test_a_bad_list_of_verdicts_is_named(returned, what, workers):
         assert "Traceback" not in verdict.detail
 
 
+@pytest.mark.slow
 def test_what_is_sound_passes_as_it_is():
     verdicts = [Verdict(1e6, True, "correct", "5", "why"), Verdict(-1, False, "unparseable")]
     for workers in (0, 1):
         assert verdicts_of(returning(tuple(verdicts)), workers) == verdicts
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_functions_score_has_the_same_limits(workers):
     verdicts = verdicts_of(lambda completions: [1e7, -1e6], workers)
     assert [v.status for v in verdicts] == ["error", "wrong"]
     assert "1e+07 is beyond ±1000000" in verdicts[0].detail
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_weighted_sum_is_checked_after_weighting(workers):
     ours = settings(workers=workers)
-    big = UserVerifier(lambda completions: [1e6, 1.0], ours)
+    big = CustomVerifier(lambda completions: [1e6, 1.0], ours)
     with VerifierPool(CombinedVerifier([big, ExactVerifier(ours)], [2.0, 1.0]), ours) as pool:
         bad, good = pool(PROMPT, GROUP)
     assert (bad.status, "beyond ±1000000" in bad.detail) == ("error", True)
@@ -206,6 +209,7 @@ def test_a_check_of_the_users_own_is_one_line():
             pool.check([PROMPT])
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_ends_its_process_is_left_to_the_call():
     class Exits(Object):
         def warm_up(self):
@@ -223,7 +227,7 @@ class UntellableError(Exception):
         raise ValueError("no")
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_megabyte_of_message_is_shortened(workers):
     def trl(completions):
         raise ValueError(HUGE)

@@ -7,7 +7,7 @@ import pytest
 
 from dapo_rl.config import DataSettings, SourceSettings
 from dapo_rl.data import build_prompts, held_out_prompts, load_rows, training_prompts
-from dapo_rl.data.apart import check_apart, shared_prompts
+from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.errors import UserError
 
 

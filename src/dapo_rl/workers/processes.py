@@ -1,4 +1,4 @@
-"""Functions shared by the verifier's processes: setup, termination, and their descendants."""
+"""Functions of supervisors, fork servers and workers: setup, termination, and their descendants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settle() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # The run decides when to stop, but Ctrl-C, a closed terminal and a scheduler's warning reach every process.
-        # Unlike SIG_IGN, a handler is not inherited by programs that a verifier starts.
+        # Unlike SIG_IGN, a handler is not inherited by programs that user code starts.
         signal.signal(number, lambda *_: None)
     for number in (signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
@@ -69,11 +69,11 @@ def kill_children(but: Collection[int] = ()) -> None:
     """Kills all children of this process, except the given ones, and their descendants, until none is left."""
     began = time.monotonic()
     while (passed := time.monotonic() - began) < _PATIENCE_S:
-        family = children_by_parent()
-        others = set(family.get(os.getpid(), ())) - set(but)
+        tree = children_by_parent()
+        others = set(tree.get(os.getpid(), ())) - set(but)
         if not others:
             return
-        for pid in descendants(others, family):
+        for pid in descendants(others, tree):
             if passed > _CLEAN_UP_S or not _cleans_up(pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
@@ -103,10 +103,10 @@ def reap(unclaimed: Collection[int]) -> set[int]:
 
 def children_by_parent() -> dict[int, list[int]]:
     """All processes, by their parent; empty without /proc."""
-    family: dict[int, list[int]] = {}
+    tree: dict[int, list[int]] = {}
     for pid, _, parent in _all_processes():
-        family.setdefault(parent, []).append(pid)
-    return family
+        tree.setdefault(parent, []).append(pid)
+    return tree
 
 
 def _all_processes() -> Iterator[tuple[int, bytes, int]]:
@@ -123,11 +123,11 @@ def _all_processes() -> Iterator[tuple[int, bytes, int]]:
                 yield int(name), state, int(parent)
 
 
-def descendants(roots: Iterable[int], family: dict[int, list[int]]) -> list[int]:
+def descendants(roots: Iterable[int], tree: dict[int, list[int]]) -> list[int]:
     """The given processes and all of their descendants."""
     found = list(roots)
     for pid in found:
-        found += family.get(pid, ())
+        found += tree.get(pid, ())
     return found
 
 

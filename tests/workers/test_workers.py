@@ -1,0 +1,69 @@
+"""Workers that keep state over several calls, as an environment does over the turns of an episode."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from dapo_rl.workers import Service, Supervisor, WorkerClient, WorkerFailedError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="without fork there are no processes"),
+]
+
+
+@pytest.fixture
+def supervisor():
+    turns = []
+
+    def answer(body, is_short):
+        turns.append(bytes(body))
+        if body == b"hang":
+            time.sleep(1000)
+        if body == b"exit":
+            os._exit(3)
+        return b" ".join([*turns, str(os.getpid()).encode()])
+
+    supervisor = Supervisor(Service(answer, memory_mb=256, name="environment", section="envs"))
+    yield supervisor
+    supervisor.close()
+
+
+def test_a_worker_remembers_earlier_calls_until_it_is_killed(supervisor):
+    first, second = WorkerClient(supervisor, 20.0), WorkerClient(supervisor, 20.0)
+    assert first.call(b"a", bytes).split()[:-1] == [b"a"]
+    assert second.call(b"x", bytes).split()[:-1] == [b"x"]
+    assert first.call(b"b", bytes).split() == [b"a", b"b", str(first.worker.pid).encode()]
+    pid = first.worker.pid
+    first.kill()
+    assert not os.path.exists(f"/proc/{pid}")
+    assert first.call(b"c", bytes).split()[:-1] == [b"c"]
+    assert second.call(b"y", bytes).split()[:-1] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (b"hang", "timeout", "killed: not decided within 0.3 s"),
+        (b"exit", "error", "the environment's process exited with code 3"),
+    ],
+)
+def test_a_failed_call_says_what_happened(supervisor, body, status, detail):
+    client = WorkerClient(supervisor, 0.3)
+    with pytest.raises(WorkerFailedError, match=detail) as caught:
+        client.call(body, bytes)
+    assert caught.value.status == status
+    assert client.worker is None
+
+
+def test_a_call_that_depends_on_state_is_not_made_again_in_a_new_worker(supervisor):
+    client = WorkerClient(supervisor, 20.0)
+    client.call(b"a", bytes)
+    os.kill(supervisor.server_pid, signal.SIGKILL)
+    while not client.worker.has_ended():
+        time.sleep(0.01)
+    with pytest.raises(WorkerFailedError, match="has ended since the last call"):
+        client.call(b"b", bytes, retry=False)
+    assert client.call(b"c", bytes).split()[:-1] == [b"c"]
