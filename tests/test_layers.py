@@ -16,6 +16,7 @@ LAYERS = [
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "moving"},
     {"engines"},
+    {"memory"},
     {"rollout"},
     {"evals"},
     {"train"},

@@ -36,6 +36,9 @@ from dapo_rl.engines.build import build_engine, can_rest, close_engine, is_engin
 from dapo_rl.engines.custom import CustomEngine
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, plan_memory
+from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes
 from dapo_rl.models.load import (
     check_context,
     check_tokenizer,
@@ -66,7 +69,6 @@ from dapo_rl.models.lora import (
     train_adapters,
 )
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.models.size import ModelSize
 from dapo_rl.models.values import value_model
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.advantages import Advantages
@@ -82,12 +84,10 @@ from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.disk import DiskNeed
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.train.own import build_advantages, build_losses
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes
 
 
 @dataclass(frozen=True, slots=True)

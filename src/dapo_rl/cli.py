@@ -170,7 +170,7 @@ def check(
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.lab.check import check_memory_fits, conformance, conformance_json, print_conformance
-        from dapo_rl.lab.check_memory import find_memory, memory_report
+        from dapo_rl.memory.check import find_memory, memory_report
 
     report = conformance(config, memory_report(config, find_memory(config, gpu)), paper)
     if as_json:

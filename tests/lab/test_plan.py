@@ -10,8 +10,6 @@ from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import NoWeights, World
-from dapo_rl.lab.check_memory import Need
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.measured import ERROR, MEASURED, errors, fit_shares
@@ -23,6 +21,8 @@ from dapo_rl.lab.plan.show import print_plan
 from dapo_rl.lab.plan.timed_engine import TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
 from dapo_rl.lab.plan.ways import Simulation, simulated_share
+from dapo_rl.memory.check import Need
+from dapo_rl.memory.model_size import KNOWN
 
 IDEAL = Shares(matmul=1.0, bandwidth=1.0, layer_s=0.0, passes=0.0)
 PAPER = "dapo-math-qwen2.5-32b"

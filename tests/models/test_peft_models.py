@@ -8,8 +8,8 @@ from support import small_model, tokenizer
 
 from dapo_rl import Config, UserError
 from dapo_rl.build import Given, _engine, _reference, _with_lora
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
-from dapo_rl.train.memory import MemoryPlan
 
 peft = pytest.importorskip("peft")
 

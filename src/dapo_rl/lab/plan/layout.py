@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
-from dapo_rl.lab.check_memory import Need
-from dapo_rl.lab.memory_report import MemoryPart
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes
+from dapo_rl.memory.check import Need
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.memory.report import MemoryPart
+from dapo_rl.memory.sizes import RUNTIME, RunSizes
 
 MOST_GPUS = 8192
 ROOMY = 8

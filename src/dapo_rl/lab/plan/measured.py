@@ -14,10 +14,10 @@ import numpy as np
 
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.lab.bench.lengths import draw_lengths
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.rates import Rates, Shares
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
+from dapo_rl.memory.model_size import KNOWN
 
 ON = "h200"
 ERROR = 0.05

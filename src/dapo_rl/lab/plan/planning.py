@@ -9,14 +9,13 @@ from typing import Any
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import World
-from dapo_rl.lab.memory_report import GIB, MemoryPart
-from dapo_rl.lab.model_size import size_of
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.measured import ERROR
 from dapo_rl.lab.plan.rates import Rates
 from dapo_rl.lab.plan.ways import ENOUGH, FEW, Simulation, Way, WayResult, simulated_share
-from dapo_rl.models.size import ModelSize
+from dapo_rl.memory.model_size import ModelSize, size_of
+from dapo_rl.memory.report import GIB, MemoryPart
 
 LIMITS = {
     "decode": "reading weights and keys in decoding; a GPU with more bandwidth, or more GPUs",

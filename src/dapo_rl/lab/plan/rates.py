@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
-from dapo_rl.models.size import ModelSize
+from dapo_rl.memory.model_size import ModelSize
 
 SHARPNESS = 3
 """Reading weights and computing with them overlap: the time of both is the norm of this order of the two times."""

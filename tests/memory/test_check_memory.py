@@ -13,9 +13,9 @@ from transformers import LlamaConfig, Qwen2Config
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import conformance, print_conformance
-from dapo_rl.lab.check_memory import Need, find_memory, memory_report
-from dapo_rl.lab.memory_report import GIB, Memory, memory_json
-from dapo_rl.lab.model_size import KNOWN, ModelSize, count_parameters, size_of
+from dapo_rl.memory.check import Need, find_memory, memory_report
+from dapo_rl.memory.model_size import KNOWN, ModelSize, count_parameters, size_of
+from dapo_rl.memory.report import GIB, Memory, memory_json
 from dapo_rl.models.load import TINY
 from dapo_rl.models.responses import ResponseLogps
 from dapo_rl.recipes import packaged_recipe

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dapo_rl.base.format import gib
 from dapo_rl.errors import UserError
-from dapo_rl.train.run_sizes import RunSizes
+from dapo_rl.memory.sizes import RunSizes
 
 Recompute = bool | Literal["auto"]
 

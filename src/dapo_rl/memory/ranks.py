@@ -8,19 +8,25 @@ then, unless the settings say how many tokens a micro-batch has, with fewer toke
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo_rl.base.format import gib
-from dapo_rl.cluster.build_engines import RESTFUL, SHARED_SHARE
+from dapo_rl.base.format import counted, gib
+from dapo_rl.base.memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import MOST_TOKENS, NOTE, MemoryPlan
+from dapo_rl.memory.report import Memory, MemoryPart, MemoryReport
+from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes, update_tokens
 from dapo_rl.models.recompute import can_recompute, layers_of
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MOST_TOKENS, NOTE, MemoryPlan
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes, update_tokens
 
+RESTFUL = ("native", "vllm")
+"""Engines that can give up their memory."""
+SHARED_SHARE = 0.4
+"""Of the memory of a GPU, for all engines that work on it at the same time as a rank."""
 FILLED = 0.75
 """The share of a GPU up to which micro-batches are made larger: a sharded layer then costs less for each token."""
 MOST_RANKS = 1024
@@ -259,3 +265,40 @@ class RankMemory:
     def _with(self, section: str, **changes: Any) -> RankMemory:
         changed = getattr(self.config, section).model_copy(update=changes)
         return replace(self, config=self.config.model_copy(update={section: changed}))
+
+
+def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: bool) -> MemoryReport:
+    """What each GPU of the ranks needs during updates, and whether it has it."""
+    memory = rank_memory(config, size, bfloat16)
+    host = host_memory() // config.cluster.ranks if machine.here else sys.maxsize
+    sizes = memory.sizes(machine.bytes)
+    where = f"on {counted(config.cluster.ranks, 'rank')} ({machine.name})"
+    least = memory.updating(sizes, memory.longest, recompute=memory.choices[-1])
+    try:
+        plan = memory.plan(machine.bytes, host)
+    except UserError as error:
+        line = f"does not fit {where}: {str(error).removeprefix('cluster.ranks: ')}"
+        return MemoryReport(machine, (), least, line, False)
+    tokens, optimizer = plan.token_budget or memory.tokens, config.train.optimizer
+    shards = "float32" if config.cluster.ranks == 1 else f"float32, a shard of {config.cluster.ranks}"
+    parts = (
+        MemoryPart("weights", sizes.weights, shards),
+        MemoryPart("gradients", sizes.gradients, shards),
+        MemoryPart("optimizer", sizes.moments, optimizer),
+        MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
+        MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
+        MemoryPart("update", sizes.working(tokens, plan.recompute), f"{tokens:,} tokens, gathered layers, logits"),
+        MemoryPart("engines", memory.engines(sizes), f"during updates, {config.cluster.placement}"),
+        MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
+    )
+    verdict = f"fits {where}: {plan.note.removeprefix(NOTE) if plan.note else ''}"
+    return MemoryReport(machine, tuple(part for part in parts if part.bytes), least, verdict, True)
+
+
+def rank_memory(config: Config, size: ModelSize, bfloat16: bool) -> RankMemory:
+    """The plan's base for a model of this size. All layers count as equal."""
+    hidden = size.hidden
+    layer = 2 * hidden * (size.queries + size.keys) + 3 * hidden * size.inner
+    untied = size.parameters - size.layers * layer > 1.5 * size.head
+    root = size.head * (2 if untied else 1)
+    return RankMemory(config, size, (size.parameters - root) // size.layers, root, bfloat16, config.longest_sample)

@@ -10,14 +10,14 @@ from support import REPOSITORY, small_model, tokenizer
 
 from dapo_rl.cluster.build_policy import RankRecipe
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.rank_memory import RankMemory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
-from dapo_rl.train.memory import MemoryPlan
-from dapo_rl.train.run_sizes import RUNTIME, run_sizes
+from dapo_rl.memory.model_size import KNOWN
+from dapo_rl.memory.one_gpu import MemoryPlan
+from dapo_rl.memory.ranks import RankMemory
+from dapo_rl.memory.sizes import RUNTIME, run_sizes
 
 GIB = 2**30
 HOST = 1000 * GIB

@@ -20,7 +20,7 @@ Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters
 - graphs: on a GPU, the native engine's captured decoding steps.
 
 On a GPU, `train.memory` decides whether all of this is there at once, or whether the engine's weights and the KV cache
-are freed during updates: the plan is the one that a run makes (`train/memory.py`).
+are freed during updates: the plan is the one that a run makes (`one_gpu.py`).
 
 The activations are an estimate from the operations of a Llama: other architectures differ. On an H200 it is within
 10 % of the measured peak for Qwen2.5-0.5B and one sample of 20,480 tokens.
@@ -39,14 +39,13 @@ from dapo_rl.config import Config
 from dapo_rl.engines.build import MAX_BATCH
 from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.errors import UserError
-from dapo_rl.lab.check_ranks import ranks_report
-from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
-from dapo_rl.lab.model_size import size_of
+from dapo_rl.memory.model_size import ModelSize, size_of
+from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.memory.ranks import ranks_report
+from dapo_rl.memory.report import GIB, Memory, MemoryPart, MemoryReport
+from dapo_rl.memory.sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 from dapo_rl.models.load import compute_dtype
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
-from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 
 GPUS = {
     **{"t4": 15.0, "l4": 22.5, "a10": 22.5, "a10g": 22.5, "rtx3090": 24.0, "rtx4090": 24.0, "rtx5090": 32.0},

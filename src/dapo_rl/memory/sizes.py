@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
 from dapo_rl.engines.native.budget import PAGE_TOKENS
+from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
-from dapo_rl.models.size import ModelSize
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
