@@ -9,7 +9,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
 from dapo_rl.lab.papers import PAPERS
-from dapo_rl.lab.papers.unused import IRRELEVANT
+from dapo_rl.lab.papers.rows import IRRELEVANT
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -201,16 +201,16 @@ def keys_of(table):
 
 @pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 def test_every_setting_has_a_row_or_a_reason_to_have_none(paper):
-    """A new setting fails here until it is a key of a row (papers/dapo.py, vapo.py or unused.py) or in IRRELEVANT."""
-    compared = {key for component in paper.components for key in component.keys}
-    left_out = [*keys_of(IRRELEVANT.values()), *paper.without_effect.split()]
+    """A new setting fails here until it is a key of a row or in IRRELEVANT (lab/papers)."""
+    compared = {key for component in paper.rows for key in component.keys}
+    left_out = [*keys_of(IRRELEVANT.values()), *paper.without_effect]
     assert len(left_out) == len(set(left_out))
     assert compared & set(left_out) == set()
     assert compared | set(left_out) == set(known_keys())
 
 
 def test_every_setting_of_a_row_is_tried():
-    compared = {key for component in PAPERS["dapo"].components for key in component.keys}
+    compared = {key for component in PAPERS["dapo"].rows for key in component.keys}
     other = {
         "algo.importance_cap",
         "sampling.ahead",

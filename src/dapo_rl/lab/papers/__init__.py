@@ -1,4 +1,4 @@
-"""The papers that `dapo check` compares a recipe with: one module of data for each, and what reads a recipe."""
+"""The papers that `dapo check` compares a recipe with: a table of rows, and the code that compares."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.papers.dapo import DAPO
-from dapo_rl.lab.papers.record import Paper
-from dapo_rl.lab.papers.vapo import VAPO
+from dapo_rl.lab.papers.compare import Paper
+from dapo_rl.lab.papers.rows import DAPO, VAPO
 
 PAPERS: dict[str, Paper] = {"dapo": DAPO, "vapo": VAPO}
 
