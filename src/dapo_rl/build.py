@@ -397,7 +397,7 @@ def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:
             size,
             gpu,
             bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
-            trained=trained if lora is None else size.adapter_parameters(lora),
+            trained=trained if lora is None else None,
             longest=longest,
         )
     except (AttributeError, TypeError, ZeroDivisionError):

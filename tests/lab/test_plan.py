@@ -330,8 +330,8 @@ def test_what_does_not_fit_names_a_remedy():
     config, size = Config.load(PAPER), KNOWN["qwen2.5-32b"]
     few = GpuMemory(config, size, SPECS["h800"], Layout(8, tensor_parallel=8))
     assert not few.fits
-    assert few.remedy().endswith("with --gpus 16 --tensor-parallel 8 it fits")
-    assert GpuMemory(config, size, SPECS["h800"], Layout(16, tensor_parallel=8)).fits
+    assert few.remedy().endswith("with --gpus 32 --tensor-parallel 8 it fits")
+    assert GpuMemory(config, size, SPECS["h800"], Layout(32, tensor_parallel=8)).fits
     narrow = GpuMemory(config, size, SPECS["h800"], Layout(128, tensor_parallel=1))
     assert not narrow.fits
     assert narrow.remedy().endswith("with --tensor-parallel 2 it fits")

@@ -112,7 +112,7 @@ def test_lora_trains_only_its_adapters():
     assert parts["optimizer"] == 8 * adapters
     assert "reference model" not in parts
     only = need(**{"model__lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}})
-    assert only.trained == 24 * 8 * ((896 + 896) + (896 + 128))
+    assert only.sizes.gradients == 4 * 24 * 8 * ((896 + 896) + (896 + 128))
 
 
 def test_vllm_takes_its_share():

@@ -20,7 +20,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import MOST_TOKENS, NOTE, MemoryPlan
 from dapo_rl.memory.report import Memory, MemoryPart, MemoryReport
-from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes, update_tokens
+from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes, trained_parameters, update_tokens
 from dapo_rl.models.recompute import can_recompute, layers_of
 
 RESTFUL = ("native", "vllm")
@@ -58,11 +58,6 @@ class RankMemory:
             return None
         root = size.parameters - sum(layers)
         return cls(config, size, max(layers, default=0), root, bfloat16, longest, can_recompute(model))
-
-    @property
-    def trained(self) -> int:
-        lora = self.config.model.lora
-        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
 
     @property
     def tokens(self) -> int:
@@ -106,28 +101,35 @@ class RankMemory:
 
     def sizes(self, gpu: int) -> RunSizes:
         """What a rank, and each engine, has on a GPU of so many bytes."""
-        whole, cluster = self._whole(gpu), self.config.cluster
-        width, lora = 2 if self.bfloat16 else 4, self.config.model.lora is not None
-        cut = whole.over_ranks(cluster.ranks)
+        cluster, cut = self.config.cluster, replace(self.shards(self._whole(gpu)), graphs=0)  # in the engine's process
         if cluster.offload:
             cut = replace(cut, weights=0, gradients=0, moments=0, reference=0, critic=0)
         if self.config.engine not in RESTFUL:  # in an actor, it has weights of its own
             cut = replace(cut, engine=4 * self.size.parameters)
-        # Two layers, the gradients of one in the same type, and in float32 those that are sent, of two layers.
-        of_layer = self.trained // self.size.layers if lora else self.layer
+        return cut.without_engine() if cluster.placement == "separate" else cut
+
+    def shards(self, whole: RunSizes) -> RunSizes:
+        """What each rank has of the parts that are trained, and of the parameters that FSDP gathers for a while."""
+        ranks, lora, width = self.config.cluster.ranks, self.config.model.lora is not None, 2 if self.bfloat16 else 4
+        # FSDP prefetches the next layer, so two layers are whole at a time. Beside them are the gradients of one in the
+        # same type, and in float32 those that are sent, of two layers.
+        of_layer = trained_parameters(self.config, self.size) // self.size.layers if lora else self.layer
         layers = 2 * width * self.layer + (width + 8) * of_layer
         # What is outside layers stays gathered. In the backward pass there are the logits of a chunk and the gradient
         # of the output layer, then that gradient and layers, and at the end the gradients of all that is outside.
         root, of_root, of_head = width * self.root, 0 if lora else self.root, 0 if lora else self.size.head
         logits = whole.head - 2 * self.size.head * self.bfloat16
-        cut = replace(
-            cut,
+        return replace(
+            whole,
+            weights=whole.weights // ranks,
+            gradients=whole.gradients // ranks,
+            moments=whole.moments // ranks,
+            reference=whole.reference // ranks,
+            critic=whole.critic // ranks,
             casts=layers,
             layer_casts=layers + root + width * of_head,
             head=root + max(logits, (width + 4) * of_root),
-            graphs=0,  # in the engine's process
         )
-        return cut.without_engine() if cluster.placement == "separate" else cut
 
     def updating(self, sizes: RunSizes, tokens: int, recompute: bool) -> int:
         """On a GPU while it updates, with micro-batches of so many tokens."""
@@ -172,12 +174,11 @@ class RankMemory:
         return (wanted,)
 
     def _whole(self, gpu: int) -> RunSizes:
-        how = {"trained": self.trained, "longest": self.longest}
-        return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, **how)
+        return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, longest=self.longest)
 
     def _on_host(self) -> int:
         """What a rank holds on the host if its shards are there."""
-        whole = self._whole(0).over_ranks(self.config.cluster.ranks)
+        whole = self.shards(self._whole(0))
         held = whole.weights + whole.gradients + whole.moments + whole.reference + whole.critic
         return held if self.config.cluster.offload else 0
 
@@ -295,8 +296,10 @@ def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: boo
     return MemoryReport(machine, tuple(part for part in parts if part.bytes), least, verdict, True)
 
 
-def rank_memory(config: Config, size: ModelSize, bfloat16: bool) -> RankMemory:
-    """The plan's base for a model of this size. All layers count as equal."""
+def rank_memory(config: Config, size: ModelSize, bfloat16: bool, ranks: int | None = None) -> RankMemory:
+    """The plan's base for a model of this size, whose layers count as equal. `ranks` overrides the setting."""
+    if ranks is not None:
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"ranks": ranks})})
     hidden = size.hidden
     layer = 2 * hidden * (size.queries + size.keys) + 3 * hidden * size.inner
     untied = size.parameters - size.layers * layer > 1.5 * size.head

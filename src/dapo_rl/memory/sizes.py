@@ -1,10 +1,11 @@
-"""The bytes that the parts of a run take on a GPU, while it samples and while it updates."""
+"""The bytes that the parts of a run take, while it samples and while it updates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
+from dapo_rl.engines.build import MAX_BATCH
 from dapo_rl.engines.native.budget import PAGE_TOKENS
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.models.logprobs import CHUNK_ELEMENTS
@@ -14,7 +15,6 @@ RUNTIME = 1 << 30
 USABLE = 0.95
 """The share of the memory that a run can use; the rest is lost to fragmentation."""
 VLLM_SHARE = 0.4
-MAX_SEQUENCES = 1024
 PREFILL_TOKENS = 32768
 """Tokens that the native engine computes at once before it decodes."""
 
@@ -22,7 +22,7 @@ PREFILL_TOKENS = 32768
 @dataclass(frozen=True, slots=True)
 class RunSizes:
     gpu: int
-    """Bytes of the GPU that the run may use."""
+    """Bytes that the run may use, of a GPU or a host."""
     weights: int
     gradients: int
     moments: int
@@ -82,20 +82,6 @@ class RunSizes:
         """The sizes of updates alone."""
         return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
 
-    def over_ranks(self, ranks: int) -> RunSizes:
-        """What each of several ranks has of the parts that are trained: its shards. Two layers are whole at a time,
-        because the next one is fetched meanwhile."""
-        return replace(
-            self,
-            weights=self.weights // ranks,
-            gradients=self.gradients // ranks,
-            moments=self.moments // ranks,
-            reference=self.reference // ranks,
-            critic=self.critic // ranks,
-            casts=2 * self.layer_casts,
-            layer_casts=2 * self.layer_casts,
-        )
-
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
         return self._always + self.engine + self.prefill + kv
@@ -132,42 +118,61 @@ class RunSizes:
         return (count * -(-self.longest // PAGE_TOKENS) + 1) * PAGE_TOKENS * self.kv_token
 
 
-def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trained: int, longest: int) -> RunSizes:
-    """The sizes of a run on a GPU of so many bytes; `trained` are the parameters that it trains."""
+def run_sizes(
+    config: Config,
+    size: ModelSize,
+    memory: int,
+    *,
+    bfloat16: bool,
+    longest: int | None = None,
+    trained: int | None = None,
+    on_cpu: bool = False,
+) -> RunSizes:
+    """The sizes of a run on a GPU, or a host, with so many bytes. `longest` is its longest sample, and `trained` the
+    parameters that it trains; both follow from the settings unless they are given."""
     lora, native, vllm = config.model.lora is not None, config.engine == "native", config.engine == "vllm"
-    sampling, vocabulary = config.sampling, size.vocabulary
+    sampling, vocabulary, moment = config.sampling, size.vocabulary, moment_bytes(config)
+    trained = trained_parameters(config, size) if trained is None else trained
     kept = 12 * size.hidden  # the last norm and the head
     # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
     logits = 0 if config.train.packed else 14 * vocabulary
     width = 2 if bfloat16 else 4
-    sequences = sampling.max_batch or MAX_SEQUENCES
-    own = width * size.parameters if native else 4 * size.parameters * lora
-    chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
-    head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
+    sequences = sampling.max_batch or MAX_BATCH
+    # On a CPU in float32, the native engine samples from the trained module, unless it has adapters.
+    own = (width if native and (bfloat16 or not on_cpu) else 4 * lora) * size.parameters
+    head = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12) + 2 * size.head * bfloat16 + 4 * size.head * (not lora)
+    if on_cpu:
+        # Only the part of the cache that is written takes memory.
+        sequences = min(sequences, int((1 + sampling.ahead) * sampling.prompts_per_step) * sampling.group_size)
+        head = CHUNK_ELEMENTS["cpu"] * (10 if bfloat16 else 4)  # in float32, softmax works on small slices of a chunk
     kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
-    moment = moment_bytes(config)
     return RunSizes(
-        gpu=gpu,
+        gpu=memory,
         weights=4 * size.parameters,
         gradients=4 * trained,
         moments=moment * trained,
-        engine=int(VLLM_SHARE * gpu) if vllm else own,
+        engine=int(VLLM_SHARE * memory) if vllm else own,
         reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
         casts=2 * size.body * bfloat16,
         layer_casts=2 * size.body // size.layers * bfloat16,
-        head=chunk + head_weight,
+        head=head,
         token=size.layers * size.layer_bytes(bfloat16) + kept + logits,
         recomputed_token=4 * size.layers * size.hidden + kept + logits,
         layer_token=size.layer_bytes(bfloat16),
-        graphs=8 * vocabulary * sequences * native,
-        prefill=PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not vllm),
-        kv_token=2 * size.layers * size.keys * width * (not vllm),
-        longest=longest,
+        graphs=0 if on_cpu else 8 * vocabulary * sequences * native,
+        prefill=0 if on_cpu else PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not vllm),
+        kv_token=2 * size.layers * size.keys * (4 if on_cpu else width) * (not vllm),
+        longest=longest or config.longest_sample,
         update_tokens=update_tokens(config),
         sequences=sequences,
         kv_setting=kv,
         critic=(8 + moment) * size.parameters * config.has_critic,
     )
+
+
+def trained_parameters(config: Config, size: ModelSize) -> int:
+    """All parameters, or those of LoRA's adapters."""
+    return size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
 
 
 def moment_bytes(config: Config) -> int:

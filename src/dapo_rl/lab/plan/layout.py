@@ -1,8 +1,8 @@
 """How a run is spread over GPUs, and the memory that each of them needs.
 
-The trainer's weights, gradients and moments are divided over its GPUs (FSDP), one layer of them is whole at a time, and
+The trainer's weights, gradients and moments are divided over its GPUs (FSDP), two layers are gathered at a time, and
 every rank has the activations of its own micro-batch. An engine's weights and pages are divided over its
-`tensor_parallel` GPUs. The sums are those of `dapo check`, so that both agree on one GPU.
+`tensor_parallel` GPUs. The sums are those of `dapo check`, on one GPU and on ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.memory.ranks import rank_memory
 from dapo_rl.memory.report import MemoryPart
 from dapo_rl.memory.sizes import RUNTIME, RunSizes
 
@@ -52,10 +53,10 @@ class GpuMemory:
     @property
     def sizes(self) -> RunSizes:
         """What each GPU holds of the parts of a run."""
-        layout = self.layout
-        whole, n, tp = self.need.sizes, layout.trainers, layout.tensor_parallel
+        need, n, tp = self.need, self.layout.trainers, self.layout.tensor_parallel
+        whole = need.sizes
         return replace(
-            whole if n == 1 else whole.over_ranks(n),
+            whole if n == 1 else rank_memory(need.config, self.size, need.in_bfloat16, n).shards(whole),
             engine=whole.engine // tp,
             prefill=whole.prefill // tp,
             kv_token=whole.kv_token // tp,
