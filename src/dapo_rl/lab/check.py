@@ -17,8 +17,7 @@ from dapo_rl.config import Config
 from dapo_rl.data.apart import check_apart
 from dapo_rl.errors import UserError
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from dapo_rl.lab.papers import PAPERS, find_paper
-from dapo_rl.lab.papers.compare import Comparison
+from dapo_rl.lab.papers import PAPERS, Comparison, find_paper
 from dapo_rl.memory.report import MemoryReport, memory_json
 
 
