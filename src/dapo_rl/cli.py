@@ -213,7 +213,7 @@ def plan(
     config = start_from(recipe, overrides).load(needs_data=False)
     with quick_imports():
         _quiet_transformers()
-        from dapo_rl.lab.plan.command import run_plan
+        from dapo_rl.lab.plan.report import run_plan
 
     shape = {"gpus": gpus, "tensor_parallel": tensor_parallel, "rollout_gpus": rollout_gpus}
     work = {"acceptance": acceptance, "median": median, "prompt_tokens": prompt_tokens, "seed": seed}

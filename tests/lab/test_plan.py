@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fit_rates import MEASURED, errors, fit_shares
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
@@ -12,15 +13,14 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import NoWeights, World
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
-from dapo_rl.lab.plan.measured import ERROR, MEASURED, errors, fit_shares
 from dapo_rl.lab.plan.picture import draw_plan
-from dapo_rl.lab.plan.planning import Question, limiting, plan_json, plan_run
-from dapo_rl.lab.plan.rates import Rates, Shares
+from dapo_rl.lab.plan.planning import Question, limiting, plan_run
+from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
 from dapo_rl.lab.plan.replica import Replica
-from dapo_rl.lab.plan.show import print_plan
+from dapo_rl.lab.plan.report import plan_json, print_plan
+from dapo_rl.lab.plan.simulation import Simulation, simulated_share
 from dapo_rl.lab.plan.timed_engine import TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
-from dapo_rl.lab.plan.ways import Simulation, simulated_share
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import KNOWN
 
