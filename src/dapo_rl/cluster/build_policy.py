@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks

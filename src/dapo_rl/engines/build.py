@@ -18,7 +18,7 @@ from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Engine
 from dapo_rl.errors import UserError
-from dapo_rl.models.gpu_memory import can_reserve
+from dapo_rl.models.reserved_memory import can_reserve
 
 MAX_BATCH = 1024
 """Concurrent sequences: the cost per sequence falls up to about this number."""

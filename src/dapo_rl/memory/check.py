@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dapo_rl.base.format import gib
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.errors import UserError

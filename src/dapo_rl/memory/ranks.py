@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo_rl.base.format import counted, gib
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.base.format import gib
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 
 COPY_SHARE = 0.75
 """The share of the host's memory that a run and its copies may take."""

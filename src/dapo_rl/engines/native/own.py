@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dapo_rl.models.gpu_memory import ReservedMemory
 from dapo_rl.models.load import copy_in
+from dapo_rl.models.reserved_memory import ReservedMemory
 
 ALIGNMENT = 16
 """Bytes. Weights whose sizes are multiples of it lie side by side, so that projections can be joined in place."""
