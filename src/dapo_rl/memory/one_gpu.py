@@ -75,14 +75,7 @@ def refusal(sizes: RunSizes, settings: PlanSettings) -> str:
     """Why a run does not fit, with the sums and what to do."""
     smallest = min(_options(sizes, settings), key=lambda option: replace(option, tokens=sizes.longest).need(sizes))
     recompute, phase = smallest.recompute, "updating"
-    parts = {
-        "weights": sizes.weights,
-        "gradients": sizes.gradients,
-        "optimizer": sizes.moments,
-        "reference model": sizes.reference,
-        "critic": sizes.critic,
-        "one sample": sizes.working(sizes.longest, recompute),
-    }
+    parts = sizes.state | {"one sample": sizes.working(sizes.longest, recompute)}
     if not smallest.turns:
         parts |= {"engine": sizes.engine + sizes.kv_least}
     elif sizes.sampling(sizes.kv_least) > sizes.updating(sizes.longest, recompute):

@@ -103,14 +103,14 @@ class RankMemory:
         """What a rank, and each engine, has on a GPU of so many bytes."""
         cluster, cut = self.config.cluster, replace(self.shards(self._whole(gpu)), graphs=0)  # in the engine's process
         if cluster.offload:
-            cut = replace(cut, weights=0, gradients=0, moments=0, reference=0, critic=0)
+            cut = cut.without_state()
         if self.config.engine not in RESTFUL:  # in an actor, it has weights of its own
             cut = replace(cut, engine=4 * self.size.parameters)
         return cut.without_engine() if cluster.placement == "separate" else cut
 
     def shards(self, whole: RunSizes) -> RunSizes:
         """What each rank has of the parts that are trained, and of the parameters that FSDP gathers for a while."""
-        ranks, lora, width = self.config.cluster.ranks, self.config.model.lora is not None, 2 if self.bfloat16 else 4
+        lora, width = self.config.model.lora is not None, 2 if self.bfloat16 else 4
         # FSDP prefetches the next layer, so two layers are whole at a time. Beside them are the gradients of one in the
         # same type, and in float32 those that are sent, of two layers.
         of_layer = trained_parameters(self.config, self.size) // self.size.layers if lora else self.layer
@@ -120,12 +120,7 @@ class RankMemory:
         root, of_root, of_head = width * self.root, 0 if lora else self.root, 0 if lora else self.size.head
         logits = whole.head - 2 * self.size.head * self.bfloat16
         return replace(
-            whole,
-            weights=whole.weights // ranks,
-            gradients=whole.gradients // ranks,
-            moments=whole.moments // ranks,
-            reference=whole.reference // ranks,
-            critic=whole.critic // ranks,
+            whole.divided(self.config.cluster.ranks),
             casts=layers,
             layer_casts=layers + root + width * of_head,
             head=root + max(logits, (width + 4) * of_root),
@@ -178,9 +173,8 @@ class RankMemory:
 
     def _on_host(self) -> int:
         """What a rank holds on the host if its shards are there."""
-        whole = self.shards(self._whole(0))
-        held = whole.weights + whole.gradients + whole.moments + whole.reference + whole.critic
-        return held if self.config.cluster.offload else 0
+        held = self._whole(0).divided(self.config.cluster.ranks).state
+        return sum(held.values()) if self.config.cluster.offload else 0
 
     def _kv_least(self, sizes: RunSizes) -> int:
         return sizes.kv_least if self.config.engine == "native" else 0
@@ -206,13 +200,6 @@ class RankMemory:
     def _refusal(self, gpu: int, host: int) -> str:
         """Why the run does not fit, with the sums and what to do."""
         sizes, least = self.sizes(gpu), self.tokens if self.config.train.token_budget else self.longest
-        shards = {
-            "weights": sizes.weights,
-            "gradients": sizes.gradients,
-            "optimizer": sizes.moments,
-            "reference model": sizes.reference,
-            "critic": sizes.critic,
-        }
         if self._on_host() > host:
             needs = f"the shards of a rank need {gib(self._on_host())} of the host, which has {gib(host)} for each"
             return f"{needs}; {self._remedy(gpu, host)}"
@@ -220,9 +207,9 @@ class RankMemory:
         updating, sampling = self.updating(sizes, least, recompute), self.sampling(sizes, kv)
         if updating >= sampling:
             working = sizes.working(least, recompute)
-            phase, parts = "updating", shards | {f"{least:,} tokens": working, "engines": self.engines(sizes)}
+            phase, parts = "updating", sizes.state | {f"{least:,} tokens": working, "engines": self.engines(sizes)}
         else:
-            phase, parts = "sampling", shards | {"gradients": 0, "engine": sizes.engine + sizes.prefill + kv}
+            phase, parts = "sampling", sizes.state | {"gradients": 0, "engine": sizes.engine + sizes.prefill + kv}
         listed = ", ".join(f"{name} {gib(nbytes)}" for name, nbytes in parts.items() if nbytes)
         needs = f"each GPU needs at least {gib(max(updating, sampling))} while {phase} ({listed})"
         return f"{needs}, and has {gib(sizes.usable)} to use; {self._remedy(gpu, host)}"

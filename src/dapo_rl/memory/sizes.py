@@ -18,6 +18,15 @@ VLLM_SHARE = 0.4
 PREFILL_TOKENS = 32768
 """Tokens that the native engine computes at once before it decodes."""
 
+STATE = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "moments": "optimizer",
+    "reference": "reference model",
+    "critic": "critic",
+}
+"""The fields of RunSizes that ranks divide among them, and their names for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
@@ -61,6 +70,18 @@ class RunSizes:
     @property
     def usable(self) -> int:
         return int(USABLE * self.gpu)
+
+    @property
+    def state(self) -> dict[str, int]:
+        """The bytes of what ranks divide among them, by their names for people."""
+        return {name: getattr(self, field) for field, name in STATE.items()}
+
+    def divided(self, ranks: int) -> RunSizes:
+        """The sizes of one of several ranks, without what is gathered."""
+        return replace(self, **{field: getattr(self, field) // ranks for field in STATE})
+
+    def without_state(self) -> RunSizes:
+        return replace(self, **dict.fromkeys(STATE, 0))
 
     @property
     def kv_least(self) -> int:

@@ -93,34 +93,27 @@ class GpuMemory:
         """Tokens that the pages of one engine hold."""
         return self._kv_bytes // self.sizes.kv_token
 
-    @property
-    def sequences(self) -> int:
-        """Samples that an engine generates at once, at most."""
-        return self.sizes.sequences
-
     def updating(self) -> tuple[MemoryPart, ...]:
         """What is on a trainer's GPU during an update."""
         sizes, tokens, recompute = self.sizes, self.token_budget, self.recompute
         activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
-        how = "with recomputed layers" if recompute else ""
+        how = f"{tokens:,} tokens{' with recomputed layers' * recompute}"
         return _present(
             *self._trainer_parts(),
             MemoryPart("gradients", sizes.gradients, "float32"),
-            MemoryPart("activations", activations, f"{tokens:,} tokens {how}".strip()),
+            MemoryPart("activations", activations, how),
             MemoryPart("update", sizes.working(tokens, recompute) - activations, "copies of weights, logits"),
             *(self._engine_parts() if self._keeps else ()),
-            *(() if self.layout.rollout_gpus else (MemoryPart("graphs", sizes.graphs, "of decoding steps"),)),
+            MemoryPart("graphs", self._trainer_sizes.graphs, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
         )
 
     def sampling(self) -> tuple[MemoryPart, ...]:
         """What is on an engine's GPU while it samples."""
         sizes = self.sizes
-        trainer = () if self.layout.rollout_gpus else self._trainer_parts()
-        gradients = (MemoryPart("gradients", sizes.gradients, "float32"),) if self._keeps else ()
         return _present(
-            *trainer,
-            *gradients,
+            *(() if self.layout.rollout_gpus else self._trainer_parts()),
+            MemoryPart("gradients", sizes.gradients * self._keeps, "float32"),
             *self._engine_parts(),
             MemoryPart("prefill", sizes.prefill, "activations of prompts"),
             MemoryPart("graphs", sizes.graphs, "of decoding steps"),
@@ -170,7 +163,7 @@ class GpuMemory:
     def _kv_bytes(self) -> int:
         sizes = self.sizes
         if self.layout.rollout_gpus:
-            alone = replace(sizes, weights=0, gradients=0, moments=0, reference=0, critic=0)
+            alone = sizes.without_state()
             return min(alone.kv_most, alone.usable - alone.sampling(0))
         if self.plan is None:
             return sizes.usable - sizes.sampling(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -67,24 +68,25 @@ class WayResult:
     def step_seconds(self) -> float:
         return (self.steps[-1].end - self.begin) / len(self.counted)
 
+    def mean(self, figure: Callable[[PlannedStep], float]) -> float:
+        return sum(map(figure, self.counted)) / len(self.counted)
+
     @property
     def sampling_seconds(self) -> float:
-        return sum(step.sampled - step.start for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.sampled - step.start)
 
     @property
     def update_seconds(self) -> float:
-        return sum(step.update.total for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.update.total)
 
     @property
     def tokens(self) -> tuple[float, float]:
         """Tokens per step: generated, trained on."""
-        steps = self.counted
-        generated = sum(step.generated_tokens for step in steps) / len(steps)
-        return generated, sum(step.trained_tokens for step in steps) / len(steps)
+        return self.mean(lambda step: step.generated_tokens), self.mean(lambda step: step.trained_tokens)
 
     @property
     def staleness(self) -> float:
-        return sum(step.stale for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.stale)
 
     def sampling_parts(self) -> dict[str, float]:
         """Seconds per step with samples waiting for pages, in the tail, and in between."""
@@ -169,7 +171,7 @@ class Simulation:
         layout = memory.layout
         how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
         trainer = Trainer(self.rates, layout.trainers, *how, critic=memory.config.has_critic)
-        lengths = self.share * trained_lengths(fill)
+        lengths = self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples]
         return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
 
     @property
@@ -183,7 +185,7 @@ class Simulation:
 
     def _engine(self) -> TimedEngine:
         memory = self.memory
-        count, limits = memory.layout.engines // self.share, (memory.pages, memory.sequences)
+        count, limits = memory.layout.engines // self.share, (memory.pages, memory.sizes.sequences)
         replicas = [Replica(self.rates, *limits, self.prompt_tokens) for _ in range(count)]
         alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
         return TimedEngine(self.world, replicas, alone / POLLS)
@@ -212,8 +214,3 @@ def simulated_share(prompts: int, engines: int, enough: int = ENOUGH) -> int:
     while prompts % (2 * share) == 0 and engines % (2 * share) == 0 and prompts // (2 * share) >= enough:
         share *= 2
     return share
-
-
-def trained_lengths(fill: SampledBatch) -> list[int]:
-    """Of the samples of a batch."""
-    return [len(sample.token_ids) for group in fill.kept for sample in group.samples]
