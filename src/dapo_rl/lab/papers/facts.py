@@ -39,7 +39,7 @@ class Facts:
         else:
             value = DERIVED[first](self) if first in DERIVED else getattr(self.config, first)
         for attribute in others:
-            value = getattr(value, attribute, None)
+            value = None if value is None else getattr(value, attribute)
         return value
 
     def text(self, template: str) -> str:
