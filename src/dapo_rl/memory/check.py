@@ -39,7 +39,15 @@ from dapo_rl.config import Config
 from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
 from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize, size_of
-from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.memory.one_gpu import (
+    MemoryPlan,
+    PlanSettings,
+    find_plan,
+    least_bytes,
+    micro_batch_tokens,
+    recomputes,
+    remedy,
+)
 from dapo_rl.memory.ranks import ranks_report
 from dapo_rl.memory.report import GIB, Memory, MemoryPart, MemoryReport
 from dapo_rl.memory.sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
@@ -81,7 +89,7 @@ def _gibibytes(gpu: str) -> float:
 
 
 def memory_report(config: Config, machine: Memory) -> MemoryReport:
-    """What a run of this recipe needs on a machine."""
+    """The memory that a run of this recipe needs on a machine."""
     if machine.kind == "cpu" and config.model.device == "cuda":
         line = f"cannot run here: model.device is cuda, and there is no CUDA GPU; {_ANOTHER}"
         return MemoryReport(machine, (), 0, line, False)
@@ -123,12 +131,6 @@ class Need:
         return self.config.longest_sample
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the largest micro-batch: the budget, or all samples of an update if they are fewer."""
-        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
-        return min(planned or self.config.token_budget, update_tokens(self.config))
-
-    @property
     def sizes(self) -> RunSizes:
         how = {"bfloat16": self.in_bfloat16, "on_cpu": not self.on_gpu}
         return run_sizes(self.config, self.size, self.machine.bytes, **how)
@@ -149,10 +151,7 @@ class Need:
 
     @property
     def recompute(self) -> bool:
-        wanted = self.config.train.gradient_checkpointing
-        if wanted == "auto":
-            return self.plan is None or self.plan.recompute
-        return wanted
+        return recomputes(self.config, self.plan)
 
     @property
     def token_bytes(self) -> int:
@@ -176,7 +175,11 @@ class Need:
     def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
         """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
         updating take turns, those of an update."""
-        tokens, sizes, optimizer = tokens or self.tokens, self.sizes, self.config.train.optimizer
+        tokens, sizes, optimizer = (
+            tokens or micro_batch_tokens(self.config, self.plan),
+            self.sizes,
+            self.config.train.optimizer,
+        )
         if not self.on_gpu:  # a small batch has fewer logits than a chunk
             of_chunk = sizes.head // CHUNK_ELEMENTS["cpu"]
             sizes = replace(sizes, head=min(sizes.head, of_chunk * tokens * self.size.vocabulary))
@@ -207,7 +210,7 @@ class Need:
 
     @property
     def _engine(self) -> str:
-        """What the engine's weights are."""
+        """Describes the engine's weights."""
         if self.config.engine == "vllm":
             return "vLLM, with its KV cache"
         if self.config.engine == "native" and (self.in_bfloat16 or self.on_gpu):
@@ -224,7 +227,7 @@ class Need:
         return MemoryPart("KV cache", (count * capacity + spare) * self.budget.token_bytes, about)
 
     def changed(self, **settings: object) -> Need:
-        """The need with other settings of `train`."""
+        """The same with other settings of `train`."""
         train = self.config.train.model_copy(update=settings)
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
@@ -256,7 +259,7 @@ def _verdict(report: MemoryReport, need: Need) -> str:
 
 
 def _needed(report: MemoryReport, need: Need) -> str:
-    """The table's total and the least that a run can do with, if they differ."""
+    """The table's total and the least that a run needs, if they differ."""
     total, least = gib(report.total), gib(report.least)
     if report.total <= report.least or total == least:
         return f"it needs at least {least}"

@@ -24,19 +24,19 @@ from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes, trained_parameter
 from dapo_rl.models.recompute import can_recompute, layers_of
 
 RESTFUL = ("native", "vllm")
-"""Engines that can give up their memory."""
+"""Engines that can release their memory."""
 SHARED_SHARE = 0.4
-"""Of the memory of a GPU, for all engines that work on it at the same time as a rank."""
+"""The share of a GPU's memory for all engines that work on it at the same time as a rank."""
 FILLED = 0.75
 """The share of a GPU up to which micro-batches are made larger: a sharded layer then costs less for each token."""
 MOST_RANKS = 1024
 FEW_SEQUENCES = 8
-"""Samples of the longest length in a cache that is small."""
+"""Samples of the longest length in the smallest cache that is suggested."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """What the plan of ranks follows from, apart from their GPUs. It is sent to every rank."""
+    """Plans the memory of ranks. It is sent to every rank, which adds the size of its GPU."""
 
     config: Config
     size: ModelSize
@@ -100,7 +100,7 @@ class RankMemory:
         return sizes.tokens_in(left, recompute)
 
     def sizes(self, gpu: int) -> RunSizes:
-        """What a rank, and each engine, has on a GPU of so many bytes."""
+        """The sizes of a rank, and of each engine, on a GPU of so many bytes."""
         cluster, cut = self.config.cluster, replace(self.shards(self._whole(gpu)), graphs=0)  # in the engine's process
         if cluster.offload:
             cut = cut.without_state()
@@ -109,7 +109,7 @@ class RankMemory:
         return cut.without_engine() if cluster.placement == "separate" else cut
 
     def shards(self, whole: RunSizes) -> RunSizes:
-        """What each rank has of the parts that are trained, and of the parameters that FSDP gathers for a while."""
+        """The shards of one rank, and the parameters and gradients that FSDP gathers for a layer at a time."""
         lora, width = self.config.model.lora is not None, 2 if self.bfloat16 else 4
         # FSDP prefetches the next layer, so two layers are whole at a time. Beside them are the gradients of one in the
         # same type, and in float32 those that are sent, of two layers.
@@ -127,15 +127,15 @@ class RankMemory:
         )
 
     def updating(self, sizes: RunSizes, tokens: int, recompute: bool) -> int:
-        """On a GPU while it updates, with micro-batches of so many tokens."""
+        """The bytes on a GPU during an update with micro-batches of so many tokens."""
         return sizes.updating(tokens, recompute) + self.engines(sizes)
 
     def sampling(self, sizes: RunSizes, kv: int) -> int:
-        """On a GPU while an engine that takes turns with the rank samples; 0 if there is none."""
+        """The bytes on a GPU while an engine that takes turns with the rank samples; 0 if there is none."""
         return sizes.sampling(kv) + self._resident if self._rests else 0
 
     def engines(self, sizes: RunSizes) -> int:
-        """What engines keep of the GPU of a rank during updates."""
+        """The bytes that engines keep on the GPU of a rank during updates."""
         cluster, number = self.config.cluster, self.config.cluster.engines_per_gpu
         if cluster.placement == "separate":
             return 0
@@ -158,7 +158,7 @@ class RankMemory:
 
     @property
     def _resident(self) -> int:
-        """What an engine keeps while it rests."""
+        """The bytes that an engine keeps when it has released its memory."""
         return RUNTIME + self._whole(0).graphs
 
     @property
@@ -172,7 +172,7 @@ class RankMemory:
         return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, longest=self.longest)
 
     def _on_host(self) -> int:
-        """What a rank holds on the host if its shards are there."""
+        """The bytes of a rank's offloaded shards."""
         held = self._whole(0).divided(self.config.cluster.ranks).state
         return sum(held.values()) if self.config.cluster.offload else 0
 
@@ -215,7 +215,7 @@ class RankMemory:
         return f"{needs}, and has {gib(sizes.usable)} to use; {self._remedy(gpu, host)}"
 
     def _remedy(self, gpu: int, host: int) -> str:
-        """The settings with each of which the run fits, or what else to do."""
+        """Single settings with which the run fits, or other advice."""
         fitting = [
             words.format(tokens=plan.token_budget or other.tokens)
             for words, other in self._others()
@@ -256,7 +256,7 @@ class RankMemory:
 
 
 def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: bool) -> MemoryReport:
-    """What each GPU of the ranks needs during updates, and whether it has it."""
+    """The memory that each rank's GPU needs during updates, and whether it fits."""
     memory = rank_memory(config, size, bfloat16)
     host = host_memory() // config.cluster.ranks if machine.here else sys.maxsize
     sizes = memory.sizes(machine.bytes)
@@ -284,7 +284,7 @@ def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: boo
 
 
 def rank_memory(config: Config, size: ModelSize, bfloat16: bool, ranks: int | None = None) -> RankMemory:
-    """The plan's base for a model of this size, whose layers count as equal. `ranks` overrides the setting."""
+    """Plans for a model of this size, as if all its layers were equal. `ranks` overrides the setting."""
     if ranks is not None:
         config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"ranks": ranks})})
     hidden = size.hidden

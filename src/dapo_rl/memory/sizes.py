@@ -25,7 +25,7 @@ STATE = {
     "reference": "reference model",
     "critic": "critic",
 }
-"""The fields of RunSizes that ranks divide among them, and their names for people."""
+"""The fields of RunSizes that ranks divide among them, and their names in reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RunSizes:
     casts: int
     """bfloat16 copies of the weights, which autograd keeps for the backward pass unless layers are recomputed."""
     layer_casts: int
-    """Those of one layer: all that is there at a time if layers are recomputed."""
+    """Those of one layer: all that exist at a time if layers are recomputed."""
     head: int
     """The output layer's working memory: a chunk of logits, a bfloat16 copy of its weight, and its gradient."""
     token: int
@@ -49,9 +49,9 @@ class RunSizes:
     recomputed_token: int
     """The same if layers are recomputed."""
     layer_token: int
-    """Activations of one layer, which are there at a time if layers are recomputed."""
+    """Activations of one layer per token: all that exist at a time if layers are recomputed."""
     graphs: int
-    """Memory of captured graphs, which stays: the logits of one decoding step."""
+    """Memory of captured graphs, which is never released: the logits of one decoding step."""
     prefill: int
     """Activations of a prefill."""
     kv_token: int
@@ -73,11 +73,11 @@ class RunSizes:
 
     @property
     def state(self) -> dict[str, int]:
-        """The bytes of what ranks divide among them, by their names for people."""
+        """The parts that ranks divide among them, by their names in reports."""
         return {name: getattr(self, field) for field, name in STATE.items()}
 
     def divided(self, ranks: int) -> RunSizes:
-        """The sizes of one of several ranks, without what is gathered."""
+        """The sizes of one of several ranks, before anything is gathered."""
         return replace(self, **{field: getattr(self, field) // ranks for field in STATE})
 
     def without_state(self) -> RunSizes:
@@ -112,7 +112,7 @@ class RunSizes:
         return self._always + self.gradients + self.working(tokens, recompute)
 
     def keeping(self, kv: int, tokens: int, recompute: bool) -> int:
-        """If everything stays."""
+        """If everything stays in memory."""
         work = max(self.prefill, self.working(tokens, recompute))
         return self._always + self.gradients + self.engine + kv + work
 
@@ -197,7 +197,7 @@ def trained_parameters(config: Config, size: ModelSize) -> int:
 
 
 def moment_bytes(config: Config) -> int:
-    """Of both moments, per trained parameter."""
+    """Bytes of both moments per trained parameter."""
     return 2 if config.train.optimizer == "adamw_8bit" else 8
 
 

@@ -14,7 +14,15 @@ from dapo_rl.config import Config
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import ModelSize
-from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
+from dapo_rl.memory.one_gpu import (
+    MemoryPlan,
+    PlanSettings,
+    find_plan,
+    least_bytes,
+    micro_batch_tokens,
+    recomputes,
+    remedy,
+)
 from dapo_rl.memory.ranks import rank_memory
 from dapo_rl.memory.report import MemoryPart
 from dapo_rl.memory.sizes import RUNTIME, RunSizes
@@ -52,7 +60,7 @@ class GpuMemory:
 
     @property
     def sizes(self) -> RunSizes:
-        """What each GPU holds of the parts of a run."""
+        """The sizes of the parts of a run on each GPU."""
         need, n, tp = self.need, self.layout.trainers, self.layout.tensor_parallel
         whole = need.sizes
         return replace(
@@ -79,14 +87,12 @@ class GpuMemory:
 
     @property
     def recompute(self) -> bool:
-        wanted = self.config.train.gradient_checkpointing
-        return (self.plan is None or self.plan.recompute) if wanted == "auto" else wanted
+        return recomputes(self.config, self.plan)
 
     @property
     def token_budget(self) -> int:
         """Tokens of a micro-batch of one rank."""
-        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
-        return min(planned or self.config.token_budget, self.sizes.update_tokens)
+        return micro_batch_tokens(self.config, self.plan)
 
     @property
     def pages(self) -> int:

@@ -1,4 +1,4 @@
-"""Steps of a run on simulated engines: sampling in rounds, streaming, and asynchronous."""
+"""Simulates the steps of a run on timed engines: sampling in rounds, streaming, and asynchronous."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Way = Literal["rounds", "streaming", "asynchronous"]
 VERL_ROUND = 3
 """verl's recipe samples rounds of three batches."""
 POLLS = 150
-"""Virtual time is divided so finely: the longest sample alone takes so many polls."""
+"""Polls of the engine during the longest sample: the resolution of virtual time."""
 ENOUGH = 128
-"""Prompts per step of a simulation that stands for a larger one."""
+"""The fewest prompts per step when one engine stands for several."""
 FEW = 32
 """The same, to compare splits of the GPUs."""
 TAIL = 0.25
-"""Sampling is in its tail while fewer than this share of its most samples run."""
+"""Sampling is in its tail while fewer samples run than this share of the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What all ways have in common."""
+    """A run on one layout of GPUs."""
 
     memory: GpuMemory
     rates: Rates
@@ -111,7 +111,7 @@ class Simulation:
     steps: int = 4
     warmup: int = 1
     share: int = 1
-    """Simulates one engine of so many, and as many prompts: each engine has the same load."""
+    """Simulates one engine in so many, and the same share of the prompts: all engines have the same load."""
     round_size: int = VERL_ROUND
     """Batches per round."""
 
@@ -136,7 +136,7 @@ class Simulation:
         return steps
 
     def _overlapped(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
-        """The engines sample on while the trainer works. They stop when they are `max_staleness` steps ahead."""
+        """Engines keep sampling during updates, up to `max_staleness` steps ahead."""
         steps: list[PlannedStep] = []
         ahead = max(1, self.settings.max_staleness)
         for number in range(self.steps):
