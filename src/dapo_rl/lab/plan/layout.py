@@ -7,6 +7,7 @@ every rank has the activations of its own micro-batch. An engine's weights and p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dapo_rl.base.format import gib
@@ -101,30 +102,34 @@ class GpuMemory:
 
     def updating(self) -> tuple[MemoryPart, ...]:
         """What is on a trainer's GPU during an update."""
-        sizes, tokens, recompute = self.sizes, self.token_budget, self.recompute
-        activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
-        how = f"{tokens:,} tokens{' with recomputed layers' * recompute}"
-        return _present(
-            *self._trainer_parts(),
-            MemoryPart("gradients", sizes.gradients, "float32"),
-            MemoryPart("activations", activations, how),
-            MemoryPart("update", sizes.working(tokens, recompute) - activations, "copies of weights, logits"),
-            *(self._engine_parts() if self._keeps else ()),
-            MemoryPart("graphs", self._trainer_sizes.graphs, "of decoding steps"),
-            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
-        )
+        return tuple(MemoryPart(name, nbytes, about) for name, nbytes, _, about in self._parts() if nbytes > 0)
 
     def sampling(self) -> tuple[MemoryPart, ...]:
         """What is on an engine's GPU while it samples."""
-        sizes = self.sizes
-        return _present(
-            *(() if self.layout.rollout_gpus else self._trainer_parts()),
-            MemoryPart("gradients", sizes.gradients * self._keeps, "float32"),
-            *self._engine_parts(),
-            MemoryPart("prefill", sizes.prefill, "activations of prompts"),
-            MemoryPart("graphs", sizes.graphs, "of decoding steps"),
-            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
-        )
+        return tuple(MemoryPart(name, nbytes, about) for name, _, nbytes, about in self._parts() if nbytes > 0)
+
+    def _parts(self) -> Iterator[tuple[str, int, int, str]]:
+        """Each part's name, its bytes on a trainer's GPU and on an engine's, and a remark."""
+        sizes, tokens, recompute, optimizer = self.sizes, self.token_budget, self.recompute, self.config.train.optimizer
+        n, tp = self.layout.trainers, self.layout.tensor_parallel
+        shard, part = f", 1/{n}" if n > 1 else "", f", 1/{tp}" if tp > 1 else ""
+        same, keeps = self.layout.rollout_gpus is None, self._keeps
+        for name, nbytes, about in (
+            ("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{shard}"),
+            ("optimizer", sizes.moments, f"{optimizer}{shard}"),
+            ("reference model", sizes.reference, f"float32{shard}, for algo.kl_coef"),
+            ("critic", sizes.critic, f"weights, gradients and optimizer{shard}"),
+        ):
+            yield name, nbytes, nbytes * same, about
+        activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
+        yield "gradients", sizes.gradients, sizes.gradients * keeps, "float32"
+        yield "activations", activations, 0, f"{tokens:,} tokens{' with recomputed layers' * recompute}"
+        yield "update", sizes.working(tokens, recompute) - activations, 0, "copies of weights, logits"
+        yield "engine's weights", sizes.engine * keeps, sizes.engine, f"bfloat16{part}"
+        yield "KV cache", self._kv_bytes * keeps, self._kv_bytes, f"pages for {max(self.pages, 0):,} tokens"
+        yield "prefill", 0, sizes.prefill, "activations of prompts"
+        yield "graphs", sizes.graphs * same, sizes.graphs, "of decoding steps"
+        yield "runtime", RUNTIME, RUNTIME, "CUDA and its libraries"
 
     def remedy(self) -> str:
         """What does not fit, and which setting mends it."""
@@ -175,23 +180,6 @@ class GpuMemory:
             return sizes.usable - sizes.sampling(0)
         return sizes.kv_default if self.plan.kv_bytes is None else self.plan.kv_bytes
 
-    def _trainer_parts(self) -> tuple[MemoryPart, ...]:
-        sizes, n = self.sizes, self.layout.trainers
-        divided = f", 1/{n}" if n > 1 else ""
-        return (
-            MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{divided}"),
-            MemoryPart("optimizer", sizes.moments, f"{self.config.train.optimizer}{divided}"),
-            MemoryPart("reference model", sizes.reference, f"float32{divided}, for algo.kl_coef"),
-            MemoryPart("critic", sizes.critic, f"weights, gradients and optimizer{divided}"),
-        )
-
-    def _engine_parts(self) -> tuple[MemoryPart, ...]:
-        tp = self.layout.tensor_parallel
-        return (
-            MemoryPart("engine's weights", self.sizes.engine, "bfloat16" + (f", 1/{tp}" if tp > 1 else "")),
-            MemoryPart("KV cache", max(self._kv_bytes, 0), f"pages for {max(self.pages, 0):,} tokens"),
-        )
-
 
 def choose_layout(config: Config, size: ModelSize, gpu: Gpu, layout: Layout, tensor_parallel: int | None) -> Layout:
     """The layout with this number of GPUs per engine. By default the smallest with room for several of the longest
@@ -204,7 +192,3 @@ def choose_layout(config: Config, size: ModelSize, gpu: Gpu, layout: Layout, ten
     fitting = [n for n in tried if memory[n].fits]
     roomy = [n for n in fitting if memory[n].pages >= ROOMY * config.longest_sample]
     return replace(layout, tensor_parallel=(roomy or fitting or tried[-1:])[0])
-
-
-def _present(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
-    return tuple(part for part in parts if part.bytes > 0)
