@@ -9,7 +9,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
 from dapo_rl.lab.papers import IRRELEVANT, PAPERS
-from dapo_rl.lab.papers.facts import DERIVED, Facts
+from dapo_rl.lab.papers.facts import DERIVED, RecipeFacts
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -238,7 +238,7 @@ def test_every_name_in_the_table_exists(paper):
     ],
 )
 def test_conditions_of_the_table(condition, holds):
-    assert Facts(Config(), {"value": 1, "number": 2}).hold(condition) is holds
+    assert RecipeFacts(Config(), {"value": 1, "number": 2}).hold(condition) is holds
 
 
 def test_every_setting_of_a_row_is_tried():

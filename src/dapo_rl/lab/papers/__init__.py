@@ -13,7 +13,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.papers.facts import Facts
+from dapo_rl.lab.papers.facts import RecipeFacts
 
 Kind = Literal["algorithm", "settings", "evaluation"]
 """A technique that is on or off, a value, or how accuracy is measured."""
@@ -37,7 +37,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """What a paper specifies about one component."""
 
     name: str
@@ -56,7 +56,7 @@ class Row:
     """The score of the paper's run without it, if the paper has such an ablation."""
 
     @classmethod
-    def read(cls, name: str, fields: Mapping[str, Any]) -> Row:
+    def read(cls, name: str, fields: Mapping[str, Any]) -> PaperRow:
         """A row without `cases` is its own only case."""
         case = {key: fields[key] for key in ("recipe", "effects") if key in fields}
         others = {key: value for key, value in fields.items() if key not in case}
@@ -68,8 +68,8 @@ class Row:
 
     def find(self, config: Config) -> Finding | None:
         """None if the recipe's other settings make the row meaningless."""
-        value = Facts(config)[self.value or self.keys[0]]
-        facts = Facts(config, {"value": value, "number": self.number, "paper": self.paper})
+        value = RecipeFacts(config)[self.value or self.keys[0]]
+        facts = RecipeFacts(config, {"value": value, "number": self.number, "paper": self.paper})
         case = next(case for case in self.cases if facts.hold(case.get("if", "always")))
         if "recipe" not in case:
             return None
@@ -79,13 +79,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class UnusedRow(Row):
+class UnusedRow(PaperRow):
     """Settings that no paper uses: the row appears if a recipe changes one of them from its default."""
 
     effect: str = ""
 
     def find(self, config: Config) -> Finding | None:
-        here, default = Facts(config), Facts(Config())
+        here, default = RecipeFacts(config), RecipeFacts(Config())
         found = {key: value for key in self.keys if (value := here[key]) != default[key]}
         nested = {key for key in found if any(key.startswith(f"{other}.") for other in found)}
         words = [f"{key.split('.', 1)[-1]} {_shown(value)}" for key, value in found.items() if key not in nested]
@@ -106,7 +106,7 @@ class Paper:
     arxiv: str
     score: float
     """Accuracy on AIME 2024, in percent."""
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     without_effect: str = ""
     """Settings that do nothing in its algorithm, separated by spaces."""
 
@@ -133,7 +133,7 @@ def _read_papers() -> tuple[dict[str, Paper], dict[str, str]]:
     irrelevant, inherited = table.pop("irrelevant"), table["dapo"]["rows"]
     papers = {}
     for name, paper in table.items():
-        rows = [Row.read(row, inherited.get(row, {}) | fields) for row, fields in paper.pop("rows").items()]
+        rows = [PaperRow.read(row, inherited.get(row, {}) | fields) for row, fields in paper.pop("rows").items()]
         papers[name] = Paper(rows=(*rows, *unused), **paper)
     return papers, irrelevant
 

@@ -26,7 +26,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RecipeFacts:
     """The values of a recipe by name: a row's own, those of `DERIVED`, and settings and properties of its Config."""
 
     config: Config
@@ -108,11 +108,11 @@ def _every_source(sources: Sources, pattern: str) -> bool:
     return all(re.search(pattern, entry.source, re.IGNORECASE) for entry in entries_of(sources))
 
 
-def _of_config(function: Callable[[Config], Any]) -> Callable[[Facts], Any]:
+def _of_config(function: Callable[[Config], Any]) -> Callable[[RecipeFacts], Any]:
     return lambda facts: function(facts.config)
 
 
-DERIVED: dict[str, Callable[[Facts], Any]] = {
+DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "always": lambda facts: True,
     "times": lambda facts: times_the_paper(facts["value"], facts["number"]),
     "off_by": lambda facts: abs(facts["value"] - facts["number"]) / facts["number"],
