@@ -19,6 +19,7 @@ LAYERS = [
     {"data", "rewards", "envs", "models", "runs", "moving"},
     {"compat"},
     {"engines"},
+    {"memory"},
     {"rollout"},
     {"evals"},
     {"train"},

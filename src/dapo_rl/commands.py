@@ -151,7 +151,7 @@ def check(
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.lab.check import check_memory_fits, conformance, conformance_json, print_conformance
-        from dapo_rl.lab.check_memory import find_memory, memory_report
+        from dapo_rl.memory.check import find_memory, memory_report
 
     report = conformance(config, memory_report(config, find_memory(config, gpu)), paper)
     if as_json:
@@ -194,7 +194,7 @@ def plan(
     config = start_from(recipe, overrides).load(needs_data=False)
     with quick_imports():
         _quiet_transformers()
-        from dapo_rl.lab.plan.command import run_plan
+        from dapo_rl.lab.plan.report import run_plan
 
     shape = {"gpus": gpus, "tensor_parallel": tensor_parallel, "rollout_gpus": rollout_gpus}
     work = {"acceptance": acceptance, "median": median, "prompt_tokens": prompt_tokens, "seed": seed}

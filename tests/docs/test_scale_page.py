@@ -3,17 +3,17 @@
 import re
 
 import pytest
+from fit_rates import MEASURED
 from support import REPOSITORY
 
 from dapo_rl.base.format import duration
 from dapo_rl.config import Config
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
-from dapo_rl.lab.plan.measured import ERROR, MEASURED
 from dapo_rl.lab.plan.planning import Question
-from dapo_rl.lab.plan.rates import Rates, Shares
-from dapo_rl.lab.plan.ways import Simulation, simulated_share
+from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
+from dapo_rl.lab.plan.simulation import Simulation, simulated_share
+from dapo_rl.memory.model_size import KNOWN
 
 PAGE = (REPOSITORY / "docs" / "scale.md").read_text()
 

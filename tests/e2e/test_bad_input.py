@@ -23,11 +23,11 @@ from support import DAPO, REPOSITORY, small_model
 
 from dapo_rl import cli
 from dapo_rl.data.arithmetic import problems
-from dapo_rl.lab.model_size import KNOWN
+from dapo_rl.memory.model_size import KNOWN
+from dapo_rl.memory.sizes import run_sizes
 from dapo_rl.models.load import TINY
 from dapo_rl.run import backend, learners
 from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
-from dapo_rl.train.run_sizes import run_sizes
 
 pytestmark = pytest.mark.slow
 

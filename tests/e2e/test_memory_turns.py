@@ -9,8 +9,8 @@ from support import THOROUGH
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.run import backend
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from rich.console import Console
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import BatchArithmetic, conformance, conformance_json, print_conformance
-from dapo_rl.lab.papers import PAPERS
-from dapo_rl.lab.papers.unused import IRRELEVANT
+from dapo_rl.lab.papers import IRRELEVANT, PAPERS
+from dapo_rl.lab.papers.facts import DERIVED, RecipeFacts
 
 PAPER = {
     "model.name": "Qwen/Qwen2.5-32B",
@@ -201,16 +201,48 @@ def keys_of(table):
 
 @pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
 def test_every_setting_has_a_row_or_a_reason_to_have_none(paper):
-    """A new setting fails here until it is a key of a row (papers/dapo.py, vapo.py or unused.py) or in IRRELEVANT."""
-    compared = {key for component in paper.components for key in component.keys}
+    """A new setting fails here until it is a key of a row or in IRRELEVANT (lab/papers)."""
+    compared = {key for component in paper.rows for key in component.keys}
     left_out = [*keys_of(IRRELEVANT.values()), *paper.without_effect.split()]
     assert len(left_out) == len(set(left_out))
     assert compared & set(left_out) == set()
     assert compared | set(left_out) == set(known_keys())
 
 
+@pytest.mark.parametrize("paper", PAPERS.values(), ids=PAPERS)
+def test_every_name_in_the_table_exists(paper):
+    cases = [case for row in paper.rows for case in row.cases]
+    conditions = [condition for case in cases for condition in (case.get("if", "always"), *case.get("effects", ()))]
+    named = {term.removeprefix("not ").split()[0] for condition in conditions for term in condition.split(" and ")}
+    texts = [str(text) for case in cases for text in (*case.values(), *case.get("effects", {}).values())]
+    named |= {name for text in texts for name in re.findall(r"{([a-z_.]+)(?::[^{}]*)?}", text)}
+    assert {"sampling.dynamic", "times", "value"} <= named
+    for name in named:
+        first, *others = name.split(".")
+        assert first in {"value", "number", "paper"} | set(DERIVED) or hasattr(Config(), first), name
+        if others and first not in DERIVED:
+            assert name in known_keys() or hasattr(getattr(Config(), first), others[0]), name
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("sampling.dynamic", True),
+        ("not sampling.dynamic", False),
+        ("algo.kl_coef == 0 and sampling.group_size > 1", True),
+        ("algo.kl_coef == 0 and sampling.group_size <= 1", False),
+        ("algo.clip_high > algo.clip_low", True),
+        ("sampling.filter == null", True),
+        ("overlong.shape != off", True),
+        ("value < number", True),
+    ],
+)
+def test_conditions_of_the_table(condition, holds):
+    assert RecipeFacts(Config(), {"value": 1, "number": 2}).hold(condition) is holds
+
+
 def test_every_setting_of_a_row_is_tried():
-    compared = {key for component in PAPERS["dapo"].components for key in component.keys}
+    compared = {key for component in PAPERS["dapo"].rows for key in component.keys}
     other = {
         "algo.importance_cap",
         "sampling.ahead",

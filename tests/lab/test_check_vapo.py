@@ -161,7 +161,7 @@ def test_kl_in_the_reward_is_named():
 
 
 def test_every_key_of_the_critic_is_named():
-    named = {key for component in PAPERS["vapo"].components for key in component.keys}
+    named = {key for component in PAPERS["vapo"].rows for key in component.keys}
     assert named <= set(known_keys())
     assert {key for key in known_keys() if key.startswith("critic.")} <= named
 

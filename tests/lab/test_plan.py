@@ -5,24 +5,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fit_rates import MEASURED, errors, fit_shares
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import NoWeights, World
-from dapo_rl.lab.check_memory import Need
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
-from dapo_rl.lab.plan.measured import ERROR, MEASURED, errors, fit_shares
 from dapo_rl.lab.plan.picture import draw_plan
-from dapo_rl.lab.plan.planning import Question, limiting, plan_json, plan_run
-from dapo_rl.lab.plan.rates import Rates, Shares
+from dapo_rl.lab.plan.planning import Question, limiting, plan_run
+from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
 from dapo_rl.lab.plan.replica import Replica
-from dapo_rl.lab.plan.show import print_plan
+from dapo_rl.lab.plan.report import plan_json, print_plan
+from dapo_rl.lab.plan.simulation import Simulation, simulated_share
 from dapo_rl.lab.plan.timed_engine import TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
-from dapo_rl.lab.plan.ways import Simulation, simulated_share
+from dapo_rl.memory.check import Need
+from dapo_rl.memory.model_size import KNOWN
 
 IDEAL = Shares(matmul=1.0, bandwidth=1.0, layer_s=0.0, passes=0.0)
 PAPER = "dapo-math-qwen2.5-32b"
@@ -330,8 +330,8 @@ def test_what_does_not_fit_names_a_remedy():
     config, size = Config.load(PAPER), KNOWN["qwen2.5-32b"]
     few = GpuMemory(config, size, SPECS["h800"], Layout(8, tensor_parallel=8))
     assert not few.fits
-    assert few.remedy().endswith("with --gpus 16 --tensor-parallel 8 it fits")
-    assert GpuMemory(config, size, SPECS["h800"], Layout(16, tensor_parallel=8)).fits
+    assert few.remedy().endswith("with --gpus 32 --tensor-parallel 8 it fits")
+    assert GpuMemory(config, size, SPECS["h800"], Layout(32, tensor_parallel=8)).fits
     narrow = GpuMemory(config, size, SPECS["h800"], Layout(128, tensor_parallel=1))
     assert not narrow.fits
     assert narrow.remedy().endswith("with --tensor-parallel 2 it fits")

@@ -7,12 +7,12 @@ import torch
 from support import small_model, tokenizer
 
 from dapo_rl import Config, UserError
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
 from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.learners import reference_of
 from dapo_rl.run.model import with_lora
-from dapo_rl.train.memory import MemoryPlan
 
 peft = pytest.importorskip("peft")
 

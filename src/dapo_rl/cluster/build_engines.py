@@ -19,12 +19,11 @@ from dapo_rl.engines.custom import is_engine
 from dapo_rl.engines.native.budget import memory_share
 from dapo_rl.engines.protocol import Engine
 from dapo_rl.errors import UserError
+from dapo_rl.memory.ranks import SHARED_SHARE
 from dapo_rl.models.weights import WeightSource
 
 SEPARATE_SHARE = 0.85
 """Of the memory of a GPU that an engine has to itself."""
-SHARED_SHARE = 0.4
-"""Of the memory of a GPU, for all engines that work on it at the same time as a rank."""
 COLOCATED_GPUS, SHARED_GPUS = 0.4, 0.44
 """The share of a GPU that Ray sets aside for an engine, or for all engines, beside a rank."""
 

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy import RankedPolicy
-from dapo_rl.cluster.rank_memory import RankMemory
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
 from dapo_rl.cluster.session import import_ray, ray_logs
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
+from dapo_rl.memory.one_gpu import MemoryPlan
+from dapo_rl.memory.ranks import RankMemory
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
 from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.models.values import value_model
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.random_state import seed_everything
 
 RANK_GPUS = {"colocated": 0.6, "separate": 1.0, "shared": 0.55}

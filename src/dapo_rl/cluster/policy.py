@@ -17,8 +17,8 @@ from dapo_rl.cluster.deal import deal
 from dapo_rl.cluster.lent_weights import Borrowers
 from dapo_rl.cluster.sent_weights import Address, WeightLayout
 from dapo_rl.codec import Shipment
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.save import done_now
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 PATIENCE = 10

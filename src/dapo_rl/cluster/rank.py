@@ -31,6 +31,7 @@ from dapo_rl.cluster.shards import frozen_checksum, own_digests, read_shards, sh
 from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, without_adapters
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.models.save import save_weights, why_no_copy
@@ -39,7 +40,6 @@ from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, Stats, budget_note
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
 

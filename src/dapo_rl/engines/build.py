@@ -12,7 +12,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.custom import build_custom_engine
 from dapo_rl.engines.protocol import Engine, EngineInputs
-from dapo_rl.models.gpu_memory import can_reserve
+from dapo_rl.models.reserved_memory import can_reserve
 
 
 def build_engine(

@@ -17,9 +17,8 @@ from dapo_rl.config import Config
 from dapo_rl.data.overlap import check_apart
 from dapo_rl.errors import UserError
 from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
-from dapo_rl.lab.memory_report import MemoryReport, memory_json
-from dapo_rl.lab.papers import PAPERS, find_paper
-from dapo_rl.lab.papers.record import Comparison
+from dapo_rl.lab.papers import PAPERS, Comparison, find_paper
+from dapo_rl.memory.report import MemoryReport, memory_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dapo_rl.base.format import gib
 from dapo_rl.base.hashing import Digests, IsCancelled, Rest, hashing
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import has_lora, plain_state
 

@@ -18,6 +18,7 @@ from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine, can_release_memory
 from dapo_rl.engines.custom import CustomEngine, is_engine, vocabulary_of
 from dapo_rl.engines.protocol import Engine
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
 from dapo_rl.models.values import value_model
@@ -27,7 +28,6 @@ from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.learners import build_critic, build_policy, memory_plan
 from dapo_rl.runs.display import Display
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 
 

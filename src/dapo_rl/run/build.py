@@ -13,6 +13,7 @@ from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.rewards import as_verifier, build_verifier
@@ -31,7 +32,6 @@ from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.custom import build_advantages, build_losses
 from dapo_rl.train.disk import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
-from dapo_rl.train.memory import MemoryPlan
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState

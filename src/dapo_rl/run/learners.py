@@ -9,15 +9,15 @@ import torch
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, plan_memory
+from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes
 from dapo_rl.models.load import compute_dtype, pad_id
 from dapo_rl.models.lora import has_lora, is_adapted, merged_copy
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.models.size import ModelSize
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes
 
 
 def build_policy(
@@ -106,7 +106,7 @@ def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:
             size,
             gpu,
             bfloat16=compute_dtype(config.model, device) == torch.bfloat16,
-            trained=trained if lora is None else size.adapter_parameters(lora),
+            trained=trained if lora is None else None,
             longest=longest,
         )
     except (AttributeError, TypeError, ZeroDivisionError):

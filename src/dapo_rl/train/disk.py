@@ -12,7 +12,7 @@ import torch
 from dapo_rl.base.format import counted, gib
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.train.run_sizes import moment_bytes
+from dapo_rl.memory.sizes import moment_bytes
 
 
 @dataclass(frozen=True, slots=True)

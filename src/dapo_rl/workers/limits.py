@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from dapo_rl.base.memory import PROC, own_group, read_text
+from dapo_rl.base.host_memory import PROC, own_group, read_text
 
 PATIENCE_S = 1.0
 """Time for killed processes to leave a group. A process that cannot be killed is left, with its group."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.errors import UserError
 
 PAGE_TOKENS = 64

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.models.gpu_memory import ReservedMemory
+from dapo_rl.models.reserved_memory import ReservedMemory
 
 
 @dataclass(frozen=True, slots=True)

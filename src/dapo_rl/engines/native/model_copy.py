@@ -19,9 +19,9 @@ from dapo_rl.engines.native.model_runner import next_logits
 from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.errors import UserError
 from dapo_rl.models.attention import Attend, UnsupportedAttentionError, depends_on_neighbours
-from dapo_rl.models.gpu_memory import ReservedMemory
 from dapo_rl.models.load import copy_in
 from dapo_rl.models.packing import pack
+from dapo_rl.models.reserved_memory import ReservedMemory
 
 ALIGNMENT = 16
 """Bytes. Weights whose sizes are multiples of it lie side by side, so that projections can be joined in place."""

@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from dapo_rl.models.gpu_memory import peak_bytes, reset_peak
+from dapo_rl.models.reserved_memory import peak_bytes, reset_peak
 
 PERIOD_S = 0.02
 

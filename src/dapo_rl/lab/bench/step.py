@@ -21,9 +21,9 @@ from dapo_rl.lab.bench.memory import PeakMemory
 from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.shapes import open_model
 from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.memory.one_gpu import NOTE
 from dapo_rl.models.load import pick_device
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.train.memory import NOTE
 from dapo_rl.trainer import DAPOTrainer
 
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
-from dapo_rl.lab.check_memory import GPUS
-from dapo_rl.lab.memory_report import GIB, Memory
+from dapo_rl.memory.check import GPUS
+from dapo_rl.memory.report import GIB, Memory
 
 GPUS_PER_NODE = 8
 

@@ -1,22 +1,32 @@
 """How a run is spread over GPUs, and the memory that each of them needs.
 
-The trainer's weights, gradients and moments are divided over its GPUs (FSDP), one layer of them is whole at a time, and
+The trainer's weights, gradients and moments are divided over its GPUs (FSDP), two layers are gathered at a time, and
 every rank has the activations of its own micro-batch. An engine's weights and pages are divided over its
-`tensor_parallel` GPUs. The sums are those of `dapo check`, so that both agree on one GPU.
+`tensor_parallel` GPUs. The sums are those of `dapo check`, on one GPU and on ranks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
-from dapo_rl.lab.check_memory import Need
-from dapo_rl.lab.memory_report import MemoryPart
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes
+from dapo_rl.memory.check import Need
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import (
+    MemoryPlan,
+    PlanSettings,
+    find_plan,
+    least_bytes,
+    micro_batch_tokens,
+    recomputes,
+    remedy,
+)
+from dapo_rl.memory.ranks import rank_memory
+from dapo_rl.memory.report import MemoryPart
+from dapo_rl.memory.sizes import RUNTIME, RunSizes
 
 MOST_GPUS = 8192
 ROOMY = 8
@@ -51,11 +61,11 @@ class GpuMemory:
 
     @property
     def sizes(self) -> RunSizes:
-        """What each GPU holds of the parts of a run."""
-        layout = self.layout
-        whole, n, tp = self.need.sizes, layout.trainers, layout.tensor_parallel
+        """The sizes of the parts of a run on each GPU."""
+        need, n, tp = self.need, self.layout.trainers, self.layout.tensor_parallel
+        whole = need.sizes
         return replace(
-            whole if n == 1 else whole.over_ranks(n),
+            whole if n == 1 else rank_memory(need.config, self.size, need.in_bfloat16, n).shards(whole),
             engine=whole.engine // tp,
             prefill=whole.prefill // tp,
             kv_token=whole.kv_token // tp,
@@ -78,53 +88,48 @@ class GpuMemory:
 
     @property
     def recompute(self) -> bool:
-        wanted = self.config.train.gradient_checkpointing
-        return (self.plan is None or self.plan.recompute) if wanted == "auto" else wanted
+        return recomputes(self.config, self.plan)
 
     @property
     def token_budget(self) -> int:
         """Tokens of a micro-batch of one rank."""
-        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
-        return min(planned or self.config.token_budget, self.sizes.update_tokens)
+        return micro_batch_tokens(self.config, self.plan)
 
     @property
     def pages(self) -> int:
         """Tokens that the pages of one engine hold."""
         return self._kv_bytes // self.sizes.kv_token
 
-    @property
-    def sequences(self) -> int:
-        """Samples that an engine generates at once, at most."""
-        return self.sizes.sequences
-
     def updating(self) -> tuple[MemoryPart, ...]:
         """What is on a trainer's GPU during an update."""
-        sizes, tokens, recompute = self.sizes, self.token_budget, self.recompute
-        activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
-        how = "with recomputed layers" if recompute else ""
-        return _present(
-            *self._trainer_parts(),
-            MemoryPart("gradients", sizes.gradients, "float32"),
-            MemoryPart("activations", activations, f"{tokens:,} tokens {how}".strip()),
-            MemoryPart("update", sizes.working(tokens, recompute) - activations, "copies of weights, logits"),
-            *(self._engine_parts() if self._keeps else ()),
-            *(() if self.layout.rollout_gpus else (MemoryPart("graphs", sizes.graphs, "of decoding steps"),)),
-            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
-        )
+        return tuple(MemoryPart(name, nbytes, about) for name, nbytes, _, about in self._parts() if nbytes > 0)
 
     def sampling(self) -> tuple[MemoryPart, ...]:
         """What is on an engine's GPU while it samples."""
-        sizes = self.sizes
-        trainer = () if self.layout.rollout_gpus else self._trainer_parts()
-        gradients = (MemoryPart("gradients", sizes.gradients, "float32"),) if self._keeps else ()
-        return _present(
-            *trainer,
-            *gradients,
-            *self._engine_parts(),
-            MemoryPart("prefill", sizes.prefill, "activations of prompts"),
-            MemoryPart("graphs", sizes.graphs, "of decoding steps"),
-            MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
-        )
+        return tuple(MemoryPart(name, nbytes, about) for name, _, nbytes, about in self._parts() if nbytes > 0)
+
+    def _parts(self) -> Iterator[tuple[str, int, int, str]]:
+        """Each part's name, its bytes on a trainer's GPU and on an engine's, and a remark."""
+        sizes, tokens, recompute, optimizer = self.sizes, self.token_budget, self.recompute, self.config.train.optimizer
+        n, tp = self.layout.trainers, self.layout.tensor_parallel
+        shard, part = f", 1/{n}" if n > 1 else "", f", 1/{tp}" if tp > 1 else ""
+        same, keeps = self.layout.rollout_gpus is None, self._keeps
+        for name, nbytes, about in (
+            ("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{shard}"),
+            ("optimizer", sizes.moments, f"{optimizer}{shard}"),
+            ("reference model", sizes.reference, f"float32{shard}, for algo.kl_coef"),
+            ("critic", sizes.critic, f"weights, gradients and optimizer{shard}"),
+        ):
+            yield name, nbytes, nbytes * same, about
+        activations = tokens * (sizes.recomputed_token if recompute else sizes.token)
+        yield "gradients", sizes.gradients, sizes.gradients * keeps, "float32"
+        yield "activations", activations, 0, f"{tokens:,} tokens{' with recomputed layers' * recompute}"
+        yield "update", sizes.working(tokens, recompute) - activations, 0, "copies of weights, logits"
+        yield "engine's weights", sizes.engine * keeps, sizes.engine, f"bfloat16{part}"
+        yield "KV cache", self._kv_bytes * keeps, self._kv_bytes, f"pages for {max(self.pages, 0):,} tokens"
+        yield "prefill", 0, sizes.prefill, "activations of prompts"
+        yield "graphs", sizes.graphs * same, sizes.graphs, "of decoding steps"
+        yield "runtime", RUNTIME, RUNTIME, "CUDA and its libraries"
 
     def remedy(self) -> str:
         """What does not fit, and which setting mends it."""
@@ -169,28 +174,11 @@ class GpuMemory:
     def _kv_bytes(self) -> int:
         sizes = self.sizes
         if self.layout.rollout_gpus:
-            alone = replace(sizes, weights=0, gradients=0, moments=0, reference=0, critic=0)
+            alone = sizes.without_state()
             return min(alone.kv_most, alone.usable - alone.sampling(0))
         if self.plan is None:
             return sizes.usable - sizes.sampling(0)
         return sizes.kv_default if self.plan.kv_bytes is None else self.plan.kv_bytes
-
-    def _trainer_parts(self) -> tuple[MemoryPart, ...]:
-        sizes, n = self.sizes, self.layout.trainers
-        divided = f", 1/{n}" if n > 1 else ""
-        return (
-            MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{divided}"),
-            MemoryPart("optimizer", sizes.moments, f"{self.config.train.optimizer}{divided}"),
-            MemoryPart("reference model", sizes.reference, f"float32{divided}, for algo.kl_coef"),
-            MemoryPart("critic", sizes.critic, f"weights, gradients and optimizer{divided}"),
-        )
-
-    def _engine_parts(self) -> tuple[MemoryPart, ...]:
-        tp = self.layout.tensor_parallel
-        return (
-            MemoryPart("engine's weights", self.sizes.engine, "bfloat16" + (f", 1/{tp}" if tp > 1 else "")),
-            MemoryPart("KV cache", max(self._kv_bytes, 0), f"pages for {max(self.pages, 0):,} tokens"),
-        )
 
 
 def choose_layout(config: Config, size: ModelSize, gpu: Gpu, layout: Layout, tensor_parallel: int | None) -> Layout:
@@ -204,7 +192,3 @@ def choose_layout(config: Config, size: ModelSize, gpu: Gpu, layout: Layout, ten
     fitting = [n for n in tried if memory[n].fits]
     roomy = [n for n in fitting if memory[n].pages >= ROOMY * config.longest_sample]
     return replace(layout, tensor_parallel=(roomy or fitting or tried[-1:])[0])
-
-
-def _present(*parts: MemoryPart) -> tuple[MemoryPart, ...]:
-    return tuple(part for part in parts if part.bytes > 0)

@@ -11,7 +11,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from dapo_rl.base.files import beside
 from dapo_rl.base.format import duration
 from dapo_rl.lab.plan.planning import RunPlan
-from dapo_rl.lab.plan.ways import WayResult
+from dapo_rl.lab.plan.simulation import WayResult
 from dapo_rl.palette import BLUE, GREY, ORANGE
 
 SHOWN = 3

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.sampling import World
-from dapo_rl.lab.memory_report import GIB, MemoryPart
-from dapo_rl.lab.model_size import size_of
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
-from dapo_rl.lab.plan.measured import ERROR
 from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.lab.plan.ways import ENOUGH, FEW, Simulation, Way, WayResult, simulated_share
-from dapo_rl.models.size import ModelSize
+from dapo_rl.lab.plan.simulation import ENOUGH, FEW, Simulation, Way, WayResult, simulated_share
+from dapo_rl.memory.model_size import ModelSize, size_of
 
 LIMITS = {
     "decode": "reading weights and keys in decoding; a GPU with more bandwidth, or more GPUs",
@@ -92,64 +88,14 @@ def limiting(result: WayResult) -> tuple[str, float]:
     """What a step spends the most time on, and its seconds."""
     updates = [step.update for step in result.counted]
     parts = result.sampling_parts()
-    trained = {name: sum(getattr(update, name) for update in updates) / len(updates) for name in _UPDATE_PARTS}
+    of_update = ("even", "uneven", "traffic")
+    trained = {name: sum(getattr(update, name) for update in updates) / len(updates) for name in of_update}
     if result.way == "asynchronous":  # the slower side limits both
         parts = trained if result.update_seconds > 0.9 * result.step_seconds else parts
     else:
         parts |= trained
     name = max(parts, key=lambda part: parts[part])
     return name, parts[name]
-
-
-_UPDATE_PARTS = ("even", "uneven", "traffic")
-
-
-def plan_json(plan: RunPlan) -> dict[str, Any]:
-    question = plan.question
-    return {
-        "gpu": question.gpu.name,
-        "gpus": question.gpus,
-        "error": ERROR,
-        "memory": {
-            "same_gpus": _memory_figures(plan.together),
-            "separate_gpus": None if plan.apart is None else _memory_figures(plan.apart),
-        },
-        "ways": {result.way: _way_figures(result, plan.steps) for result in plan.results},
-        "problems": list(plan.problems),
-    }
-
-
-def _way_figures(result: WayResult, steps: int) -> dict[str, Any]:
-    generated, trained = result.tokens
-    name, seconds = limiting(result)
-    return {
-        "tensor_parallel": result.layout.tensor_parallel,
-        "rollout_gpus": result.layout.rollout_gpus,
-        "step_seconds": round(result.step_seconds, 2),
-        "sampling_seconds": round(result.sampling_seconds, 2),
-        "update_seconds": round(result.update_seconds, 2),
-        "run_hours": round(steps * result.step_seconds / 3600, 2),
-        "gpu_hours": round(steps * result.step_seconds / 3600 * result.layout.gpus),
-        "generated_tokens": round(generated),
-        "trained_tokens": round(trained),
-        "staleness": round(result.staleness, 3),
-        "preempted": result.preempted,
-        "limit": name,
-        "limit_seconds": round(seconds, 2),
-    }
-
-
-def _memory_figures(memory: GpuMemory) -> dict[str, Any]:
-    def gibibytes(parts: tuple[MemoryPart, ...]) -> dict[str, float]:
-        return {part.name: round(part.bytes / GIB, 3) for part in parts}
-
-    return {
-        "fits": memory.fits,
-        "gib": round(memory.gpu.memory.bytes / GIB, 2),
-        "updating": gibibytes(memory.updating()),
-        "sampling": gibibytes(memory.sampling()),
-        "pages": memory.pages,
-    }
 
 
 def _simulate(question: Question, memory: GpuMemory, way: Way, enough: int = ENOUGH) -> WayResult:

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
-from dapo_rl.models.size import ModelSize
+from dapo_rl.memory.model_size import ModelSize
 
+MEASURED_ON = "h200"
+ERROR = 0.05
+"""The relative error of predictions of what was measured (tools/fit_rates.py)."""
 SHARPNESS = 3
 """Reading weights and computing with them overlap: the time of both is the norm of this order of the two times."""
 OPTIMIZER_BYTES = 28
@@ -25,7 +28,7 @@ ALL_REDUCE_S = 10e-6
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The constants that are fitted to measurements (`lab/plan/measured.py`)."""
+    """The constants that tools/fit_rates.py fits to measurements."""
 
     matmul: float = 0.658
     """Of the data sheet's FLOP/s."""

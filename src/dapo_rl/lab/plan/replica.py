@@ -84,8 +84,6 @@ class Replica:
     context: int = 0
     """Tokens in the cache."""
     preempted: int = 0
-    busy: float = 0.0
-    """Seconds of decoding and prefill."""
     running: list[tuple[int, int, SimulatedRow]] = field(default_factory=list)
     """A heap of the steps at which samples end."""
     queue: deque[SimulatedRow] = field(default_factory=deque)
@@ -137,7 +135,7 @@ class Replica:
             self.context += context
             self._order += 1
             heapq.heappush(self.running, (self.steps + row.length - row.written, self._order, row))
-        self._spend(self.rates.prefill(prefill))
+        self.clock += self.rates.prefill(prefill)
 
     def change_weights(self, version: int, seconds: float) -> None:
         """Stops for so long, and computes the keys and values of running samples with the new weights."""
@@ -145,7 +143,7 @@ class Replica:
             self._write(row)
         self.version = version
         self.clock += seconds
-        self._spend(self.rates.prefill(self.context))
+        self.clock += self.rates.prefill(self.context)
 
     def take(self) -> list[SimulatedRow]:
         """Removes all samples: those that run, in the order in which they started, and those that wait."""
@@ -184,13 +182,9 @@ class Replica:
 
     def _advance(self, steps: int) -> None:
         if steps > 0:
-            self._spend(self._seconds(steps))
+            self.clock += self._seconds(steps)
             self.steps += steps
             self.context += steps * len(self.running)
-
-    def _spend(self, seconds: float) -> None:
-        self.clock += seconds
-        self.busy += seconds
 
     def _seconds(self, steps: int) -> float:
         """Of so many steps, during which the contexts grow."""

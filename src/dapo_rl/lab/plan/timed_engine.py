@@ -128,11 +128,6 @@ class TimedEngine(Engine):
     def preempted(self) -> int:
         return sum(replica.preempted for replica in self.replicas)
 
-    @property
-    def busy(self) -> float:
-        """Seconds that a replica worked, on average."""
-        return sum(replica.busy for replica in self.replicas) / len(self.replicas)
-
     def _load(self, time: float, version: int, seconds: float) -> None:
         for replica in self.replicas:
             replica.run_until(time)

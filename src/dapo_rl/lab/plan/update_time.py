@@ -33,12 +33,12 @@ class UpdateTime:
     even: float
     """If every rank had the same number of tokens."""
     uneven: float
-    """More, because a rank has the longest sample of a mini-batch, and the others wait for it."""
+    """Added because ranks wait for the one with the longest sample of a mini-batch."""
     traffic: float
-    """More, because gathering weights and adding up gradients takes longer than computing."""
+    """Added because gathering weights and reducing gradients takes longer than computing."""
     optimizer: float
     transfer: float
-    """Of the new weights to the engines."""
+    """The transfer of new weights to the engines."""
 
     @property
     def updating(self) -> float:
@@ -50,7 +50,7 @@ class UpdateTime:
 
 
 def update_time(trainer: Trainer, lengths: Sequence[int], prompt_tokens: int, transfer: float) -> UpdateTime:
-    """Of the samples of a step in the order in which they are trained on."""
+    """The time of a step's updates; `lengths` are its samples in the order of training."""
     rates, ranks = trainer.rates, trainer.gpus
     size = max(1, ceil(len(lengths) / trainer.mini_batches))
     even = uneven = traffic = 0.0

@@ -1,4 +1,4 @@
-"""The memory plan of a run on a GPU, made before its first step.
+"""The memory plan of a run in one process on a GPU, made before its first step.
 
 Everything stays in memory if it fits (`keep`). Otherwise sampling and updating take turns: during an update the engine
 gives up its weights and its cache, and while it samples there are no gradients. If that is not enough, each layer is
@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dapo_rl.base.format import gib
+from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.train.run_sizes import RunSizes
+from dapo_rl.memory.sizes import RunSizes, update_tokens
 
 Recompute = bool | Literal["auto"]
 
@@ -29,7 +30,7 @@ MOST_TOKENS = 2**17
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     turns: bool = False
-    """Whether the engine rests during updates."""
+    """Whether the engine releases its memory during updates."""
     recompute: bool = False
     """Whether layers are recomputed in the backward pass."""
     kv_bytes: int | None = None
@@ -37,17 +38,29 @@ class MemoryPlan:
     token_budget: int | None = None
     """Tokens per micro-batch; None: the policy's own default."""
     note: str | None = None
-    """One line for the user, if something is given up."""
+    """One line for the user, unless everything stays in memory."""
+
+
+def recomputes(config: Config, plan: MemoryPlan | None) -> bool:
+    """Whether a run recomputes layers, by its settings or else by its plan; a run without a plan does not fit."""
+    wanted = config.train.gradient_checkpointing
+    return (plan is None or plan.recompute) if wanted == "auto" else wanted
+
+
+def micro_batch_tokens(config: Config, plan: MemoryPlan | None) -> int:
+    """Tokens of the largest micro-batch: the budget, or all samples of an update if they are fewer."""
+    planned = plan.token_budget if plan and not config.train.token_budget else None
+    return min(planned or config.token_budget, update_tokens(config))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan may do."""
+    """The settings that limit a plan."""
 
     memory: Literal["auto", "keep", "time_share"] = "auto"
     recompute: Recompute = "auto"
     engine_rests: bool = True
-    """Whether the engine can give up its memory."""
+    """Whether the engine can release its memory."""
 
 
 def plan_memory(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
@@ -69,7 +82,7 @@ def find_plan(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan | None:
 
 
 def least_bytes(sizes: RunSizes, settings: PlanSettings) -> int:
-    """What the smallest plan takes, with micro-batches of one sample and a cache for one sequence."""
+    """The bytes of the smallest plan: micro-batches of one sample, and a cache for one sequence."""
     return min(replace(option, tokens=sizes.longest).need(sizes) for option in _options(sizes, settings))
 
 
@@ -77,14 +90,7 @@ def refusal(sizes: RunSizes, settings: PlanSettings) -> str:
     """Why a run does not fit, with the sums and what to do."""
     smallest = min(_options(sizes, settings), key=lambda option: replace(option, tokens=sizes.longest).need(sizes))
     recompute, phase = smallest.recompute, "updating"
-    parts = {
-        "weights": sizes.weights,
-        "gradients": sizes.gradients,
-        "optimizer": sizes.moments,
-        "reference model": sizes.reference,
-        "critic": sizes.critic,
-        "one sample": sizes.working(sizes.longest, recompute),
-    }
+    parts = sizes.state | {"one sample": sizes.working(sizes.longest, recompute)}
     if not smallest.turns:
         parts |= {"engine": sizes.engine + sizes.kv_least}
     elif sizes.sampling(sizes.kv_least) > sizes.updating(sizes.longest, recompute):
@@ -131,7 +137,7 @@ class _Option:
         return sizes.keeping(self.kv, self.tokens, self.recompute)
 
     def plan(self, sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
-        """Divides what is left."""
+        """Divides the remaining memory between the cache and activations."""
         if self.as_usual:
             return MemoryPlan(recompute=self.recompute)
         if self.turns:
@@ -157,7 +163,7 @@ class _Option:
 
 
 def _options(sizes: RunSizes, settings: PlanSettings) -> Iterator[_Option]:
-    """What to try, in this order."""
+    """The options, in the order in which they are tried."""
     both = (False, True) if settings.recompute == "auto" else (settings.recompute is True,)
 
     def option(turns: bool, recompute: bool, kv: int, as_usual: bool = False) -> _Option:

@@ -1,7 +1,8 @@
-"""Steps of a run on simulated engines: sampling in rounds, streaming, and asynchronous."""
+"""Simulates the steps of a run on timed engines: sampling in rounds, streaming, and asynchronous."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +22,13 @@ Way = Literal["rounds", "streaming", "asynchronous"]
 VERL_ROUND = 3
 """verl's recipe samples rounds of three batches."""
 POLLS = 150
-"""Virtual time is divided so finely: the longest sample alone takes so many polls."""
+"""Polls of the engine during the longest sample: the resolution of virtual time."""
 ENOUGH = 128
-"""Prompts per step of a simulation that stands for a larger one."""
+"""The fewest prompts per step when one engine stands for several."""
 FEW = 32
 """The same, to compare splits of the GPUs."""
 TAIL = 0.25
-"""Sampling is in its tail while fewer than this share of its most samples run."""
+"""Sampling is in its tail while fewer samples run than this share of the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +68,25 @@ class WayResult:
     def step_seconds(self) -> float:
         return (self.steps[-1].end - self.begin) / len(self.counted)
 
+    def mean(self, figure: Callable[[PlannedStep], float]) -> float:
+        return sum(map(figure, self.counted)) / len(self.counted)
+
     @property
     def sampling_seconds(self) -> float:
-        return sum(step.sampled - step.start for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.sampled - step.start)
 
     @property
     def update_seconds(self) -> float:
-        return sum(step.update.total for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.update.total)
 
     @property
     def tokens(self) -> tuple[float, float]:
         """Tokens per step: generated, trained on."""
-        steps = self.counted
-        generated = sum(step.generated_tokens for step in steps) / len(steps)
-        return generated, sum(step.trained_tokens for step in steps) / len(steps)
+        return self.mean(lambda step: step.generated_tokens), self.mean(lambda step: step.trained_tokens)
 
     @property
     def staleness(self) -> float:
-        return sum(step.stale for step in self.counted) / len(self.counted)
+        return self.mean(lambda step: step.stale)
 
     def sampling_parts(self) -> dict[str, float]:
         """Seconds per step with samples waiting for pages, in the tail, and in between."""
@@ -100,7 +102,7 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What all ways have in common."""
+    """A run on one layout of GPUs."""
 
     memory: GpuMemory
     rates: Rates
@@ -109,7 +111,7 @@ class Simulation:
     steps: int = 4
     warmup: int = 1
     share: int = 1
-    """Simulates one engine of so many, and as many prompts: each engine has the same load."""
+    """Simulates one engine in so many, and the same share of the prompts: all engines have the same load."""
     round_size: int = VERL_ROUND
     """Batches per round."""
 
@@ -134,7 +136,7 @@ class Simulation:
         return steps
 
     def _overlapped(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
-        """The engines sample on while the trainer works. They stop when they are `max_staleness` steps ahead."""
+        """Engines keep sampling during updates, up to `max_staleness` steps ahead."""
         steps: list[PlannedStep] = []
         ahead = max(1, self.settings.max_staleness)
         for number in range(self.steps):
@@ -169,7 +171,7 @@ class Simulation:
         layout = memory.layout
         how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
         trainer = Trainer(self.rates, layout.trainers, *how, critic=memory.config.has_critic)
-        lengths = self.share * trained_lengths(fill)
+        lengths = self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples]
         return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
 
     @property
@@ -183,7 +185,7 @@ class Simulation:
 
     def _engine(self) -> TimedEngine:
         memory = self.memory
-        count, limits = memory.layout.engines // self.share, (memory.pages, memory.sequences)
+        count, limits = memory.layout.engines // self.share, (memory.pages, memory.sizes.sequences)
         replicas = [Replica(self.rates, *limits, self.prompt_tokens) for _ in range(count)]
         alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
         return TimedEngine(self.world, replicas, alone / POLLS)
@@ -212,8 +214,3 @@ def simulated_share(prompts: int, engines: int, enough: int = ENOUGH) -> int:
     while prompts % (2 * share) == 0 and engines % (2 * share) == 0 and prompts // (2 * share) >= enough:
         share *= 2
     return share
-
-
-def trained_lengths(fill: SampledBatch) -> list[int]:
-    """Of the samples of a batch."""
-    return [len(sample.token_ids) for group in fill.kept for sample in group.samples]

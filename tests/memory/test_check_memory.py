@@ -13,9 +13,9 @@ from transformers import LlamaConfig, Qwen2Config
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.check import conformance, print_conformance
-from dapo_rl.lab.check_memory import Need, find_memory, memory_report
-from dapo_rl.lab.memory_report import GIB, Memory, memory_json
-from dapo_rl.lab.model_size import KNOWN, ModelSize, count_parameters, size_of
+from dapo_rl.memory.check import Need, find_memory, memory_report
+from dapo_rl.memory.model_size import KNOWN, ModelSize, count_parameters, size_of
+from dapo_rl.memory.report import GIB, Memory, memory_json
 from dapo_rl.models.load import TINY
 from dapo_rl.models.response_logps import ResponseLogps
 from dapo_rl.recipes import packaged_recipe
@@ -112,7 +112,7 @@ def test_lora_trains_only_its_adapters():
     assert parts["optimizer"] == 8 * adapters
     assert "reference model" not in parts
     only = need(**{"model__lora": {"rank": 8, "targets": ["q_proj", "v_proj"]}})
-    assert only.trained == 24 * 8 * ((896 + 896) + (896 + 128))
+    assert only.sizes.gradients == 4 * 24 * 8 * ((896 + 896) + (896 + 128))
 
 
 def test_vllm_takes_its_share():

@@ -1,4 +1,4 @@
-"""The bytes that the parts of a run take on a GPU, while it samples and while it updates."""
+"""The bytes that the parts of a run take, while it samples and while it updates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.budget import PAGE_TOKENS
+from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
-from dapo_rl.models.size import ModelSize
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""
@@ -18,11 +18,20 @@ MAX_SEQUENCES = 1024
 PREFILL_TOKENS = 32768
 """Tokens that the native engine computes at once before it decodes."""
 
+STATE = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "moments": "optimizer",
+    "reference": "reference model",
+    "critic": "critic",
+}
+"""The fields of RunSizes that ranks divide among them, and their names in reports."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
     gpu: int
-    """Bytes of the GPU that the run may use."""
+    """Bytes that the run may use, of a GPU or a host."""
     weights: int
     gradients: int
     moments: int
@@ -32,7 +41,7 @@ class RunSizes:
     casts: int
     """bfloat16 copies of the weights, which autograd keeps for the backward pass unless layers are recomputed."""
     layer_casts: int
-    """Those of one layer: all that is there at a time if layers are recomputed."""
+    """Those of one layer: all that exist at a time if layers are recomputed."""
     head: int
     """The output layer's working memory: a chunk of logits, a bfloat16 copy of its weight, and its gradient."""
     token: int
@@ -40,9 +49,9 @@ class RunSizes:
     recomputed_token: int
     """The same if layers are recomputed."""
     layer_token: int
-    """Activations of one layer, which are there at a time if layers are recomputed."""
+    """Activations of one layer per token: all that exist at a time if layers are recomputed."""
     graphs: int
-    """Memory of captured graphs, which stays: the logits of one decoding step."""
+    """Memory of captured graphs, which is never released: the logits of one decoding step."""
     prefill: int
     """Activations of a prefill."""
     kv_token: int
@@ -61,6 +70,18 @@ class RunSizes:
     @property
     def usable(self) -> int:
         return int(USABLE * self.gpu)
+
+    @property
+    def state(self) -> dict[str, int]:
+        """The parts that ranks divide among them, by their names in reports."""
+        return {name: getattr(self, field) for field, name in STATE.items()}
+
+    def divided(self, ranks: int) -> RunSizes:
+        """The sizes of one of several ranks, before anything is gathered."""
+        return replace(self, **{field: getattr(self, field) // ranks for field in STATE})
+
+    def without_state(self) -> RunSizes:
+        return replace(self, **dict.fromkeys(STATE, 0))
 
     @property
     def kv_least(self) -> int:
@@ -82,20 +103,6 @@ class RunSizes:
         """The sizes of updates alone."""
         return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
 
-    def over_ranks(self, ranks: int) -> RunSizes:
-        """What each of several ranks has of the parts that are trained: its shards. Two layers are whole at a time,
-        because the next one is fetched meanwhile."""
-        return replace(
-            self,
-            weights=self.weights // ranks,
-            gradients=self.gradients // ranks,
-            moments=self.moments // ranks,
-            reference=self.reference // ranks,
-            critic=self.critic // ranks,
-            casts=2 * self.layer_casts,
-            layer_casts=2 * self.layer_casts,
-        )
-
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
         return self._always + self.engine + self.prefill + kv
@@ -105,7 +112,7 @@ class RunSizes:
         return self._always + self.gradients + self.working(tokens, recompute)
 
     def keeping(self, kv: int, tokens: int, recompute: bool) -> int:
-        """If everything stays."""
+        """If everything stays in memory."""
         work = max(self.prefill, self.working(tokens, recompute))
         return self._always + self.gradients + self.engine + kv + work
 
@@ -132,38 +139,52 @@ class RunSizes:
         return (count * -(-self.longest // PAGE_TOKENS) + 1) * PAGE_TOKENS * self.kv_token
 
 
-def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trained: int, longest: int) -> RunSizes:
-    """The sizes of a run on a GPU of so many bytes; `trained` are the parameters that it trains."""
+def run_sizes(
+    config: Config,
+    size: ModelSize,
+    memory: int,
+    *,
+    bfloat16: bool,
+    longest: int | None = None,
+    trained: int | None = None,
+    on_cpu: bool = False,
+) -> RunSizes:
+    """The sizes of a run on a GPU, or a host, with so many bytes. `longest` is its longest sample, and `trained` the
+    parameters that it trains; both follow from the settings unless they are given."""
     lora, spec = config.model.lora is not None, engine_spec(config.engine)
     native, reserves = spec.paged_cache, spec.gpu_share is not None
-    sampling, vocabulary = config.sampling, size.vocabulary
+    sampling, vocabulary, moment = config.sampling, size.vocabulary, moment_bytes(config)
+    trained = trained_parameters(config, size) if trained is None else trained
     kept = 12 * size.hidden  # the last norm and the head
     # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
     logits = 0 if config.train.packed else 14 * vocabulary
     width = 2 if bfloat16 else 4
     sequences = sampling.max_batch or MAX_SEQUENCES
-    own = width * size.parameters if native else 4 * size.parameters * lora
-    chunk = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12)
-    head_weight = 2 * size.head * bfloat16 + 4 * size.head * (not lora)
+    # On a CPU in float32, the native engine samples from the trained module, unless it has adapters.
+    own = (width if native and (bfloat16 or not on_cpu) else 4 * lora) * size.parameters
+    head = CHUNK_ELEMENTS["cuda"] * (10 if bfloat16 else 12) + 2 * size.head * bfloat16 + 4 * size.head * (not lora)
+    if on_cpu:
+        # Only the part of the cache that is written takes memory.
+        sequences = min(sequences, int((1 + sampling.ahead) * sampling.prompts_per_step) * sampling.group_size)
+        head = CHUNK_ELEMENTS["cpu"] * (10 if bfloat16 else 4)  # in float32, softmax works on small slices of a chunk
     kv = None if sampling.kv_memory_gib is None or not native else int(sampling.kv_memory_gib * 2**30)
-    moment = moment_bytes(config)
     return RunSizes(
-        gpu=gpu,
+        gpu=memory,
         weights=4 * size.parameters,
         gradients=4 * trained,
         moments=moment * trained,
-        engine=own if spec.gpu_share is None else int(spec.gpu_share * gpu),
+        engine=own if spec.gpu_share is None else int(spec.gpu_share * memory),
         reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
         casts=2 * size.body * bfloat16,
         layer_casts=2 * size.body // size.layers * bfloat16,
-        head=chunk + head_weight,
+        head=head,
         token=size.layers * size.layer_bytes(bfloat16) + kept + logits,
         recomputed_token=4 * size.layers * size.hidden + kept + logits,
         layer_token=size.layer_bytes(bfloat16),
-        graphs=8 * vocabulary * sequences * native,
-        prefill=PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not reserves),
-        kv_token=2 * size.layers * size.keys * width * (not reserves),
-        longest=longest,
+        graphs=0 if on_cpu else 8 * vocabulary * sequences * native,
+        prefill=0 if on_cpu else PREFILL_TOKENS * width * (3 * size.inner + 6 * size.hidden) * (not reserves),
+        kv_token=2 * size.layers * size.keys * (4 if on_cpu else width) * (not reserves),
+        longest=longest or config.longest_sample,
         update_tokens=update_tokens(config),
         sequences=sequences,
         kv_setting=kv,
@@ -171,8 +192,13 @@ def run_sizes(config: Config, size: ModelSize, gpu: int, *, bfloat16: bool, trai
     )
 
 
+def trained_parameters(config: Config, size: ModelSize) -> int:
+    """All parameters, or those of LoRA's adapters."""
+    return size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
+
+
 def moment_bytes(config: Config) -> int:
-    """Of both moments, per trained parameter."""
+    """Bytes of both moments per trained parameter."""
     return 2 if config.train.optimizer == "adamw_8bit" else 8
 
 

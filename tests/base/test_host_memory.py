@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dapo_rl.base.memory import MemoryGroup, host_memory, own_group
+from dapo_rl.base.host_memory import MemoryGroup, host_memory, own_group
 from dapo_rl.workers import limits
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -148,7 +148,7 @@ def test_a_process_in_a_real_group():
     code = (
         f"from pathlib import Path; Path({str(group.path / 'cgroup.procs')!r}).write_text('0')\n"
         "import torch\n"
-        "from dapo_rl.base.memory import host_memory\n"
+        "from dapo_rl.base.host_memory import host_memory\n"
         "from dapo_rl.engines.native.budget import memory_share\n"
         "print(host_memory(), memory_share(torch.device('cpu')))"
     )

@@ -10,14 +10,14 @@ from support import REPOSITORY, small_model, tokenizer
 
 from dapo_rl.cluster.build_policy import RankRecipe
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.rank_memory import RankMemory
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
-from dapo_rl.train.memory import MemoryPlan
-from dapo_rl.train.run_sizes import RUNTIME, run_sizes
+from dapo_rl.memory.model_size import KNOWN
+from dapo_rl.memory.one_gpu import MemoryPlan
+from dapo_rl.memory.ranks import RankMemory
+from dapo_rl.memory.sizes import RUNTIME, run_sizes
 
 GIB = 2**30
 HOST = 1000 * GIB
@@ -61,7 +61,8 @@ def test_the_shards_are_those_of_dapo_plan():
     ours = memory(cluster__placement="separate", algo__kl_coef=0.1, preset="vapo")
     theirs = GpuMemory(ours.config, ours.size, SPECS["h100"], Layout(8, rollout_gpus=4)).sizes
     sizes = ours.sizes(80 * GIB)
-    for part in ("weights", "gradients", "moments", "reference", "critic", "token", "layer_token", "update_tokens"):
+    shards = ("weights", "gradients", "moments", "reference", "critic")
+    for part in (*shards, "casts", "layer_casts", "head", "token", "layer_token", "update_tokens"):
         assert getattr(sizes, part) == getattr(theirs, part) > 0, part
 
 
@@ -260,4 +261,4 @@ def test_ranks_plan_for_the_smallest_gpu(monkeypatch):
 
 def test_sizes_without_a_cluster_are_untouched():
     whole = run_sizes(memory().config, KNOWN["qwen2.5-7b"], 0, bfloat16=True, trained=P7, longest=2048)
-    assert whole.over_ranks(1).weights == whole.weights == 4 * P7
+    assert memory(ranks=1).shards(whole).weights == whole.weights == 4 * P7

@@ -1,4 +1,4 @@
-"""What a run needs of a machine's memory, as `dapo check` shows it. Imports no torch."""
+"""The memory report of `dapo check`. Imports no torch."""
 
 from __future__ import annotations
 

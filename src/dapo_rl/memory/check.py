@@ -20,7 +20,7 @@ Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters
 - graphs: on a GPU, the native engine's captured decoding steps.
 
 On a GPU, `train.memory` decides whether all of this is there at once, or whether the engine's weights and the KV cache
-are freed during updates: the plan is the one that a run makes (`train/memory.py`).
+are freed during updates: the plan is the one that a run makes (`one_gpu.py`).
 
 The activations are an estimate from the operations of a Llama: other architectures differ. On an H200 it is within
 10 % of the measured peak for Qwen2.5-0.5B and one sample of 20,480 tokens.
@@ -34,20 +34,26 @@ from dataclasses import dataclass, replace
 import torch
 
 from dapo_rl.base.format import gib
-from dapo_rl.base.memory import host_memory
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import EngineSpec, engine_spec
 from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
-from dapo_rl.engines.native.engine import MAX_BATCH
 from dapo_rl.errors import UserError
-from dapo_rl.lab.check_ranks import ranks_report
-from dapo_rl.lab.memory_report import GIB, Memory, MemoryPart, MemoryReport
-from dapo_rl.lab.model_size import size_of
+from dapo_rl.memory.model_size import ModelSize, size_of
+from dapo_rl.memory.one_gpu import (
+    MemoryPlan,
+    PlanSettings,
+    find_plan,
+    least_bytes,
+    micro_batch_tokens,
+    recomputes,
+    remedy,
+)
+from dapo_rl.memory.ranks import ranks_report
+from dapo_rl.memory.report import GIB, Memory, MemoryPart, MemoryReport
+from dapo_rl.memory.sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.load import compute_dtype
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MemoryPlan, PlanSettings, find_plan, least_bytes, remedy
-from dapo_rl.train.run_sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
 
 GPUS = {
     **{"t4": 15.0, "l4": 22.5, "a10": 22.5, "a10g": 22.5, "rtx3090": 24.0, "rtx4090": 24.0, "rtx5090": 32.0},
@@ -84,7 +90,7 @@ def _gibibytes(gpu: str) -> float:
 
 
 def memory_report(config: Config, machine: Memory) -> MemoryReport:
-    """What a run of this recipe needs on a machine."""
+    """The memory that a run of this recipe needs on a machine."""
     if machine.kind == "cpu" and config.model.device == "cuda":
         line = f"cannot run here: model.device is cuda, and there is no CUDA GPU; {_ANOTHER}"
         return MemoryReport(machine, (), 0, line, False)
@@ -103,7 +109,7 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory of a recipe with a model of this size."""
+    """The memory of a recipe with a model of this size, in one process."""
 
     config: Config
     size: ModelSize
@@ -125,25 +131,14 @@ class Need:
         return self.machine.kind == "cuda"
 
     @property
-    def trained(self) -> int:
-        lora = self.config.model.lora
-        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
-
-    @property
     def longest(self) -> int:
         """Tokens of the longest possible sample."""
         return self.config.longest_sample
 
     @property
-    def tokens(self) -> int:
-        """Tokens of the largest micro-batch: the budget, or all samples of an update if they are fewer."""
-        planned = self.plan.token_budget if self.plan and not self.config.train.token_budget else None
-        return min(planned or self.config.token_budget, update_tokens(self.config))
-
-    @property
     def sizes(self) -> RunSizes:
-        how = {"trained": self.trained, "longest": self.longest}
-        return run_sizes(self.config, self.size, self.machine.bytes, bfloat16=self.in_bfloat16, **how)
+        how = {"bfloat16": self.in_bfloat16, "on_cpu": not self.on_gpu}
+        return run_sizes(self.config, self.size, self.machine.bytes, **how)
 
     @property
     def plan(self) -> MemoryPlan | None:
@@ -161,10 +156,7 @@ class Need:
 
     @property
     def recompute(self) -> bool:
-        wanted = self.config.train.gradient_checkpointing
-        if wanted == "auto":
-            return self.plan is None or self.plan.recompute
-        return wanted
+        return recomputes(self.config, self.plan)
 
     @property
     def token_bytes(self) -> int:
@@ -173,19 +165,12 @@ class Need:
 
     @property
     def budget(self) -> KVBudget:
-        """The KV cache of the native engine; on a CPU it is always float32."""
-        sampling, width = self.config.sampling, 2 if self.in_bfloat16 and self.on_gpu else 4
-        if sampling.kv_memory_gib is not None:
-            allowed = int(sampling.kv_memory_gib * GIB)
-        elif self.on_gpu:
-            allowed = max(self.machine.bytes - RUNTIME - 4 * self.size.parameters - self._engine().bytes, 0) // 3
-        else:
-            allowed = self.machine.bytes // 4
-        most = sampling.max_batch or MAX_BATCH
-        if not self.on_gpu:  # only what is written takes memory
-            most = min(most, int((1 + sampling.ahead) * sampling.prompts_per_step) * sampling.group_size)
-        token_bytes = 2 * self.size.layers * self.size.keys * width
-        return KVBudget(allowed, token_bytes, most, torch.device(self.machine.kind))
+        """The KV cache of the native engine."""
+        sizes, setting = self.sizes, self.config.sampling.kv_memory_gib
+        allowed = max(sizes.gpu - RUNTIME - sizes.weights - sizes.engine, 0) // 3 if self.on_gpu else sizes.gpu // 4
+        if setting is not None:
+            allowed = int(setting * GIB)
+        return KVBudget(allowed, sizes.kv_token, sizes.sequences, torch.device(self.machine.kind))
 
     @property
     def cache_fits(self) -> bool:
@@ -195,19 +180,27 @@ class Need:
     def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
         """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
         updating take turns, those of an update."""
-        parameters, tokens = self.size.parameters, tokens or self.tokens
-        optimizer, sizes = self.config.train.optimizer, self.sizes
+        tokens, sizes, optimizer = (
+            tokens or micro_batch_tokens(self.config, self.plan),
+            self.sizes,
+            self.config.train.optimizer,
+        )
+        if not self.on_gpu:  # a small batch has fewer logits than a chunk
+            of_chunk = sizes.head // CHUNK_ELEMENTS["cpu"]
+            sizes = replace(sizes, head=min(sizes.head, of_chunk * tokens * self.size.vocabulary))
+        activations = tokens * self.token_bytes
+        update = "a layer" if self.recompute and not self.on_gpu else "copies of weights, a chunk of logits"
         parts = (
-            MemoryPart("weights", sizes.weights, f"{parameters / 1e6:,.1f} M parameters, float32"),
+            MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e6:,.1f} M parameters, float32"),
             MemoryPart("gradients", sizes.gradients, "float32"),
             MemoryPart("optimizer", sizes.moments, optimizer),
-            self._engine(),
+            MemoryPart("engine's weights", sizes.engine, self._engine),
             MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
             MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
-            self._activations(tokens),
-            self._working_memory(tokens),
+            MemoryPart("activations", activations, f"{tokens:,} tokens of {gib(self.token_bytes)}"),
+            MemoryPart("update", sizes.working(tokens, self.recompute) - activations, update),
             self._cache(sequences),
-            MemoryPart("graphs", sizes.graphs * self.on_gpu, "of decoding steps"),
+            MemoryPart("graphs", sizes.graphs, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
         )
         freed = ("engine's weights", "KV cache") if self.plan and self.plan.turns else ()
@@ -220,43 +213,26 @@ class Need:
         tokens = min(self.config.token_budget, update_tokens(self.config), self.longest)
         return sum(part.bytes for part in self.parts(tokens, 1))
 
-    def _engine(self) -> MemoryPart:
-        parameters, name = self.size.parameters, "engine's weights"
+    @property
+    def _engine(self) -> str:
+        """Describes the engine's weights."""
         if self.spec.gpu_share is not None:
-            return MemoryPart(name, self.sizes.engine, f"{self.config.engine}, with its KV cache")
-        if self.spec.casts_weights and self.in_bfloat16:
-            return MemoryPart(name, 2 * parameters, "bfloat16")
-        if self.spec.casts_weights and self.on_gpu:
-            return MemoryPart(name, 4 * parameters, "float32")
-        has_own = self.config.model.lora is not None
-        return MemoryPart(name, 4 * parameters * has_own, "float32, with merged adapters")
-
-    def _activations(self, tokens: int) -> MemoryPart:
-        about = f"{tokens:,} tokens of {gib(self.token_bytes)}"
-        return MemoryPart("activations", tokens * self.token_bytes, about)
-
-    def _working_memory(self, tokens: int) -> MemoryPart:
-        """At the end of the forward pass a chunk of logits; in the backward pass a layer, if it is recomputed."""
-        if self.on_gpu:
-            working = self.sizes.working(tokens, self.recompute) - tokens * self.token_bytes
-            return MemoryPart("update", working, "copies of weights, a chunk of logits")
-        logits = min(CHUNK_ELEMENTS["cpu"], tokens * self.size.vocabulary)
-        most = logits * (10 if self.in_bfloat16 else 4)  # in float32, softmax works on small slices of a chunk
-        if self.recompute:
-            return MemoryPart("update", max(most, self.sizes.layer_casts + tokens * self.sizes.layer_token), "a layer")
-        return MemoryPart("update", self.sizes.casts + most, "copies of weights, a chunk of logits")
+            return f"{self.config.engine}, with its KV cache"
+        if self.spec.casts_weights and (self.in_bfloat16 or self.on_gpu):
+            return "bfloat16" if self.in_bfloat16 else "float32"
+        return "float32, with merged adapters"
 
     def _cache(self, sequences: int | None) -> MemoryPart:
         if self.spec.gpu_share is not None:
             return MemoryPart("KV cache", 0)
         capacity = self.budget.capacity(self.longest)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
-        about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
         spare = PAGE_TOKENS * self.on_gpu
+        about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
         return MemoryPart("KV cache", (count * capacity + spare) * self.budget.token_bytes, about)
 
     def changed(self, **settings: object) -> Need:
-        """The need with other settings of `train`."""
+        """The same with other settings of `train`."""
         train = self.config.train.model_copy(update=settings)
         return replace(self, config=self.config.model_copy(update={"train": train}))
 
@@ -288,7 +264,7 @@ def _verdict(report: MemoryReport, need: Need) -> str:
 
 
 def _needed(report: MemoryReport, need: Need) -> str:
-    """The table's total and the least that a run can do with, if they differ."""
+    """The table's total and the least that a run needs, if they differ."""
     total, least = gib(report.total), gib(report.least)
     if report.total <= report.least or total == least:
         return f"it needs at least {least}"

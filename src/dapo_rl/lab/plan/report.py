@@ -1,6 +1,11 @@
-"""Prints a plan in 80 columns."""
+"""`dapo plan`: makes a plan and prints it in 80 columns or as JSON, or draws it."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -9,9 +14,31 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import count, duration, gib
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.plan.gpus import find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory
-from dapo_rl.lab.plan.measured import ERROR, ON
-from dapo_rl.lab.plan.planning import LIMITS, RunPlan, limiting
+from dapo_rl.lab.plan.planning import LIMITS, Question, RunPlan, limiting, plan_run
+from dapo_rl.lab.plan.rates import ERROR, MEASURED_ON
+from dapo_rl.lab.plan.simulation import WayResult
+from dapo_rl.memory.report import GIB, MemoryPart
+
+
+def run_plan(config: Config, gpu: str, options: Mapping[str, Any], picture: Path | None, as_json: bool) -> None:
+    """`options` are the other fields of a Question."""
+    question = Question(config, find_gpu(gpu), **options)
+    with Console(stderr=True).status("simulating"):
+        plan = plan_run(question)
+    if as_json:
+        print(json.dumps(plan_json(plan), indent=2))
+    else:
+        print_plan(plan)
+    if not plan.results:
+        raise UserError(f"plan: the run does not fit on {question.gpus} × {gpu}")
+    if picture is not None:
+        from dapo_rl.lab.plan.picture import draw_plan
+
+        draw_plan(plan, picture)
 
 
 def print_plan(plan: RunPlan, console: Console | None = None) -> None:
@@ -36,8 +63,8 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
         console.print(Text(f"does not fit, {problem}", style="bold red"))
     console.print(
         Text(
-            f"Rates are fitted to measurements on one {ON}, which they reproduce within {ERROR:.0%}. Traffic between "
-            "GPUs is estimated from data sheets. Evaluations and checkpoints are not included."
+            f"Rates are fitted to measurements on one {MEASURED_ON}, which they reproduce within {ERROR:.0%}. Traffic "
+            "between GPUs is estimated from data sheets. Evaluations and checkpoints are not included."
         )
     )
 
@@ -83,3 +110,51 @@ def _print_ways(console: Console, plan: RunPlan) -> None:
         text = Text.assemble((result.way, "bold"), f": {duration(seconds)} of a step is {LIMITS[name]}")
         console.print(Padding(text, (0, 0, 0, 2)))
     console.print()
+
+
+def plan_json(plan: RunPlan) -> dict[str, Any]:
+    question = plan.question
+    return {
+        "gpu": question.gpu.name,
+        "gpus": question.gpus,
+        "error": ERROR,
+        "memory": {
+            "same_gpus": _memory_figures(plan.together),
+            "separate_gpus": None if plan.apart is None else _memory_figures(plan.apart),
+        },
+        "ways": {result.way: _way_figures(result, plan.steps) for result in plan.results},
+        "problems": list(plan.problems),
+    }
+
+
+def _way_figures(result: WayResult, steps: int) -> dict[str, Any]:
+    generated, trained = result.tokens
+    name, seconds = limiting(result)
+    return {
+        "tensor_parallel": result.layout.tensor_parallel,
+        "rollout_gpus": result.layout.rollout_gpus,
+        "step_seconds": round(result.step_seconds, 2),
+        "sampling_seconds": round(result.sampling_seconds, 2),
+        "update_seconds": round(result.update_seconds, 2),
+        "run_hours": round(steps * result.step_seconds / 3600, 2),
+        "gpu_hours": round(steps * result.step_seconds / 3600 * result.layout.gpus),
+        "generated_tokens": round(generated),
+        "trained_tokens": round(trained),
+        "staleness": round(result.staleness, 3),
+        "preempted": result.preempted,
+        "limit": name,
+        "limit_seconds": round(seconds, 2),
+    }
+
+
+def _memory_figures(memory: GpuMemory) -> dict[str, Any]:
+    def gibibytes(parts: tuple[MemoryPart, ...]) -> dict[str, float]:
+        return {part.name: round(part.bytes / GIB, 3) for part in parts}
+
+    return {
+        "fits": memory.fits,
+        "gib": round(memory.gpu.memory.bytes / GIB, 2),
+        "updating": gibibytes(memory.updating()),
+        "sampling": gibibytes(memory.sampling()),
+        "pages": memory.pages,
+    }

@@ -1,4 +1,6 @@
-"""What was measured on one H200, and the fit of the rates to it.
+"""Fits the rates of `dapo plan` to measurements on one H200, and prints the error of each prediction.
+
+python tools/fit_rates.py
 
 The figures are those of docs/benchmarks.md: bfloat16, shapes with random weights, the native engine with graphs, fused
 updates. Each has the context at which it was measured.
@@ -14,14 +16,10 @@ import numpy as np
 
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.lab.bench.lengths import draw_lengths
-from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS
-from dapo_rl.lab.plan.rates import Rates, Shares
+from dapo_rl.lab.plan.rates import MEASURED_ON, Rates, Shares
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
-
-ON = "h200"
-ERROR = 0.05
-"""The relative error that no prediction of a measurement exceeds."""
+from dapo_rl.memory.model_size import KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +118,11 @@ def fit_shares(start: Shares, rounds: int = 12) -> Shares:
 
 
 def _rates(model: str, shares: Shares) -> Rates:
-    return Rates(KNOWN[model], SPECS[ON], shares=shares)
+    return Rates(KNOWN[model], SPECS[MEASURED_ON], shares=shares)
+
+
+if __name__ == "__main__":
+    fitted = fit_shares(Shares())
+    print(fitted)
+    for measured, error in errors(fitted).items():
+        print(f"{error:+.1%}  {measured}")

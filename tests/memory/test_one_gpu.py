@@ -9,13 +9,12 @@ from support import small_model
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.check_memory import find_memory, memory_report
-from dapo_rl.lab.model_size import KNOWN
-from dapo_rl.models.size import ModelSize
+from dapo_rl.memory.check import find_memory, memory_report
+from dapo_rl.memory.model_size import KNOWN, ModelSize
+from dapo_rl.memory.one_gpu import MOST_TOKENS, MemoryPlan, PlanSettings, find_plan, plan_memory
+from dapo_rl.memory.sizes import RUNTIME, run_sizes
 from dapo_rl.run.learners import memory_plan
 from dapo_rl.train.gradients import Gradients
-from dapo_rl.train.memory import MOST_TOKENS, MemoryPlan, PlanSettings, find_plan, plan_memory
-from dapo_rl.train.run_sizes import RUNTIME, run_sizes
 
 GIB = 2**30
 P7 = 7_615_616_512

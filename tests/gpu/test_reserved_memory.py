@@ -8,8 +8,8 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from dapo_rl.models import gpu_memory
-from dapo_rl.models.gpu_memory import ReservedMemory, can_reserve, peak_bytes, reset_peak
+from dapo_rl.models import reserved_memory
+from dapo_rl.models.reserved_memory import ReservedMemory, can_reserve, peak_bytes, reset_peak
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +108,7 @@ def test_a_graph_replays_after_a_release():
 
 
 def test_chunks_are_one_range(monkeypatch):
-    monkeypatch.setattr(gpu_memory, "CHUNK_BYTES", 4 * MIB)
+    monkeypatch.setattr(reserved_memory, "CHUNK_BYTES", 4 * MIB)
     memory = ReservedMemory(18 * MIB, DEVICE)
     tensor = memory.tensor(torch.int32, (18 * MIB // 4,))
     for _ in range(2):

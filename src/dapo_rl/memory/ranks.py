@@ -8,30 +8,34 @@ then, unless the settings say how many tokens a micro-batch has, with fewer toke
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo_rl.base.format import gib
-from dapo_rl.cluster.build_engines import SHARED_SHARE
+from dapo_rl.base.format import counted, gib
+from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import EngineSpec, engine_spec
 from dapo_rl.errors import UserError
+from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.one_gpu import MOST_TOKENS, NOTE, MemoryPlan
+from dapo_rl.memory.report import Memory, MemoryPart, MemoryReport
+from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes, trained_parameters, update_tokens
 from dapo_rl.models.recompute import can_recompute, layers_of
-from dapo_rl.models.size import ModelSize
-from dapo_rl.train.memory import MOST_TOKENS, NOTE, MemoryPlan
-from dapo_rl.train.run_sizes import RUNTIME, RunSizes, run_sizes, update_tokens
 
+SHARED_SHARE = 0.4
+"""The share of a GPU's memory for all engines that work on it at the same time as a rank."""
 FILLED = 0.75
 """The share of a GPU up to which micro-batches are made larger: a sharded layer then costs less for each token."""
 MOST_RANKS = 1024
 FEW_SEQUENCES = 8
-"""Samples of the longest length in a cache that is small."""
+"""Samples of the longest length in the smallest cache that is suggested."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """What the plan of ranks follows from, apart from their GPUs. It is sent to every rank."""
+    """Plans the memory of ranks. It is sent to every rank, which adds the size of its GPU."""
 
     config: Config
     size: ModelSize
@@ -53,11 +57,6 @@ class RankMemory:
             return None
         root = size.parameters - sum(layers)
         return cls(config, size, max(layers, default=0), root, bfloat16, longest, can_recompute(model))
-
-    @property
-    def trained(self) -> int:
-        lora = self.config.model.lora
-        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
 
     @property
     def tokens(self) -> int:
@@ -100,40 +99,42 @@ class RankMemory:
         return sizes.tokens_in(left, recompute)
 
     def sizes(self, gpu: int) -> RunSizes:
-        """What a rank, and each engine, has on a GPU of so many bytes."""
-        whole, cluster = self._whole(gpu), self.config.cluster
-        width, lora = 2 if self.bfloat16 else 4, self.config.model.lora is not None
-        cut = whole.over_ranks(cluster.ranks)
+        """The sizes of a rank, and of each engine, on a GPU of so many bytes."""
+        cluster, cut = self.config.cluster, replace(self.shards(self._whole(gpu)), graphs=0)  # in the engine's process
         if cluster.offload:
-            cut = replace(cut, weights=0, gradients=0, moments=0, reference=0, critic=0)
+            cut = cut.without_state()
         if not self._spec.casts_weights:  # in an actor, it has weights of its own
             cut = replace(cut, engine=4 * self.size.parameters)
-        # Two layers, the gradients of one in the same type, and in float32 those that are sent, of two layers.
-        of_layer = self.trained // self.size.layers if lora else self.layer
+        return cut.without_engine() if cluster.placement == "separate" else cut
+
+    def shards(self, whole: RunSizes) -> RunSizes:
+        """The shards of one rank, and the parameters and gradients that FSDP gathers for a layer at a time."""
+        lora, width = self.config.model.lora is not None, 2 if self.bfloat16 else 4
+        # FSDP prefetches the next layer, so two layers are whole at a time. Beside them are the gradients of one in the
+        # same type, and in float32 those that are sent, of two layers.
+        of_layer = trained_parameters(self.config, self.size) // self.size.layers if lora else self.layer
         layers = 2 * width * self.layer + (width + 8) * of_layer
         # What is outside layers stays gathered. In the backward pass there are the logits of a chunk and the gradient
         # of the output layer, then that gradient and layers, and at the end the gradients of all that is outside.
         root, of_root, of_head = width * self.root, 0 if lora else self.root, 0 if lora else self.size.head
         logits = whole.head - 2 * self.size.head * self.bfloat16
-        cut = replace(
-            cut,
+        return replace(
+            whole.divided(self.config.cluster.ranks),
             casts=layers,
             layer_casts=layers + root + width * of_head,
             head=root + max(logits, (width + 4) * of_root),
-            graphs=0,  # in the engine's process
         )
-        return cut.without_engine() if cluster.placement == "separate" else cut
 
     def updating(self, sizes: RunSizes, tokens: int, recompute: bool) -> int:
-        """On a GPU while it updates, with micro-batches of so many tokens."""
+        """The bytes on a GPU during an update with micro-batches of so many tokens."""
         return sizes.updating(tokens, recompute) + self.engines(sizes)
 
     def sampling(self, sizes: RunSizes, kv: int) -> int:
-        """On a GPU while an engine that takes turns with the rank samples; 0 if there is none."""
+        """The bytes on a GPU while an engine that takes turns with the rank samples; 0 if there is none."""
         return sizes.sampling(kv) + self._resident if self._rests else 0
 
     def engines(self, sizes: RunSizes) -> int:
-        """What engines keep of the GPU of a rank during updates."""
+        """The bytes that engines keep on the GPU of a rank during updates."""
         cluster, number = self.config.cluster, self.config.cluster.engines_per_gpu
         if cluster.placement == "separate":
             return 0
@@ -160,7 +161,7 @@ class RankMemory:
 
     @property
     def _resident(self) -> int:
-        """What an engine keeps while it rests."""
+        """The bytes that an engine keeps when it has released its memory."""
         return RUNTIME + self._whole(0).graphs
 
     @property
@@ -171,14 +172,12 @@ class RankMemory:
         return (wanted,)
 
     def _whole(self, gpu: int) -> RunSizes:
-        how = {"trained": self.trained, "longest": self.longest}
-        return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, **how)
+        return run_sizes(self.config, self.size, gpu, bfloat16=self.bfloat16, longest=self.longest)
 
     def _on_host(self) -> int:
-        """What a rank holds on the host if its shards are there."""
-        whole = self._whole(0).over_ranks(self.config.cluster.ranks)
-        held = whole.weights + whole.gradients + whole.moments + whole.reference + whole.critic
-        return held if self.config.cluster.offload else 0
+        """The bytes of a rank's offloaded shards."""
+        held = self._whole(0).divided(self.config.cluster.ranks).state
+        return sum(held.values()) if self.config.cluster.offload else 0
 
     def _kv_least(self, sizes: RunSizes) -> int:
         return sizes.kv_least if self._spec.paged_cache else 0
@@ -204,13 +203,6 @@ class RankMemory:
     def _refusal(self, gpu: int, host: int) -> str:
         """Why the run does not fit, with the sums and what to do."""
         sizes, least = self.sizes(gpu), self.tokens if self.config.train.token_budget else self.longest
-        shards = {
-            "weights": sizes.weights,
-            "gradients": sizes.gradients,
-            "optimizer": sizes.moments,
-            "reference model": sizes.reference,
-            "critic": sizes.critic,
-        }
         if self._on_host() > host:
             needs = f"the shards of a rank need {gib(self._on_host())} of the host, which has {gib(host)} for each"
             return f"{needs}; {self._remedy(gpu, host)}"
@@ -218,15 +210,15 @@ class RankMemory:
         updating, sampling = self.updating(sizes, least, recompute), self.sampling(sizes, kv)
         if updating >= sampling:
             working = sizes.working(least, recompute)
-            phase, parts = "updating", shards | {f"{least:,} tokens": working, "engines": self.engines(sizes)}
+            phase, parts = "updating", sizes.state | {f"{least:,} tokens": working, "engines": self.engines(sizes)}
         else:
-            phase, parts = "sampling", shards | {"gradients": 0, "engine": sizes.engine + sizes.prefill + kv}
+            phase, parts = "sampling", sizes.state | {"gradients": 0, "engine": sizes.engine + sizes.prefill + kv}
         listed = ", ".join(f"{name} {gib(nbytes)}" for name, nbytes in parts.items() if nbytes)
         needs = f"each GPU needs at least {gib(max(updating, sampling))} while {phase} ({listed})"
         return f"{needs}, and has {gib(sizes.usable)} to use; {self._remedy(gpu, host)}"
 
     def _remedy(self, gpu: int, host: int) -> str:
-        """The settings with each of which the run fits, or what else to do."""
+        """Single settings with which the run fits, or other advice."""
         fitting = [
             words.format(tokens=plan.token_budget or other.tokens)
             for words, other in self._others()
@@ -264,3 +256,42 @@ class RankMemory:
     def _with(self, section: str, **changes: Any) -> RankMemory:
         changed = getattr(self.config, section).model_copy(update=changes)
         return replace(self, config=self.config.model_copy(update={section: changed}))
+
+
+def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: bool) -> MemoryReport:
+    """The memory that each rank's GPU needs during updates, and whether it fits."""
+    memory = rank_memory(config, size, bfloat16)
+    host = host_memory() // config.cluster.ranks if machine.here else sys.maxsize
+    sizes = memory.sizes(machine.bytes)
+    where = f"on {counted(config.cluster.ranks, 'rank')} ({machine.name})"
+    least = memory.updating(sizes, memory.longest, recompute=memory.choices[-1])
+    try:
+        plan = memory.plan(machine.bytes, host)
+    except UserError as error:
+        line = f"does not fit {where}: {str(error).removeprefix('cluster.ranks: ')}"
+        return MemoryReport(machine, (), least, line, False)
+    tokens, optimizer = plan.token_budget or memory.tokens, config.train.optimizer
+    shards = "float32" if config.cluster.ranks == 1 else f"float32, a shard of {config.cluster.ranks}"
+    parts = (
+        MemoryPart("weights", sizes.weights, shards),
+        MemoryPart("gradients", sizes.gradients, shards),
+        MemoryPart("optimizer", sizes.moments, optimizer),
+        MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
+        MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
+        MemoryPart("update", sizes.working(tokens, plan.recompute), f"{tokens:,} tokens, gathered layers, logits"),
+        MemoryPart("engines", memory.engines(sizes), f"during updates, {config.cluster.placement}"),
+        MemoryPart("runtime", RUNTIME, "CUDA and its libraries"),
+    )
+    verdict = f"fits {where}: {plan.note.removeprefix(NOTE) if plan.note else ''}"
+    return MemoryReport(machine, tuple(part for part in parts if part.bytes), least, verdict, True)
+
+
+def rank_memory(config: Config, size: ModelSize, bfloat16: bool, ranks: int | None = None) -> RankMemory:
+    """Plans for a model of this size, as if all its layers were equal. `ranks` overrides the setting."""
+    if ranks is not None:
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"ranks": ranks})})
+    hidden = size.hidden
+    layer = 2 * hidden * (size.queries + size.keys) + 3 * hidden * size.inner
+    untied = size.parameters - size.layers * layer > 1.5 * size.head
+    root = size.head * (2 if untied else 1)
+    return RankMemory(config, size, (size.parameters - root) // size.layers, root, bfloat16, config.longest_sample)

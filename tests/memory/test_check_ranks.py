@@ -3,9 +3,9 @@
 import pytest
 
 from dapo_rl import Config
-from dapo_rl.lab.check_memory import find_memory, memory_report
-from dapo_rl.lab.check_ranks import rank_memory
-from dapo_rl.lab.model_size import KNOWN
+from dapo_rl.memory.check import find_memory, memory_report
+from dapo_rl.memory.model_size import KNOWN
+from dapo_rl.memory.ranks import rank_memory
 
 RAY = ["model.name=qwen2.5-7b", "sampling.max_new_tokens=2048", "cluster.backend=ray"]
 
