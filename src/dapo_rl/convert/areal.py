@@ -1,0 +1,123 @@
+"""AReaL: what several of its settings give together."""
+
+from __future__ import annotations
+
+from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
+from dapo_rl.convert.draft import Draft, written
+from dapo_rl.convert.importance import areal_importance
+from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
+from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+
+OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
+
+
+def derive_areal(draft: Draft) -> None:
+    if not draft.has("actor.eps_clip_higher") or draft.value("actor.eps_clip_higher") is None:
+        bound = draft.settings.get("algo.clip_low", 0.2)
+        draft.settings.pop("algo.clip_high", None)
+        draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
+        draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
+    without_dual_clip(draft, "actor.c_clip", applies=True)
+    _splits(draft)
+    _dynamic_sampling(draft)
+    _rewards(draft)
+    has_critic = has_areal_critic(draft)
+    if has_critic:
+        areal_critic(draft)
+        _leave_rewards(draft)
+    else:
+        _advantages(draft)
+    areal_kl(draft, has_critic)
+    areal_importance(draft)
+    if "train.steps" in draft.settings:
+        draft.explain("total_train_epochs", "default here", note="total_train_steps is given, and is what counts")
+    else:
+        steps_from_epochs(draft, "total_train_epochs")
+    warmup_from_share(draft, f"{OPTIMIZER}.warmup_steps_proportion")
+    moments(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
+    uses_lora = bool(draft.value("actor.use_lora"))
+    lora(draft, uses_lora, ("actor.lora_rank",), "actor.lora_alpha", "actor.target_modules", 32)
+    if not uses_lora:
+        draft.explain("actor.use_lora", "default here", note="the weights are trained")
+    mode = draft.value("stats_logger.wandb.mode")
+    draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
+
+
+def _splits(draft: Draft) -> None:
+    """AReaL reads a data set of the Hub by its split train for training, and by test for evaluation."""
+    for key, ours, split in (
+        ("train_dataset.path", "data.train", "train"),
+        ("valid_dataset.path", "data.eval", "test"),
+    ):
+        name = draft.settings.get(ours)
+        if not isinstance(name, str) or name.endswith((".parquet", ".json", ".jsonl")):
+            continue
+        entry = {"source": name, **({"name": "main"} if name == "openai/gsm8k" else {})}
+        if split == "test" and name == draft.value("train_dataset.path"):
+            entry["split"] = split
+        if len(entry) > 1:
+            draft.settings[ours] = entry
+            draft.explain_again(key, "same", f"{ours}: {written(entry)}", f"its script reads the split {split}")
+
+
+def _dynamic_sampling(draft: Draft) -> None:
+    if draft.value("dynamic_bs"):
+        draft.put("sampling.dynamic", True)
+        draft.put("sampling.dynamic_batch", True, "dynamic_bs", note="the filter is dynamic_filter_fn of its script")
+    else:
+        draft.put("sampling.dynamic_batch", False, "dynamic_bs")
+        draft.always("sampling.dynamic", False, "filters only if its script passes dynamic_filter_fn")
+
+
+def _rewards(draft: Draft) -> None:
+    scale, bias = draft.number("actor.reward_scaling"), draft.number("actor.reward_bias")
+    scale, bias = 1.0 if scale is None else scale, bias or 0.0
+    limit = draft.number("actor.reward_clip")
+    limit = 20.0 if limit is None else limit
+    correct, wrong = (max(-limit, min(limit, (score + bias) * scale)) for score in (1.0, 0.0))
+    draft.put("reward.wrong", wrong)
+    draft.put("reward.boxed", True)
+    draft.add_row("(reward function)", "", "differs", "reward.verifier: math, reward.boxed: true", OWN_REWARD, True)
+    keys = ("actor.reward_scaling", "actor.reward_bias", "actor.reward_clip")
+    draft.put("reward.correct", correct, *keys, note=f"scores 1 and 0 become {correct:g} and {wrong:g}")
+    if draft.value("actor.overlong_reward_penalty"):
+        factor = draft.number("actor.overlong_penalty_factor")
+        soft_overlong(draft, draft.count("actor.overlong_tokens"), (1.0 if factor is None else factor) * scale, None)
+    elif draft.has("actor.overlong_reward_penalty"):
+        draft.put("overlong.shape", "off", "actor.overlong_reward_penalty")
+    else:
+        draft.always("overlong.shape", "off", "overlong_reward_penalty is not set")
+
+
+def _leave_rewards(draft: Draft) -> None:
+    """With a critic, rewards are not normalised."""
+    prefix = "actor.reward_norm"
+    for key in [key for key in draft.given if key == prefix or key.startswith(f"{prefix}.")]:
+        off = draft.value(key) in (None, "none") or not key.endswith("_level")
+        draft.explain_again(key, "no counterpart", note="with a critic, rewards are not normalised", learns=not off)
+    for ours, key in (("algo.ddof", f"{prefix}.std_unbiased"), ("algo.advantage_eps", f"{prefix}.eps")):
+        draft.settings.pop(ours, None)
+        if key not in draft.given:
+            draft.explained.pop(key, None)
+
+
+def _advantages(draft: Draft) -> None:
+    for name in ("", ".mean_level", ".std_level"):
+        off = draft.value(f"actor.adv_norm{name}") in (None, "none")
+        draft.explain(
+            f"actor.adv_norm{name}", "default here" if off else "no counterpart", note=ADV_NORM, learns=not off
+        )
+    draft.explain("actor.gae_lambda", "default here", note="without a critic it does nothing")
+    prefix = "actor.reward_norm"
+    mean, std = draft.value(f"{prefix}.mean_level"), draft.value(f"{prefix}.std_level")
+    keys = (f"{prefix}.mean_level", f"{prefix}.std_level", f"{prefix}.mean_leave1out", prefix)
+    if mean != "group" or std not in ("group", "batch", "none", None):
+        note = "the baseline is always the mean of the group"
+        for key in keys:
+            draft.explain(key, "no counterpart", "algo.normalize: group, the default", note, True)
+        if not draft.has(*keys):
+            draft.always("algo.normalize", "none", "normalises rewards only if reward_norm is set")
+    elif draft.value(f"{prefix}.mean_leave1out") and std in ("none", None):
+        draft.put("algo.normalize", "leave-one-out", *keys)
+    else:
+        draft.put("algo.normalize", std if std in ("group", "batch") else "none", *keys)

@@ -1,0 +1,287 @@
+"""A recipe while it is made from the settings of another library, with a row of explanation for each of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from dapo_rl.base.quote import shown
+from dapo_rl.config import Config, known_keys
+from dapo_rl.convert.hydra import UnknownValue
+from dapo_rl.convert.settings import Library
+from dapo_rl.convert.settings.setting import Near, NoCounterpartError, Setting
+from dapo_rl.errors import UserError
+
+Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]
+STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "differs", "unknown to dapo convert")
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What became of one setting."""
+
+    key: str
+    value: Any
+    status: Status
+    here: str = ""
+    """The setting here, with its value."""
+    note: str = ""
+    learns: bool = False
+    """Whether learning changes."""
+    given: bool = True
+    """False: a default of the other library, which its user left out."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """The settings so far. A value of the file comes before a default of the library."""
+
+    library: Library
+    given: dict[str, Any]
+    rows: int | None = None
+    """Number of training prompts, to turn epochs into steps."""
+    processes: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    explained: dict[str, Explained] = field(default_factory=dict)
+    _sources: dict[str, str] = field(default_factory=dict)
+
+    def value(self, *names: str) -> Any:
+        """The value of the first of these settings that is known: given, or a default."""
+        for key in names:
+            if key in self.given and not isinstance(self.given[key], UnknownValue):
+                return self.given[key]
+        return next((self.library.defaults[key] for key in names if key in self.library.defaults), None)
+
+    def number(self, *names: str) -> float | None:
+        """A number, or None if it is not set."""
+        value = self.value(*names)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
+            return value
+        raise UserError(f"{self._name(names)}: expected a number, got {shown(value)}")
+
+    def count(self, *names: str) -> int | None:
+        """A whole number, or None if it is not set."""
+        value = self.number(*names)
+        if value is None or value == int(value):
+            return None if value is None else int(value)
+        raise UserError(f"{self._name(names)}: expected a whole number, got {shown(value)}")
+
+    def size(self, *names: str) -> int | None:
+        """A whole number of at least 1, or None if it is not set."""
+        value = self.count(*names)
+        if value is None or value >= 1:
+            return value
+        raise UserError(f"{self._name(names)}: expected 1 or more, got {value}")
+
+    def needed(self, *names: str) -> int:
+        """A whole number of at least 1; null is the library's default."""
+        value = self.size(*names) or next(
+            (self.library.defaults[key] for key in names if key in self.library.defaults), 0
+        )
+        if value:
+            return int(value)
+        raise UserError(f"{self._name(names)}: expected 1 or more, got null")
+
+    def _name(self, names: tuple[str, ...]) -> str:
+        return next((key for key in names if key in self.given), names[0])
+
+    def has(self, *names: str) -> bool:
+        return any(key in self.given for key in names)
+
+    def put(
+        self, ours: str, value: Any, *keys: str, note: str = "", differs: bool = False, learns: bool = False
+    ) -> None:
+        """Sets `ours`, which follows from `keys`."""
+        self.settings[ours] = value
+        here = f"{ours}: {written(value)}"
+        status: Status = "differs" if differs or learns else "default here" if is_default(ours, value) else "same"
+        for key in keys:
+            self.explain(key, status, here, note or self._note(key), learns)
+
+    def explain(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
+        """Writes the row of a setting: one that is given, or a default that matters."""
+        known = key in self.given or key in self.library.defaults
+        if not known or isinstance(self.given.get(key), UnknownValue) or (key in self.explained and key in self.given):
+            return
+        value = self.given.get(key, self.library.defaults.get(key))
+        self.explained[key] = Explained(key, value, status, here, note, learns, key in self.given)
+
+    def explain_again(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
+        """Replaces the row of a setting whose meaning depends on others."""
+        if not isinstance(self.given.get(key), UnknownValue):
+            self.explained.pop(key, None)
+            self.explain(key, status, here, note, learns)
+
+    def add_row(
+        self, key: str, value: Any, status: Status, here: str = "", note: str = "", learns: bool = False
+    ) -> None:
+        """Adds a row that is not a setting of the file; its key is in parentheses."""
+        self.explained[key] = Explained(key, value, status, here, note, learns, given=False)
+
+    def source_of(self, ours: str) -> str | None:
+        """The setting of the file that `ours` was carried over from."""
+        return self._sources.get(ours)
+
+    def always(self, ours: str, value: Any, why: str) -> None:
+        """Sets what the other library always does, if the file does not say otherwise."""
+        if ours not in self.settings and not is_default(ours, value):
+            self.settings[ours] = value
+            row = Explained(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", given=False)
+            self.explained[f"({ours})"] = row
+
+    def _note(self, key: str) -> str:
+        entry = self.library.find(key)
+        return entry.note if entry else ""
+
+    def carry_over(self) -> None:
+        """Handles every setting that stands for itself; those that go together are left to the library's module."""
+        for key, value in self.given.items():
+            entry = self.library.find(key)
+            if isinstance(value, UnknownValue):
+                self._explain_unknown(key, value, entry)
+            elif entry is None:
+                self._explain_stranger(key, value)
+            elif entry.ours is None:
+                self._explain_no_counterpart(key, value, entry)
+            elif not entry.joint:
+                self._carry(key, value, entry)
+        for key, value in self.library.defaults.items():
+            entry = self.library.find(key)
+            known = key in self.given and not isinstance(self.given[key], UnknownValue)
+            if entry is None or entry.joint or known:
+                continue
+            if entry.ours is None and not entry.is_off(value):
+                self.explain(key, "no counterpart", note=entry.note, learns=entry.learns)
+            elif entry.ours is not None and entry.ours not in self.settings:
+                self._carry(key, value, entry)
+
+    def _explain_unknown(self, key: str, value: UnknownValue, entry: Setting | None) -> None:
+        if entry is not None and entry.ours is None and not entry.learns:
+            row = Explained(key, value.text, "no counterpart", "", entry.note)
+        elif entry is None:
+            row = Explained(key, value.text, "unknown to dapo convert", "", value.why, True)
+        else:
+            here = f"set {entry.ours}" if entry.ours else ""
+            row = Explained(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
+        self.explained[key] = row
+
+    def _explain_stranger(self, key: str, value: Any) -> None:
+        if value is None:
+            self.explain(key, "no counterpart", note="null sets nothing")
+        else:
+            self.explain(key, "unknown to dapo convert", note=f"not in its table of {self.library.name}", learns=True)
+
+    def _explain_no_counterpart(self, key: str, value: Any, entry: Setting) -> None:
+        if entry.is_off(value):
+            self.explain(key, "default here", note=entry.note)
+        else:
+            self.explain(key, "no counterpart", note=entry.note, learns=entry.learns)
+
+    def _carry(self, key: str, value: Any, entry: Setting) -> None:
+        assert entry.ours is not None
+        if entry.mapping:
+            if value is not None and value != {}:
+                self.put(entry.ours, self.settings.get(entry.ours, {}) | {key.rpartition(".")[2]: value}, key)
+            return
+        try:
+            converted = entry.convert(value) if entry.convert else value
+            near = converted if isinstance(converted, Near) else None
+            converted = near.value if near else converted
+            _check(key, entry.ours, converted)
+        except NoCounterpartError as error:
+            self.explain(key, "no counterpart", note=str(error), learns=error.learns)
+            return
+        except (TypeError, UserError) as error:
+            if value is None:
+                self._carry_null(key, entry)
+                return
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{key}: unexpected value {shown(value)}") from None
+        if entry.ours in self._sources and self.settings.get(entry.ours) != converted:
+            if converted in (None, "auto"):  # bf16 and fp16: the one that is off says nothing
+                self.explain(key, "default here", note=f"{self._sources[entry.ours]} counts")
+                return
+            self._reject_conflict(key, entry.ours, converted)
+        self._sources[entry.ours] = key
+        note = near.effect if near else entry.note
+        self.put(entry.ours, converted, key, note=note, differs=near is not None, learns=bool(near and near.learns))
+
+    def _carry_null(self, key: str, entry: Setting) -> None:
+        """A setting that is null where a value is needed has the default: that of the library, or the one here."""
+        default = self.library.defaults.get(key)
+        if default is None:
+            self.explain(key, "default here", note="null sets nothing")
+        else:
+            self._carry(key, default, entry)
+
+    def _reject_conflict(self, key: str, ours: str, value: Any) -> None:
+        there = self.settings[ours]
+        if there not in (None, "auto"):
+            other, both = self._sources[ours], f"{written(there)} and {written(value)}"
+            raise UserError(f"{other} and {key} are both {ours} here, but give {both}; keep one")
+
+    def finish(self) -> None:
+        """Every setting has a row: what no rule has used is explained by its entry."""
+        for key in self.given:
+            entry = self.library.find(key)
+            if key not in self.explained and entry is not None and entry.ours is not None:
+                value = self.settings.get(entry.ours, default_of(entry.ours))
+                here = f"{entry.ours}: {written(value)}"
+                status: Status = "default here" if is_default(entry.ours, value) else "same"
+                self.explain(key, status, here, entry.note)
+        told = " ".join(f"{row.here} {row.note}" for row in self.explained.values())
+        for ours, value in self.settings.items():
+            if ours not in told and not is_default(ours, value):
+                row = Explained(
+                    f"({self.library.name})",
+                    "",
+                    "same",
+                    f"{ours}: {written(value)}",
+                    "follows from the settings above",
+                    given=False,
+                )
+                self.explained[f"({ours})"] = row
+
+
+def _check(key: str, ours: str, value: Any) -> None:
+    """Rejects a value that the setting cannot have, before it is computed with."""
+    kind: Any = Annotated[known_keys()[ours].annotation, known_keys()[ours]]
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        message = error.errors()[0]["msg"]
+        raise UserError(f"{key}: {message[0].lower()}{message[1:]}, got {shown(value)}") from None
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return Config().model_dump(mode="json")
+
+
+def default_of(ours: str) -> Any:
+    settings: Any = _defaults()
+    for name in ours.split("."):
+        settings = settings.get(name) if isinstance(settings, dict) else None
+    return settings
+
+
+def is_default(ours: str, value: Any) -> bool:
+    default = default_of(ours)
+    return bool(default == value) and isinstance(default, bool) == isinstance(value, bool)
+
+
+def written(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {written(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(written(item) for item in value)}]"
+    return str(value)
