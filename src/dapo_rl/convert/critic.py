@@ -6,9 +6,10 @@ from typing import Any
 
 from dapo_rl.choices import KL_KINDS
 from dapo_rl.convert.draft import Draft, default_of, written
-from dapo_rl.convert.settings.critics import AREAL_SHARED, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS, VERL_SHARED
-from dapo_rl.convert.settings.setting import KL_IN_LOSS
-from dapo_rl.convert.settings.verl_actor import ACTOR, MODEL
+from dapo_rl.convert.settings.areal import CRITIC_SHARED as AREAL_SHARED
+from dapo_rl.convert.settings.reasons import KL_IN_LOSS, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS
+from dapo_rl.convert.settings.verl import ACTOR, MODEL
+from dapo_rl.convert.settings.verl import CRITIC_SHARED as VERL_SHARED
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import GAE
 

@@ -16,7 +16,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.convert.draft import Draft, Explained
 from dapo_rl.convert.importance import trl_importance
 from dapo_rl.convert.settings import LIBRARIES, leaves
-from dapo_rl.convert.settings.setting import ONE_PROCESS
+from dapo_rl.convert.settings.reasons import ONE_PROCESS
 from dapo_rl.convert.settings.trl import TRL_DEFAULTS
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off
 from dapo_rl.errors import UserError

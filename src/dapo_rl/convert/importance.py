@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.setting import PER_TOKEN
-from dapo_rl.convert.settings.verl_actor import ACTOR
+from dapo_rl.convert.settings.reasons import PER_TOKEN
+from dapo_rl.convert.settings.verl import ACTOR
 from dapo_rl.objectives import LOSSES
 
 _TOKEN_MODES = {"token_truncate": "truncate", "token_mask": "mask"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dapo_rl.convert.settings.verl_actor import ACTOR, MODEL, ROLLOUT
+from dapo_rl.convert.settings.verl import ACTOR, MODEL, ROLLOUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance import verl_importance
-from dapo_rl.convert.settings.verl import OVERLONG, VAL
-from dapo_rl.convert.settings.verl_actor import ACTOR, MODEL
+from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.convert.shared import (
     lora,
     nearest_divisor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.verl_actor import ACTOR
+from dapo_rl.convert.settings.verl import ACTOR
 
 _REQUIRED, _ROUNDS = "async_training.require_batches", "async_training.trigger_parameter_sync_step"
 _STALE, _SAMPLES = "async_training.staleness_threshold", "rollout.total_rollout_steps"
