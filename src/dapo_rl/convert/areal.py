@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
-from dapo_rl.convert.draft import Draft, written
+from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance import areal_importance
 from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
+from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"

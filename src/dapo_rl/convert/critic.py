@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.choices import KL_KINDS
-from dapo_rl.convert.draft import Draft, default_of, written
+from dapo_rl.convert.draft import Draft, default_of
 from dapo_rl.convert.settings.areal import CRITIC_SHARED as AREAL_SHARED
 from dapo_rl.convert.settings.reasons import KL_IN_LOSS, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS
+from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.settings.verl import ACTOR, MODEL
 from dapo_rl.convert.settings.verl import CRITIC_SHARED as VERL_SHARED
 from dapo_rl.errors import UserError
@@ -18,7 +19,6 @@ _STRAIGHT_THROUGH = {"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k
 VERL_KL_KINDS: dict[Any, str] = {None: "k3", **_VERL_KINDS, **_STRAIGHT_THROUGH}
 """verl's names of the KL estimators, in the loss and in the reward."""
 KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
-_NOTHING = "without adv_estimator=gae it does nothing"
 _BOOTSTRAP = (
     "truncated responses end with their reward here, and with the critic's value there; same if none is truncated"
 )
@@ -27,8 +27,8 @@ _BOOTSTRAP = (
 def verl_critic(draft: Draft) -> None:
     """With `algorithm.adv_estimator=gae`, which is verl's default."""
     if draft.value("algorithm.adv_estimator") != GAE:
-        for key in ("algorithm.lam", "trainer.critic_warmup", *(key for key in draft.given if _of_critic(key))):
-            draft.explain(key, "default here", note=_NOTHING)
+        keys = (key for key in draft.given if key.startswith("critic."))
+        draft.unused("without adv_estimator=gae it does nothing", "algorithm.lam", "trainer.critic_warmup", *keys)
         return
     _refuse_discount(draft, "algorithm.gamma")
     _one_lambda(draft, "algorithm.lam")
@@ -36,29 +36,24 @@ def verl_critic(draft: Draft) -> None:
     draft.put("critic.lr", draft.number("critic.optim.lr"), "critic.optim.lr")
     draft.put("critic.value_clip", draft.number("critic.cliprange_value"), "critic.cliprange_value")
     first = draft.count(key := "trainer.critic_warmup") or 0
-    note = (
-        f"its step {first} is the first to update the policy" if first > 1 else "the policy is updated from the start"
-    )
-    draft.put("critic.pretrain_steps", max(0, first - 1), key, note=note)
-    average = draft.value("critic.loss_agg_mode") or "token-mean"
-    if average != "token-mean":
-        draft.explain("critic.loss_agg_mode", "no counterpart", note="its loss averages over tokens", learns=True)
+    late, early = f"its step {first} is the first to update the policy", "the policy is updated from the start"
+    draft.put("critic.pretrain_steps", max(0, first - 1), key, note=late if first > 1 else early)
+    if (draft.value("critic.loss_agg_mode") or "token-mean") != "token-mean":
+        draft.no_counterpart("its loss averages over tokens", "critic.loss_agg_mode")
     _start(draft, "critic.model.path", f"{MODEL}.path")
     _shared(draft, VERL_SHARED, ACTOR)
 
 
 def verl_kl_in_reward(draft: Draft) -> None:
     """`algorithm.use_kl_in_reward`, with a critic."""
-    used, coef, kind, control = (
-        f"algorithm.{name}" for name in ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type")
-    )
+    names = ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type")
+    used, coef, kind, control = keys = tuple(f"algorithm.{name}" for name in names)
     if not draft.value(used):
-        for key in (used, coef, kind, control):
-            draft.explain(key, "default here", note="no KL penalty in the reward")
+        draft.unused("no KL penalty in the reward", *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
-        for key in (used, coef, kind, control):
-            draft.explain(key, "no counterpart", note=KL_IN_LOSS, learns=key == used)
+        draft.no_counterpart(KL_IN_LOSS, used)
+        draft.no_counterpart(KL_IN_LOSS, coef, kind, control, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):
@@ -66,15 +61,14 @@ def verl_kl_in_reward(draft: Draft) -> None:
     draft.put("algo.kl_in", "reward", used)
     draft.put("algo.kl_coef", draft.number(coef), coef)
     _kl_kind(draft, kind, VERL_KL_KINDS)
-    if draft.value(control) not in (None, "fixed"):
-        draft.explain(control, "no counterpart", note="the weight of the KL penalty is constant", learns=True)
-    else:
-        draft.explain(control, "same", note="the weight of the KL penalty is constant")
+    fixed = draft.value(control) in (None, "fixed")
+    note = "the weight of the KL penalty is constant"
+    draft.explain(control, "same" if fixed else "no counterpart", note=note, learns=not fixed)
 
 
 def has_areal_critic(draft: Draft) -> bool:
     """AReaL has a critic if its file has a section of it."""
-    return any(_of_critic(key) and draft.value(key) is not None for key in draft.given)
+    return any(key.startswith("critic.") and draft.value(key) is not None for key in draft.given)
 
 
 def areal_critic(draft: Draft) -> None:
@@ -94,8 +88,7 @@ def areal_critic(draft: Draft) -> None:
     elif levels == ["batch", "batch"]:
         draft.put("critic.whiten", True, *keys)
     else:
-        for key in keys:
-            draft.explain(key, "no counterpart", note="advantages are normalised over the step, or not", learns=True)
+        draft.no_counterpart("advantages are normalised over the step, or not", *keys)
 
 
 def areal_kl(draft: Draft, has_critic: bool) -> None:
@@ -103,19 +96,14 @@ def areal_kl(draft: Draft, has_critic: bool) -> None:
     coef, kind = "actor.kl_ctl", "actor.kl_estimator"
     weight = draft.number(coef) or 0.0
     if weight == 0:
-        for key in (coef, kind):
-            draft.explain(key, "default here", note="no KL penalty in the reward")
+        draft.unused("no KL penalty in the reward", coef, kind)
     elif not has_critic:
-        draft.explain(coef, "no counterpart", note=KL_IN_LOSS, learns=True)
-        draft.explain(kind, "default here", note="without a critic it does nothing")
+        draft.no_counterpart(KL_IN_LOSS, coef)
+        draft.unused("without a critic it does nothing", kind)
     else:
         draft.put("algo.kl_in", "reward")
         draft.put("algo.kl_coef", weight, coef, note="with algo.kl_in: reward")
         _kl_kind(draft, kind, {"k1": "k1", "k2": "k2", "k3": "k3"})
-
-
-def _of_critic(key: str) -> bool:
-    return key.startswith("critic.")
 
 
 def _refuse_discount(draft: Draft, key: str) -> None:
@@ -140,10 +128,8 @@ def _kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
 
 
 def _start(draft: Draft, key: str, policy: str) -> None:
-    if draft.value(key) in (None, draft.value(policy)):
-        draft.explain(key, "same", note=STARTS)
-    else:
-        draft.explain(key, "no counterpart", note=STARTS, learns=True)
+    same = draft.value(key) in (None, draft.value(policy))
+    draft.explain(key, "same" if same else "no counterpart", note=STARTS, learns=not same)
 
 
 def _shared(draft: Draft, names: dict[str, str], policy: str) -> None:

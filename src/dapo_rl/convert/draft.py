@@ -14,6 +14,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.settings import Library
 from dapo_rl.convert.settings.setting import Near, NoCounterpartError, Setting
+from dapo_rl.convert.settings.values import is_number, written
 from dapo_rl.errors import UserError
 
 Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]
@@ -51,23 +52,31 @@ class Draft:
 
     def value(self, *names: str) -> Any:
         """The value of the first of these settings that is known: given, or a default."""
-        for key in names:
-            if key in self.given and not isinstance(self.given[key], UnknownValue):
-                return self.given[key]
+        known = (self.given[key] for key in names if self._is_known(key))
+        return next(known, self._default(names))
+
+    def _is_known(self, key: str) -> bool:
+        return key in self.given and not isinstance(self.given[key], UnknownValue)
+
+    def _default(self, names: tuple[str, ...]) -> Any:
         return next((self.library.defaults[key] for key in names if key in self.library.defaults), None)
 
     def number(self, *names: str) -> float | None:
         """A number, or None if it is not set."""
         value = self.value(*names)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)):
-            return value
+        if value is None or (is_number(value) and math.isfinite(value)):
+            return value  # type: ignore[no-any-return]
         raise UserError(f"{self._name(names)}: expected a number, got {shown(value)}")
+
+    def number_or(self, default: float, *names: str) -> float:
+        value = self.number(*names)
+        return default if value is None else value
 
     def count(self, *names: str) -> int | None:
         """A whole number, or None if it is not set."""
         value = self.number(*names)
         if value is None or value == int(value):
-            return None if value is None else int(value)
+            return value if value is None else int(value)
         raise UserError(f"{self._name(names)}: expected a whole number, got {shown(value)}")
 
     def size(self, *names: str) -> int | None:
@@ -79,10 +88,7 @@ class Draft:
 
     def needed(self, *names: str) -> int:
         """A whole number of at least 1; null is the library's default."""
-        value = self.size(*names) or next(
-            (self.library.defaults[key] for key in names if key in self.library.defaults), 0
-        )
-        if value:
+        if value := self.size(*names) or self._default(names):
             return int(value)
         raise UserError(f"{self._name(names)}: expected 1 or more, got null")
 
@@ -110,6 +116,15 @@ class Draft:
         value = self.given.get(key, self.library.defaults.get(key))
         self.explained[key] = Explained(key, value, status, here, note, learns, key in self.given)
 
+    def unused(self, note: str, *keys: str) -> None:
+        """Explains settings that have no effect, or the effect that everything has here."""
+        for key in keys:
+            self.explain(key, "default here", note=note)
+
+    def no_counterpart(self, note: str, *keys: str, learns: bool = True) -> None:
+        for key in keys:
+            self.explain(key, "no counterpart", note=note, learns=learns)
+
     def explain_again(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
         """Replaces the row of a setting whose meaning depends on others."""
         if not isinstance(self.given.get(key), UnknownValue):
@@ -130,8 +145,12 @@ class Draft:
         """Sets what the other library always does, if the file does not say otherwise."""
         if ours not in self.settings and not is_default(ours, value):
             self.settings[ours] = value
-            row = Explained(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", given=False)
-            self.explained[f"({ours})"] = row
+            self._add_own(ours, value, why)
+
+    def _add_own(self, ours: str, value: Any, why: str, note: str = "") -> None:
+        """Adds a row of a setting here that follows from none of the file alone."""
+        row = Explained(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, given=False)
+        self.explained[f"({ours})"] = row
 
     def _note(self, key: str) -> str:
         entry = self.library.find(key)
@@ -143,19 +162,24 @@ class Draft:
             entry = self.library.find(key)
             if isinstance(value, UnknownValue):
                 self._explain_unknown(key, value, entry)
+            elif entry is None and value is None:
+                self.no_counterpart("null sets nothing", key, learns=False)
             elif entry is None:
-                self._explain_stranger(key, value)
+                self.explain(
+                    key, "unknown to dapo convert", note=f"not in its table of {self.library.name}", learns=True
+                )
+            elif entry.ours is None and entry.is_off(value):
+                self.unused(entry.note, key)
             elif entry.ours is None:
-                self._explain_no_counterpart(key, value, entry)
+                self.no_counterpart(entry.note, key, learns=entry.learns)
             elif not entry.joint:
                 self._carry(key, value, entry)
         for key, value in self.library.defaults.items():
             entry = self.library.find(key)
-            known = key in self.given and not isinstance(self.given[key], UnknownValue)
-            if entry is None or entry.joint or known:
+            if entry is None or entry.joint or self._is_known(key):
                 continue
             if entry.ours is None and not entry.is_off(value):
-                self.explain(key, "no counterpart", note=entry.note, learns=entry.learns)
+                self.no_counterpart(entry.note, key, learns=entry.learns)
             elif entry.ours is not None and entry.ours not in self.settings:
                 self._carry(key, value, entry)
 
@@ -169,18 +193,6 @@ class Draft:
             row = Explained(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
         self.explained[key] = row
 
-    def _explain_stranger(self, key: str, value: Any) -> None:
-        if value is None:
-            self.explain(key, "no counterpart", note="null sets nothing")
-        else:
-            self.explain(key, "unknown to dapo convert", note=f"not in its table of {self.library.name}", learns=True)
-
-    def _explain_no_counterpart(self, key: str, value: Any, entry: Setting) -> None:
-        if entry.is_off(value):
-            self.explain(key, "default here", note=entry.note)
-        else:
-            self.explain(key, "no counterpart", note=entry.note, learns=entry.learns)
-
     def _carry(self, key: str, value: Any, entry: Setting) -> None:
         assert entry.ours is not None
         if entry.mapping:
@@ -193,7 +205,7 @@ class Draft:
             converted = near.value if near else converted
             _check(key, entry.ours, converted)
         except NoCounterpartError as error:
-            self.explain(key, "no counterpart", note=str(error), learns=error.learns)
+            self.no_counterpart(str(error), key, learns=error.learns)
             return
         except (TypeError, UserError) as error:
             if value is None:
@@ -204,9 +216,11 @@ class Draft:
             raise UserError(f"{key}: unexpected value {shown(value)}") from None
         if entry.ours in self._sources and self.settings.get(entry.ours) != converted:
             if converted in (None, "auto"):  # bf16 and fp16: the one that is off says nothing
-                self.explain(key, "default here", note=f"{self._sources[entry.ours]} counts")
+                self.unused(f"{self._sources[entry.ours]} counts", key)
                 return
-            self._reject_conflict(key, entry.ours, converted)
+            if (there := self.settings[entry.ours]) not in (None, "auto"):
+                other, both = self._sources[entry.ours], f"{written(there)} and {written(converted)}"
+                raise UserError(f"{other} and {key} are both {entry.ours} here, but give {both}; keep one")
         self._sources[entry.ours] = key
         note = near.effect if near else entry.note
         self.put(entry.ours, converted, key, note=note, differs=near is not None, learns=bool(near and near.learns))
@@ -215,15 +229,9 @@ class Draft:
         """A setting that is null where a value is needed has the default: that of the library, or the one here."""
         default = self.library.defaults.get(key)
         if default is None:
-            self.explain(key, "default here", note="null sets nothing")
+            self.unused("null sets nothing", key)
         else:
             self._carry(key, default, entry)
-
-    def _reject_conflict(self, key: str, ours: str, value: Any) -> None:
-        there = self.settings[ours]
-        if there not in (None, "auto"):
-            other, both = self._sources[ours], f"{written(there)} and {written(value)}"
-            raise UserError(f"{other} and {key} are both {ours} here, but give {both}; keep one")
 
     def finish(self) -> None:
         """Every setting has a row: what no rule has used is explained by its entry."""
@@ -232,20 +240,11 @@ class Draft:
             if key not in self.explained and entry is not None and entry.ours is not None:
                 value = self.settings.get(entry.ours, default_of(entry.ours))
                 here = f"{entry.ours}: {written(value)}"
-                status: Status = "default here" if is_default(entry.ours, value) else "same"
-                self.explain(key, status, here, entry.note)
+                self.explain(key, "default here" if is_default(entry.ours, value) else "same", here, entry.note)
         told = " ".join(f"{row.here} {row.note}" for row in self.explained.values())
         for ours, value in self.settings.items():
             if ours not in told and not is_default(ours, value):
-                row = Explained(
-                    f"({self.library.name})",
-                    "",
-                    "same",
-                    f"{ours}: {written(value)}",
-                    "follows from the settings above",
-                    given=False,
-                )
-                self.explained[f"({ours})"] = row
+                self._add_own(ours, value, "", "follows from the settings above")
 
 
 def _check(key: str, ours: str, value: Any) -> None:
@@ -273,15 +272,3 @@ def default_of(ours: str) -> Any:
 def is_default(ours: str, value: Any) -> bool:
     default = default_of(ours)
     return bool(default == value) and isinstance(default, bool) == isinstance(value, bool)
-
-
-def written(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {written(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(written(item) for item in value)}]"
-    return str(value)

@@ -22,27 +22,22 @@ def verl_importance(draft: Draft) -> None:
     if cap is not None and cap > 0:
         _put(draft, cap, "truncate", key)
     else:
-        draft.explain(key, "default here", note="no importance weights")
-    for prefix, level in (("algorithm.rollout_correction", "rollout_is"), ("algorithm", "rollout_is_level")):
-        used, bound, mode = f"{prefix}.rollout_is", f"{prefix}.rollout_is_threshold", f"{prefix}.rollout_is_mode"
-        keys = (used, bound, f"{prefix}.{level}", mode)
+        draft.unused("no importance weights", key)
+    for prefix, level_name in (("algorithm.rollout_correction", "rollout_is"), ("algorithm", "rollout_is_level")):
+        names = ("rollout_is", "rollout_is_threshold", level_name, "rollout_is_mode")
+        used, bound, level, mode = keys = tuple(f"{prefix}.{name}" for name in names)
         if draft.value(used) in (None, False, "null"):
-            for name in keys:
-                draft.explain(name, "default here", note="no importance weights")
+            draft.unused("no importance weights", *keys)
         elif draft.value(f"{prefix}.bypass_mode") is True:
-            for name in keys:
-                draft.explain(name, "default here", note="with bypass_mode the ratio of the loss contains them")
+            draft.unused("with bypass_mode the ratio of the loss contains them", *keys)
         elif (bounds := _two_sided(draft.value(bound))) is not None:
-            _put(draft, bounds[1], "mask", used, f"{prefix}.{level}", mode)
+            _put(draft, bounds[1], "mask", used, level, mode)
             note = f"IcePop masks ratios outside [{bounds[0]:g}, {bounds[1]:g}]; the two-sided bound is not supported: "
             draft.explain(bound, "differs", f"algo.importance_cap: {bounds[1]:g}", f"{note}none is masked below", True)
-        elif draft.value(f"{prefix}.{level}") in ("token", None):
-            threshold = draft.number(bound)
-            how = "mask" if draft.value(mode) == "mask" else "truncate"
-            _put(draft, 2.0 if threshold is None else threshold, how, *keys)
+        elif draft.value(level) in ("token", None):
+            _put(draft, draft.number_or(2.0, bound), "mask" if draft.value(mode) == "mask" else "truncate", *keys)
         else:
-            for name in keys:
-                draft.explain(name, "no counterpart", note=PER_TOKEN, learns=True)
+            draft.no_counterpart(PER_TOKEN, *keys)
     _bypass(draft)
 
 
@@ -51,12 +46,13 @@ def _bypass(draft: Draft) -> None:
     key, loss = "algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.loss_type"
     used = draft.value(key)
     if used is True and draft.value(loss) not in (None, "ppo_clip"):
-        draft.explain(loss, "no counterpart", note="with bypass_mode, the loss is the clipped one", learns=True)
-    draft.explain(loss, "default here", note="the clipped loss, or without bypass_mode nothing")
-    if used is True and draft.settings.get("algo.proximal") != "recomputed":
+        draft.no_counterpart("with bypass_mode, the loss is the clipped one", loss)
+    draft.unused("the clipped loss, or without bypass_mode nothing", loss)
+    recomputed = draft.settings.get("algo.proximal") == "recomputed"
+    if used is True and not recomputed:
         draft.put("algo.proximal", "behaviour", key)
-    elif used is False or draft.settings.get("algo.proximal") == "recomputed":
-        draft.explain(key, "default here", note="without it, log-probabilities are recomputed")
+    elif used is False or recomputed:
+        draft.unused("without it, log-probabilities are recomputed", key)
 
 
 def recompute_for_sequences(draft: Draft) -> None:
@@ -80,79 +76,72 @@ def _two_sided(value: Any) -> tuple[float, float] | None:
 
 def trl_importance(draft: Draft) -> None:
     """`vllm_importance_sampling_…`, whose default has one weight for a sequence."""
-    switch, mode, cap, high = (f"vllm_importance_sampling_{name}" for name in ("correction", "mode", "cap", "clip_max"))
-    keys = (switch, mode, cap, high)
+    names = ("correction", "mode", "cap", "clip_max")
+    switch, mode, cap, high = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
     if not draft.value("use_vllm") or not draft.value(switch):
-        for name in keys:
-            draft.explain(name, "default here", note="without use_vllm and the correction it does nothing")
-    elif (how := _TOKEN_MODES.get(_word(draft.value(mode)))) is None:
-        draft.explain(switch, "no counterpart", note=PER_TOKEN, learns=True)
-        for name in keys[1:]:
-            draft.explain(name, "no counterpart", note=PER_TOKEN)
-    else:
-        bound = draft.number(cap if draft.value(cap) is not None else high)
+        draft.unused("without use_vllm and the correction it does nothing", *keys)
+    elif how := _token_mode(draft, mode, *keys):
         unset = UNCAPPED if draft.has(high) else 3.0
-        _put(draft, unset if bound is None else bound, how, *keys)
+        _put(draft, draft.number_or(unset, cap if draft.value(cap) is not None else high), how, *keys)
 
 
 def swift_importance(draft: Draft) -> None:
     mode, bound = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
     if draft.value(mode) is None:
-        for name in (mode, bound):
-            draft.explain(name, "default here", note="without rollout_importance_sampling_mode it does nothing")
-    elif (how := _TOKEN_MODES.get(_word(draft.value(mode)))) is None:
-        draft.explain(mode, "no counterpart", note=PER_TOKEN, learns=True)
-        draft.explain(bound, "no counterpart", note=PER_TOKEN)
-    else:
-        cap = draft.number(bound)
-        _put(draft, 2.0 if cap is None else cap, how, mode, bound)
+        draft.unused("without rollout_importance_sampling_mode it does nothing", mode, bound)
+    elif how := _token_mode(draft, mode, mode, bound):
+        _put(draft, draft.number_or(2.0, bound), how, mode, bound)
+
+
+def _token_mode(draft: Draft, mode: str, switch: str, *options: str) -> str | None:
+    """How weights are bounded here, if there is one for each token; otherwise explains that there is no counterpart."""
+    how = _TOKEN_MODES.get(str(draft.value(mode)))
+    if how is None:
+        draft.no_counterpart(PER_TOKEN, switch)
+        draft.no_counterpart(PER_TOKEN, *options, learns=False)
+    return how
 
 
 def areal_importance(draft: Draft) -> None:
     """`use_decoupled_loss`; AReaL masks tokens above the cap, now `rejection_sampling`."""
-    keys = ("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
-    cap = next((value for key in keys if (value := draft.number(key)) is not None), None)
-    mode = draft.value("actor.behave_imp_weight_mode")
-    if not draft.value("actor.use_decoupled_loss"):
-        for key in [key for key in draft.given if key.startswith("actor.rejection_sampling")]:
-            draft.explain_again(key, "default here", note="without use_decoupled_loss it does nothing")
-    elif _areal_rejection(draft):
-        draft.explain("actor.use_decoupled_loss", "same", "algo.proximal: recomputed")
-        draft.explain("actor.recompute_logprob", "same", "algo.proximal: recomputed")
+    decoupled, recompute, mode = "actor.use_decoupled_loss", "actor.recompute_logprob", "actor.behave_imp_weight_mode"
+    caps = ("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
+    cap = next((value for key in caps if (value := draft.number(key)) is not None), UNCAPPED)
+    if draft.value(decoupled):
+        if not _areal_rejection(draft):
+            word = "token_mask" if draft.value(mode) is None else draft.value(mode)
+            if (how := _TOKEN_MODES.get(str(word))) is not None:
+                _put(draft, cap, how, decoupled, *caps, mode)
+            else:
+                draft.no_counterpart(PER_TOKEN, decoupled, *caps, mode)
+        for key in (decoupled, recompute):
+            draft.explain(key, "same", "algo.proximal: recomputed")
         return
-    if draft.value("actor.use_decoupled_loss"):
-        explained = ("actor.use_decoupled_loss", *keys, "actor.behave_imp_weight_mode")
-        if mode is None or _word(mode) in _TOKEN_MODES:
-            how = _TOKEN_MODES.get(_word(mode), "mask")
-            _put(draft, UNCAPPED if cap is None else cap, how, *explained)
-        else:
-            for name in explained:
-                draft.explain(name, "no counterpart", note=PER_TOKEN, learns=True)
-        draft.explain("actor.recompute_logprob", "same", "algo.proximal: recomputed")
-        return
-    for name in (*keys, "actor.use_decoupled_loss", "actor.behave_imp_weight_mode"):
-        draft.explain(name, "default here", note="without use_decoupled_loss it does nothing")
-    if draft.value("actor.recompute_logprob"):
-        draft.put("algo.proximal", "recomputed", "actor.recompute_logprob")
+    note = "without use_decoupled_loss it does nothing"
+    for key in [key for key in draft.given if key.startswith("actor.rejection_sampling")]:
+        draft.explain_again(key, "default here", note=note)
+    draft.unused(note, *caps, decoupled, mode)
+    if draft.value(recompute):
+        draft.put("algo.proximal", "recomputed", recompute)
     elif draft.value("actor.importance_sampling_level") == "sequence":
         note = "the engine's log-probabilities would use up the clip bounds of a sequence's ratio"
-        draft.explain("actor.recompute_logprob", "differs", "algo.proximal: auto, recomputed", note, True)
+        draft.explain(recompute, "differs", "algo.proximal: auto, recomputed", note, True)
 
 
 def _areal_rejection(draft: Draft) -> bool:
     """`rejection_sampling` by the ratio of a token is a cap of its weight. Tells whether it is one."""
     prefix = "actor.rejection_sampling"
-    metric, level, action, upper, lower, agg = (
-        f"{prefix}.{name}" for name in ("metric", "level", "action", "upper", "lower", "agg")
+    metric, level, action, upper, agg, lower = (
+        f"{prefix}.{name}" for name in ("metric", "level", "action", "upper", "agg", "lower")
     )
     per_token = draft.value(metric) in (None, "ratio") and draft.value(level) in (None, "token")
     cap = draft.number(upper)
     if not per_token or cap is None or cap <= 0:
         return False
-    how = "truncate" if draft.value(action) == "clamp" else "mask"
-    for key in (metric, level, action, upper, agg, prefix):
+    keys = (metric, level, action, upper, agg, prefix)
+    for key in keys:
         draft.explained.pop(key, None)
-    _put(draft, cap, how, metric, level, action, upper, agg, prefix)
+    _put(draft, cap, "truncate" if draft.value(action) == "clamp" else "mask", *keys)
     if draft.number(lower):
         draft.explain_again(lower, "differs", note="importance weights have no lower bound", learns=True)
     else:
@@ -164,7 +153,3 @@ def _put(draft: Draft, cap: float, mode: str, *keys: str) -> None:
     draft.put("algo.proximal", "recomputed")
     draft.put("algo.importance_mode", mode)
     draft.put("algo.importance_cap", cap, *keys, note="with algo.proximal: recomputed")
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else ""

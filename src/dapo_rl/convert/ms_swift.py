@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance import swift_importance, trl_importance
-from dapo_rl.convert.shared import lora, warmup_from_share
+from dapo_rl.convert.shared import lora, min_lr_share, warmup_from_share
 from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates
 from dapo_rl.errors import UserError
 
@@ -38,9 +38,7 @@ def derive_swift(draft: Draft) -> None:
 
 def _megatron(draft: Draft) -> None:
     """The names that Megatron has for the schedule."""
-    lowest, rate = draft.number("min_lr"), draft.settings.get("train.lr")
-    if lowest is not None and rate:
-        draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), "min_lr", note=f"{lowest:g} / {rate:g}")
+    min_lr_share(draft, "min_lr")
     if draft.number("lr_warmup_fraction") is not None:
         warmup_from_share(draft, "lr_warmup_fraction")
 

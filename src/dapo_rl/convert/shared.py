@@ -44,6 +44,13 @@ def warmup_from_share(draft: Draft, key: str) -> None:
         draft.put("train.warmup_steps", math.ceil(share * 100), key, note=note, differs=True, learns=True)
 
 
+def min_lr_share(draft: Draft, key: str) -> None:
+    """`train.min_lr_share` from the lowest learning rate."""
+    lowest, rate = draft.number(key), draft.settings.get("train.lr")
+    if lowest is not None and rate:
+        draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
+
+
 def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
     """Drops `algo.clip_ratio_c`, which follows from `key`, if the loss has none; `applies` says that theirs has."""
     name = draft.settings.get("algo.loss", "dapo")
@@ -63,8 +70,7 @@ _OF_ADAPTERS = {
 def lora(draft: Draft, switch_is_on: bool, rank: tuple[str, ...], alpha: str, targets: str, default: int) -> None:
     """`model.lora`, if the run trains adapters."""
     if not switch_is_on:
-        for key in (*rank, alpha, targets, *_OF_ADAPTERS):
-            draft.explain(key, "default here", note="without LoRA it does nothing")
+        draft.unused("without LoRA it does nothing", *rank, alpha, targets, *_OF_ADAPTERS)
         return
     draft.put("model.lora.rank", draft.count(*rank) or default, *rank)
     if (scale := draft.number(alpha)) is not None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
-from dapo_rl.convert.draft import Draft, written
+from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.importance import trl_importance
+from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by

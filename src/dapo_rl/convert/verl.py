@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance import verl_importance
 from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.convert.shared import (
     lora,
+    min_lr_share,
     nearest_divisor,
     soft_overlong,
     steps_from_epochs,
     warmup_from_share,
     without_dual_clip,
 )
-from dapo_rl.convert.verl_async import async_batches, async_steps, async_warmup, explain_one_step_off, is_fully_async
-from dapo_rl.convert.verl_scoring import data_sources, score_by_source
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
 _OLD_BUFFERS = ("reward_model.overlong_buffer", "custom_reward_function.overlong_buffer")
 _BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", *_OLD_BUFFERS)
+
+_REQUIRED, _ROUNDS = "async_training.require_batches", "async_training.trigger_parameter_sync_step"
+_STALE, _SAMPLES = "async_training.staleness_threshold", "rollout.total_rollout_steps"
+_FRESH = "samples come from the weights of the step; asynchronous sampling is cluster.placement=separate"
+
+BY_SOURCE = "dapo_rl.rewards.by_source:by_source"
+_SOURCES = {
+    "openai/gsm8k": (r"gsm8k", "1 or 0 by the number after ####"),
+    "math_dapo": (r"dapo[-_]?math|math[-_]?dapo|aime", "1 or -1 by the last Answer: line"),
+    "lighteval/MATH": (
+        r"(^|[/_-])math([/_.-]|$)|math[-_]?(lighteval|500|dataset)",
+        "1 or 0 by the last \\boxed{}",
+    ),
+}
+"""By data source: what the names of files with its rows contain, and how they are scored."""
 
 
 def derive_verl(draft: Draft) -> None:
@@ -47,40 +64,73 @@ def derive_verl(draft: Draft) -> None:
 
 def _lora(draft: Draft) -> None:
     """`model.lora_rank`, or with Megatron `model.lora.rank`."""
-    nested = (draft.count(f"{MODEL}.lora.rank") or 0) > 0
-    names = (
-        ("lora.rank", "lora.alpha", "lora.target_modules") if nested else ("lora_rank", "lora_alpha", "target_modules")
+    flat, nested = (
+        [f"{MODEL}.{name}" for name in names]
+        for names in (("lora_rank", "lora_alpha", "target_modules"), ("lora.rank", "lora.alpha", "lora.target_modules"))
     )
-    rank, alpha, targets = (f"{MODEL}.{name}" for name in names)
-    lora(draft, nested or (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
-    for name in ("lora.rank", "lora.alpha", "lora.target_modules", "lora_rank", "lora_alpha", "target_modules"):
-        draft.explain(f"{MODEL}.{name}", "default here", note="without LoRA it does nothing")
+    rank, alpha, targets = nested if (draft.count(nested[0]) or 0) > 0 else flat
+    lora(draft, (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
+    draft.unused("without LoRA it does nothing", *nested, *flat)
     if "model.lora.rank" not in draft.settings:
         for key in [key for key in draft.given if key.startswith(f"{MODEL}.lora.")]:
             draft.explain_again(key, "default here", note="without LoRA it does nothing")
 
 
 def _batches(draft: Draft) -> None:
-    if is_fully_async(draft):
-        async_batches(draft)
+    mini_batch = f"{ACTOR}.ppo_mini_batch_size"
+    if _is_fully_async(draft):
+        _async_batches(draft, mini_batch)
         return
-    explain_one_step_off(draft)
-    prompts, mini = draft.needed("data.train_batch_size"), draft.needed(f"{ACTOR}.ppo_mini_batch_size")
+    if draft.value("(trainer)") == "one_step_off":
+        note = f"its samples come from the weights one step before; {_FRESH}, sampling.surplus=carry"
+        draft.explain("(trainer)", "differs", note=note, learns=True)
+    prompts, mini = draft.needed("data.train_batch_size"), draft.needed(mini_batch)
     draft.put("sampling.prompts_per_step", prompts, "data.train_batch_size")
     updates, rest = divmod(prompts, mini)
-    key, note = f"{ACTOR}.ppo_mini_batch_size", f"{prompts} prompts / {mini} per update"
+    note = f"{prompts} prompts / {mini} per update"
     if rest or not updates:
         updates = nearest_divisor(prompts, prompts / mini)
-        draft.put("train.mini_batches", updates, key, note=f"{note} is not a whole number", learns=True)
+        draft.put("train.mini_batches", updates, mini_batch, note=f"{note} is not a whole number", learns=True)
     else:
-        draft.put("train.mini_batches", updates, key, note=note)
+        draft.put("train.mini_batches", updates, mini_batch, note=note)
+
+
+def _is_fully_async(draft: Draft) -> bool:
+    return draft.value("(trainer)") == "fully_async" or draft.has(_REQUIRED, _ROUNDS, _STALE)
+
+
+def _async_batches(draft: Draft, mini_batch: str) -> None:
+    """A step is what its asynchronous trainer learns from between two synchronisations of the weights."""
+    mini, required, rounds = draft.needed(mini_batch), draft.size(_REQUIRED) or 1, draft.size(_ROUNDS) or 4
+    updates = required * rounds
+    note = f"{rounds} rounds of {required} × {mini} prompts between two synchronisations of the weights"
+    draft.put("train.mini_batches", updates, mini_batch, note=note)
+    draft.put("sampling.prompts_per_step", mini * updates, "data.train_batch_size", _REQUIRED, _ROUNDS, note=note)
+    stale = draft.number(_STALE)
+    if stale == 0:
+        draft.unused("every sample comes from the weights of the step", _STALE)
+    else:
+        share = f"up to {0.1 if stale is None else stale:g} × the prompts of a step come from older weights; "
+        key = _STALE if draft.has(_STALE) else "(trainer)"
+        draft.explain(key, "differs", note=share + _FRESH, learns=True)
+    draft.explain("(trainer)", "same", note="synchronous here, with the prompts per step of its synchronisations")
+
+
+def _async_steps(draft: Draft) -> bool:
+    """`train.steps` from the number of prompts; false if it is not known."""
+    total, prompts = draft.count(_SAMPLES), draft.settings["sampling.prompts_per_step"]
+    if total is None or total < 1:
+        return False
+    draft.put("train.steps", max(1, total // prompts), _SAMPLES, note=f"{total} prompts / {prompts} per step")
+    draft.unused("total_rollout_steps is given, and is what counts", "trainer.total_epochs")
+    return True
 
 
 def _long_prompts(draft: Draft) -> None:
     key, why = "data.truncation", "prompts over data.max_prompt_tokens are dropped and counted; verl "
     if draft.value("data.filter_overlong_prompts"):
-        draft.explain("data.filter_overlong_prompts", "default here", note="longer prompts are dropped and counted")
-        draft.explain(key, "default here", note="longer prompts are dropped, so none is truncated")
+        draft.unused("longer prompts are dropped and counted", "data.filter_overlong_prompts")
+        draft.unused("longer prompts are dropped, so none is truncated", key)
     elif draft.value(key) == "error":
         draft.explain(key, "differs", note=f"{why}stops with an error")
     elif draft.value(key) is not None:
@@ -94,13 +144,14 @@ def _dynamic_sampling(draft: Draft) -> None:
         if draft.has(f"{prefix}.enable"):
             draft.put("sampling.dynamic", False, f"{prefix}.enable")
         draft.always("sampling.dynamic", False, "filter_groups.enable is not set")
-        for key in (rounds, gen):
-            draft.explain(key, "default here", note="without filter_groups it does nothing")
+        draft.unused("without filter_groups it does nothing", rounds, gen)
         return
     note = "surplus groups are dropped, and at the cap the run stops (sampling.surplus, sampling.on_cap)"
     draft.put("sampling.dynamic", True, f"{prefix}.enable", note=note)
-    if draft.settings.get("sampling.metric") == "score" and draft.value(f"{prefix}.metric") != "score":
-        _warn_of_shaped_rewards(draft, f"{prefix}.metric")
+    shaped = any(draft.value(f"{buffer}.enable") for buffer in _BUFFERS)
+    if shaped and draft.settings.get("sampling.metric") == "score" and draft.value(f"{prefix}.metric") != "score":
+        note = "scores without the length penalty; theirs include it, so groups that differ in length alone stay"
+        draft.explain_again(f"{prefix}.metric", "differs", "sampling.metric: score", note, True)
     draft.put("sampling.surplus", "drop")
     draft.put("sampling.on_cap", "error")
     prompts = draft.settings["sampling.prompts_per_step"]
@@ -111,24 +162,17 @@ def _dynamic_sampling(draft: Draft) -> None:
         draft.put("sampling.cap", NO_CAP, rounds, gen, note="no cap there; a step that never fills stops here")
 
 
-def _warn_of_shaped_rewards(draft: Draft, key: str) -> None:
-    if any(draft.value(f"{prefix}.enable") for prefix in _BUFFERS):
-        note = "scores without the length penalty; theirs include it, so groups that differ in length alone stay"
-        draft.explain_again(key, "differs", "sampling.metric: score", note, True)
-
-
 def _advantages(draft: Draft) -> None:
     key, by_std = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     estimator = draft.value(key)
-    if estimator in ("rloo", "rloo_vectorized"):
+    if estimator in ("grpo", "grpo_vectorized"):
+        draft.put("algo.normalize", "none" if draft.value(by_std) is False else "group", key, by_std)
+    elif estimator in ("rloo", "rloo_vectorized"):
         draft.put("algo.normalize", "leave-one-out", key)
-        draft.explain(by_std, "default here", note="without grpo it does nothing")
-    elif estimator in ("grpo", "grpo_vectorized"):
-        divides = draft.value(by_std) is not False
-        draft.put("algo.normalize", "group" if divides else "none", key, by_std)
+        draft.unused("without grpo it does nothing", by_std)
     elif ours := next((name for name, entry in ADVANTAGES.items() if estimator in entry.verl), None):
         draft.put("algo.advantage", ours, key)
-        draft.explain(by_std, "default here", note="without grpo it does nothing")
+        draft.unused("without grpo it does nothing", by_std)
     else:
         why = "write it as algo.advantage=file.py:name"
         draft.explain(key, "no counterpart", "algo.normalize: group, the default", why, True)
@@ -136,12 +180,12 @@ def _advantages(draft: Draft) -> None:
 
 def _kl(draft: Draft) -> None:
     used, coef, kind = (f"{ACTOR}.{name}" for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"))
-    weight = draft.number(coef)
+    weight = draft.number_or(0.001, coef)
     if not draft.value(used):
         for key in (used, coef, kind):
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
-        draft.put("algo.kl_coef", 0.001 if weight is None else weight, used, coef)
+        draft.put("algo.kl_coef", weight, used, coef)
         ours = VERL_KL_KINDS.get(draft.value(kind))
         if ours == "k1":
             note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
@@ -160,7 +204,7 @@ def _clipping(draft: Draft) -> None:
     for key in missing:
         draft.put("algo.clip_low" if key == low else "algo.clip_high", 0.2 if bound is None else bound)
     if not missing:
-        draft.explain(both, "default here", note="clip_ratio_low and clip_ratio_high are given instead")
+        draft.unused("clip_ratio_low and clip_ratio_high are given instead", both)
     elif bound is None:
         draft.settings.pop("algo.clip_high", None) if high in missing else None
         draft.always("algo.clip_high", 0.2, "clip_ratio_high is 0.2 unless set")
@@ -185,25 +229,54 @@ def _reward(draft: Draft) -> None:
         if path:
             draft.put("reward.verifier", f"{path}:{name or 'compute_score'}", f"{root}.path", f"{root}.name")
         else:
-            for key in (f"{root}.path", f"{root}.name"):
-                draft.explain(key, "default here", note="without a path it does nothing")
+            draft.unused("without a path it does nothing", f"{root}.path", f"{root}.name")
     own = "reward.verifier" in draft.settings
     for key in ("reward.reward_manager.name", "reward_model.reward_manager"):
         manager = draft.value(key)
         if own:
             draft.explain(key, "same", note="scores come from the function of your own")
         elif manager is None:
-            draft.explain(key, "default here", note="null: scores each row by its data_source")
-        elif manager == "dapo" and not {*data_sources(draft)} - {"math_dapo", None}:
-            draft.put("reward.verifier", "math", key, note="±1 by the last Answer: line, as verl scores DAPO-Math-17K")
-            draft.put("reward.correct", 1.0)
-            draft.put("reward.wrong", -1.0)
+            draft.unused("null: scores each row by its data_source", key)
+        elif manager == "dapo" and not {*_data_sources(draft)} - {"math_dapo", None}:
+            _score_as_dapo(draft, key, note="±1 by the last Answer: line, as verl scores DAPO-Math-17K")
         elif manager == "dapo" or manager in ("naive", "batch"):
             draft.explain(key, "same", note="scores each row by its data_source")
         else:
             draft.explain(key, "differs", "reward.verifier", "another reward manager; check reward.verifier", True)
     if "reward.verifier" not in draft.settings:
-        score_by_source(draft)
+        _score_by_source(draft)
+
+
+def _score_as_dapo(draft: Draft, *keys: str, note: str = "") -> None:
+    draft.put("reward.verifier", "math", *keys, note=note)
+    draft.put("reward.correct", 1.0)
+    draft.put("reward.wrong", -1.0)
+
+
+def _data_sources(draft: Draft) -> list[str | None]:
+    """The data source of each training file, by the end of its path; None where its name does not tell."""
+    paths = draft.settings.get("data.train")
+    ends = ["/".join(str(path).lower().split("/")[-2:]) for path in (paths if isinstance(paths, list) else [paths])]
+    found = (next((name for name, (pattern, _) in _SOURCES.items() if re.search(pattern, end)), None) for end in ends)
+    return list(found) if paths else []
+
+
+def _score_by_source(draft: Draft) -> None:
+    """The verifier of a run without a reward function. verl chooses one for each row by its column `data_source`."""
+    found = _data_sources(draft)
+    known = list(dict.fromkeys(source for source in found if source))
+    told = "; ".join(f"{source}: {_SOURCES[source][1]}" for source in known)
+    here = f"reward.verifier: {BY_SOURCE}"
+    if known == ["math_dapo"] and None not in found:
+        _score_as_dapo(draft)
+        draft.add_row("(data_source)", "math_dapo", "same", "reward.verifier: math", told)
+        return
+    draft.put("reward.verifier", BY_SOURCE)
+    if known and None not in found:
+        draft.add_row("(data_source)", ", ".join(known), "same", here, f"as verl scores them: {told}")
+        return
+    note = "scores GSM8K, MATH and DAPO-Math as verl does; rows of other sources fail: then set reward.verifier"
+    draft.add_row("(data_source)", ", ".join([*known, "not known"]), "differs", here, note, True)
 
 
 def _overlong(draft: Draft) -> None:
@@ -215,11 +288,10 @@ def _overlong(draft: Draft) -> None:
             continue
         if not draft.value(f"{prefix}.enable"):
             draft.put("overlong.shape", "off", f"{prefix}.enable", note="no overlong buffer")
-            for key in keys:
-                draft.explain(key, "default here", note="without the overlong buffer it does nothing")
-            return
-        factor = draft.number(f"{prefix}.penalty_factor")
-        soft_overlong(draft, draft.count(length), 1.0 if factor is None else factor, draft.count(longest))
+            draft.unused("without the overlong buffer it does nothing", *keys)
+        else:
+            factor = draft.number_or(1.0, f"{prefix}.penalty_factor")
+            soft_overlong(draft, draft.count(length), factor, draft.count(longest))
         return
     draft.always("overlong.shape", "off", "no overlong buffer is set")
 
@@ -228,39 +300,39 @@ def _schedule(draft: Draft) -> None:
     steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
     if (total := draft.count(steps)) is not None:
         draft.put("train.steps", total, steps)
-        draft.explain(epochs, "default here", note="total_training_steps is given, and is what counts")
-    elif not (is_fully_async(draft) and async_steps(draft)):
+        draft.unused("total_training_steps is given, and is what counts", epochs)
+    elif not (_is_fully_async(draft) and _async_steps(draft)):
         steps_from_epochs(draft, epochs)
-    lowest, rate = draft.number(key := f"{ACTOR}.optim.min_lr"), draft.settings.get("train.lr")
-    if draft.settings.get("train.lr_schedule", "constant") == "constant" or not lowest or not rate:
-        draft.explain(key, "default here", note="the learning rate does not decay, or decays to 0")
+    key = f"{ACTOR}.optim.min_lr"
+    if draft.settings.get("train.lr_schedule", "constant") == "constant" or not draft.number(key):
+        draft.unused("the learning rate does not decay, or decays to 0", key)
     else:
-        draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
+        min_lr_share(draft, key)
+    _warmup(draft)
+
+
+def _warmup(draft: Draft) -> None:
     fixed, share = f"{ACTOR}.optim.lr_warmup_steps", f"{ACTOR}.optim.lr_warmup_steps_ratio"
     warmup = draft.count(fixed)
     if warmup is not None and warmup >= 0:
-        if is_fully_async(draft):
-            draft.put("train.warmup_steps", async_warmup(draft, warmup), fixed, note=f"{warmup} rounds of its trainer")
+        if _is_fully_async(draft):
+            steps = math.ceil(warmup / (draft.size(_ROUNDS) or 4))
+            draft.put("train.warmup_steps", steps, fixed, note=f"{warmup} rounds of its trainer")
         else:
             draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
-        draft.explain(share, "default here", note="lr_warmup_steps is given, and is what counts")
+        draft.unused("lr_warmup_steps is given, and is what counts", share)
     elif draft.has(share):
         warmup_from_share(draft, share)
-        draft.explain(fixed, "default here", note="-1: lr_warmup_steps_ratio counts")
+        draft.unused("-1: lr_warmup_steps_ratio counts", fixed)
     else:
         draft.always("train.warmup_steps", 0, "no warm-up unless set")
         draft.explain(fixed, "same", "train.warmup_steps: 0", "no warm-up")
 
 
 def _evaluation(draft: Draft) -> None:
-    sampled, temperature = draft.value(f"{VAL}.do_sample"), draft.number(f"{VAL}.temperature")
-    if not draft.has("data.val_files"):
-        return
-    if sampled:
-        draft.put(
-            "eval.temperature", 1.0 if temperature is None else temperature, f"{VAL}.do_sample", f"{VAL}.temperature"
-        )
-    else:
-        draft.put(
-            "eval.temperature", 0, f"{VAL}.do_sample", f"{VAL}.temperature", note="greedy unless do_sample is true"
-        )
+    keys = (f"{VAL}.do_sample", f"{VAL}.temperature")
+    temperature = draft.number_or(1.0, keys[1])
+    if draft.has("data.val_files") and draft.value(keys[0]):
+        draft.put("eval.temperature", temperature, *keys)
+    elif draft.has("data.val_files"):
+        draft.put("eval.temperature", 0, *keys, note="greedy unless do_sample is true")

@@ -10,9 +10,9 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.config import PRESETS, Config
-from dapo_rl.convert.draft import written
 from dapo_rl.convert.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.convert.settings import leaves
+from dapo_rl.convert.settings.values import written
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import nested, put, read_recipe
 from dapo_rl.recipes import find_recipe

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dapo_rl.base.quote import shown
+from dapo_rl.base.quote import cut, shown
 from dapo_rl.convert.settings import LIBRARIES, leaves
 from dapo_rl.convert.settings.setting import Near, NoCounterpartError, Setting
+from dapo_rl.convert.settings.values import written
 
 _ALIASES = {
     "n": "actor_rollout_ref.rollout.n",
@@ -43,7 +44,7 @@ def library_hint(key: str, value: Any) -> str | None:
     if entry.ours is None:
         return f"; it has no counterpart here: {entry.note}"
     if entry.mapping:
-        return f"; here it is {entry.ours}.{key.rpartition('.')[2]}={_written(value)}"
+        return f"; here it is {entry.ours}.{key.rpartition('.')[2]}={cut(written(value), 80)}"
     if entry.joint and entry.convert is None:
         return f"; here it is {entry.ours}" + (f" ({entry.note})" if entry.note else "")
     try:
@@ -54,7 +55,7 @@ def library_hint(key: str, value: Any) -> str | None:
         return f"; here it is {entry.ours}"
     effect = f" ({converted.effect})" if isinstance(converted, Near) else ""
     converted = converted.value if isinstance(converted, Near) else converted
-    return f"; here it is {entry.ours}={_written(converted)}{effect}"
+    return f"; here it is {entry.ours}={cut(written(converted), 80)}{effect}"
 
 
 def _entry(key: str) -> Setting | None:
@@ -74,14 +75,3 @@ def _entry(key: str) -> Setting | None:
     ends = (entry for library in LIBRARIES.values() for name, entry in library.settings.items()
             if "_" in last and name.endswith(f".{last}"))  # fmt: skip
     return next(ends, None)
-
-
-def _written(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_written(item) for item in value)}]"
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -74,3 +74,16 @@ def dtype_here(value: Any) -> Any:
     if value in names:
         return names[value]
     raise NoCounterpartError(f"{value} is not supported; model.dtype is bfloat16 or float32")
+
+
+def written(value: Any) -> str:
+    """A value as it is written in a recipe."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {written(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(written(item) for item in value)}]"
+    return str(value)
