@@ -9,6 +9,7 @@ from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
 from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 
+_NORM = "actor.reward_norm"
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
 
 
@@ -31,15 +32,16 @@ def derive_areal(draft: Draft) -> None:
     areal_kl(draft, has_critic)
     areal_importance(draft)
     if "train.steps" in draft.settings:
-        draft.explain("total_train_epochs", "default here", note="total_train_steps is given, and is what counts")
+        draft.unused("total_train_steps is given, and is what counts", "total_train_epochs")
     else:
         steps_from_epochs(draft, "total_train_epochs")
-    warmup_from_share(draft, f"{OPTIMIZER}.warmup_steps_proportion")
+    share = f"{OPTIMIZER}.warmup_steps_proportion"
+    warmup_from_share(draft, draft.number_or(0.0, share), share)
     moments(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
     uses_lora = bool(draft.value("actor.use_lora"))
     lora(draft, uses_lora, ("actor.lora_rank",), "actor.lora_alpha", "actor.target_modules", 32)
     if not uses_lora:
-        draft.explain("actor.use_lora", "default here", note="the weights are trained")
+        draft.unused("the weights are trained", "actor.use_lora")
     mode = draft.value("stats_logger.wandb.mode")
     draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
 
@@ -71,19 +73,16 @@ def _dynamic_sampling(draft: Draft) -> None:
 
 
 def _rewards(draft: Draft) -> None:
-    scale, bias = draft.number("actor.reward_scaling"), draft.number("actor.reward_bias")
-    scale, bias = 1.0 if scale is None else scale, bias or 0.0
-    limit = draft.number("actor.reward_clip")
-    limit = 20.0 if limit is None else limit
+    keys = ("actor.reward_scaling", "actor.reward_bias", "actor.reward_clip")
+    scale, bias, limit = (draft.number_or(default, key) for key, default in zip(keys, (1.0, 0.0, 20.0), strict=True))
     correct, wrong = (max(-limit, min(limit, (score + bias) * scale)) for score in (1.0, 0.0))
     draft.put("reward.wrong", wrong)
     draft.put("reward.boxed", True)
     draft.add_row("(reward function)", "", "differs", "reward.verifier: math, reward.boxed: true", OWN_REWARD, True)
-    keys = ("actor.reward_scaling", "actor.reward_bias", "actor.reward_clip")
     draft.put("reward.correct", correct, *keys, note=f"scores 1 and 0 become {correct:g} and {wrong:g}")
     if draft.value("actor.overlong_reward_penalty"):
-        factor = draft.number("actor.overlong_penalty_factor")
-        soft_overlong(draft, draft.count("actor.overlong_tokens"), (1.0 if factor is None else factor) * scale, None)
+        factor = draft.number_or(1.0, "actor.overlong_penalty_factor") * scale
+        soft_overlong(draft, draft.count("actor.overlong_tokens"), factor, None)
     elif draft.has("actor.overlong_reward_penalty"):
         draft.put("overlong.shape", "off", "actor.overlong_reward_penalty")
     else:
@@ -92,33 +91,30 @@ def _rewards(draft: Draft) -> None:
 
 def _leave_rewards(draft: Draft) -> None:
     """With a critic, rewards are not normalised."""
-    prefix = "actor.reward_norm"
-    for key in [key for key in draft.given if key == prefix or key.startswith(f"{prefix}.")]:
+    for key in [key for key in draft.given if key == _NORM or key.startswith(f"{_NORM}.")]:
         off = draft.value(key) in (None, "none") or not key.endswith("_level")
         draft.explain_again(key, "no counterpart", note="with a critic, rewards are not normalised", learns=not off)
-    for ours, key in (("algo.ddof", f"{prefix}.std_unbiased"), ("algo.advantage_eps", f"{prefix}.eps")):
+    for ours, key in (("algo.ddof", f"{_NORM}.std_unbiased"), ("algo.advantage_eps", f"{_NORM}.eps")):
         draft.settings.pop(ours, None)
         if key not in draft.given:
             draft.explained.pop(key, None)
 
 
 def _advantages(draft: Draft) -> None:
-    for name in ("", ".mean_level", ".std_level"):
-        off = draft.value(f"actor.adv_norm{name}") in (None, "none")
-        draft.explain(
-            f"actor.adv_norm{name}", "default here" if off else "no counterpart", note=ADV_NORM, learns=not off
-        )
-    draft.explain("actor.gae_lambda", "default here", note="without a critic it does nothing")
-    prefix = "actor.reward_norm"
-    mean, std = draft.value(f"{prefix}.mean_level"), draft.value(f"{prefix}.std_level")
-    keys = (f"{prefix}.mean_level", f"{prefix}.std_level", f"{prefix}.mean_leave1out", prefix)
+    for key in ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level"):
+        off = draft.value(key) in (None, "none")
+        draft.explain(key, "default here" if off else "no counterpart", note=ADV_NORM, learns=not off)
+    draft.unused("without a critic it does nothing", "actor.gae_lambda")
+    names = ("mean_level", "std_level", "mean_leave1out")
+    mean, std, leaves_one_out = (draft.value(f"{_NORM}.{name}") for name in names)
+    keys = (*(f"{_NORM}.{name}" for name in names), _NORM)
     if mean != "group" or std not in ("group", "batch", "none", None):
         note = "the baseline is always the mean of the group"
         for key in keys:
             draft.explain(key, "no counterpart", "algo.normalize: group, the default", note, True)
         if not draft.has(*keys):
             draft.always("algo.normalize", "none", "normalises rewards only if reward_norm is set")
-    elif draft.value(f"{prefix}.mean_leave1out") and std in ("none", None):
-        draft.put("algo.normalize", "leave-one-out", *keys)
+    elif std in ("group", "batch"):
+        draft.put("algo.normalize", std, *keys)
     else:
-        draft.put("algo.normalize", std if std in ("group", "batch") else "none", *keys)
+        draft.put("algo.normalize", "leave-one-out" if leaves_one_out else "none", *keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance import swift_importance, trl_importance
 from dapo_rl.convert.shared import lora, min_lr_share, warmup_from_share
@@ -28,7 +30,7 @@ def derive_swift(draft: Draft) -> None:
         if draft.settings.get("overlong.shape") == "soft":
             draft.explain(key, "same", f"{ours}: {draft.settings.get(ours)}")
         else:
-            draft.explain(key, "default here", note="without soft_overlong in reward_funcs it does nothing")
+            draft.unused("without soft_overlong in reward_funcs it does nothing", key)
     if draft.value("dynamic_sample"):
         _dynamic_sampling(draft)
     _advantages(draft)
@@ -39,19 +41,20 @@ def derive_swift(draft: Draft) -> None:
 def _megatron(draft: Draft) -> None:
     """The names that Megatron has for the schedule."""
     min_lr_share(draft, "min_lr")
-    if draft.number("lr_warmup_fraction") is not None:
-        warmup_from_share(draft, "lr_warmup_fraction")
+    if (share := draft.number("lr_warmup_fraction")) is not None:
+        warmup_from_share(draft, share, "lr_warmup_fraction")
 
 
 def _no_dynamic_sampling(draft: Draft) -> None:
     if draft.has("dynamic_sample"):
         draft.put("sampling.dynamic", False, "dynamic_sample")
     draft.always("sampling.dynamic", False, "dynamic_sample is not set")
-    draft.explain("max_resample_times", "default here", note="without dynamic_sample it does nothing")
+    draft.unused("without dynamic_sample it does nothing", "max_resample_times")
 
 
 def _dynamic_sampling(draft: Draft) -> None:
-    times = draft.count("max_resample_times")
+    tries, prompts = draft.count("max_resample_times"), draft.settings["sampling.prompts_per_step"]
+    tries = 3 if tries is None else tries
     shaped = draft.settings.get("overlong.shape") == "soft"
     note = "drops groups whose scores are equal"
     if shaped:
@@ -60,10 +63,8 @@ def _dynamic_sampling(draft: Draft) -> None:
     draft.put("sampling.dynamic", True, "dynamic_sample", note=note, differs=shaped, learns=shaped)
     draft.put("sampling.surplus", "drop")
     draft.put("sampling.on_cap", "fill")
-    tries = 3 if times is None else times
-    prompts = draft.settings["sampling.prompts_per_step"]
-    cap = (1 + tries) * prompts
-    draft.put("sampling.cap", cap, "max_resample_times", note=f"1 + {tries} batches of {prompts}, then fill up")
+    note = f"1 + {tries} batches of {prompts}, then fill up"
+    draft.put("sampling.cap", (1 + tries) * prompts, "max_resample_times", note=note)
 
 
 def _advantages(draft: Draft) -> None:
@@ -73,47 +74,34 @@ def _advantages(draft: Draft) -> None:
     elif draft.value(key) == "rloo" and draft.settings.get("algo.normalize", "none") == "none":
         draft.put("algo.normalize", "leave-one-out", key)
     else:
-        draft.explain(key, "no counterpart", note="write it as algo.advantage=file.py:name", learns=True)
+        draft.no_counterpart("write it as algo.advantage=file.py:name", key)
 
 
 def _sources(draft: Draft) -> None:
+    """One data set or several, each `NAME` or `NAME#ROWS`. Samples of so many rows of each become weights."""
     for key, ours in (("dataset", "data.train"), ("val_dataset", "data.eval")):
         value = draft.value(key)
-        names = value if isinstance(value, list) else [value]
-        if value is None or names == []:
-            draft.explain(key, "default here", note="no source")
-        elif len(names) > 1:
-            _mixture(draft, key, ours, [str(name) for name in names])
-        else:
-            name, rows = _split(str(names[0]))
-            if rows is not None:
-                note = f"all of its rows; theirs is a sample of {rows}. Write a shorter file"
-                draft.put(ours, name, key, note=note, learns=key == "dataset", differs=True)
-                draft.rows = draft.rows or (rows if key == "dataset" else None)
-            else:
-                draft.put(ours, name, key)
+        parts = [_split(str(name)) for name in (value if isinstance(value, list) else [value])]
+        counts, trains = [rows for _, rows in parts if rows is not None], key == "dataset"
+        if value is None or not parts:
+            draft.unused("no source", key)
+            continue
+        entries: list[Any] = [source for source, _ in parts]
+        note = "from all rows; theirs are samples. Write shorter files" if any(counts) else ""
+        if len(parts) == 1 and counts:
+            note = f"all of its rows; theirs is a sample of {counts[0]}. Write a shorter file"
+        elif len(parts) > 1 and trains and all(rows for _, rows in parts):
+            note = f"mixed by the numbers of rows, {note}"
+            entries = [{"source": source, "weight": float(rows or 0)} for source, rows in parts]
+        chosen = entries if len(parts) > 1 else entries[0]
+        draft.put(ours, chosen, key, note=note, differs=bool(note), learns=bool(note) and trains)
+        if trains and len(counts) == len(parts):
+            draft.rows = draft.rows or sum(counts)
 
 
 def _split(name: str) -> tuple[str, int | None]:
-    """`NAME#ROWS`"""
     source, _, rows = name.partition("#")
     return source, int(rows) if rows.isdigit() and len(rows) < 16 else None
-
-
-def _mixture(draft: Draft, key: str, ours: str, names: list[str]) -> None:
-    """Several data sets. Samples of so many rows of each become weights."""
-    parts = [_split(name) for name in names]
-    counts = [rows for _, rows in parts if rows]
-    if not counts:
-        draft.put(ours, [source for source, _ in parts], key)
-        return
-    weighs = len(counts) == len(parts) and key == "dataset"
-    entries = [{"source": source, "weight": float(rows)} if weighs and rows else source for source, rows in parts]
-    note = "mixed by the numbers of rows, " if weighs else ""
-    note += "from all rows; theirs are samples. Write shorter files"
-    draft.put(ours, entries, key, note=note, differs=True, learns=key == "dataset")
-    if len(counts) == len(parts) and key == "dataset":
-        draft.rows = draft.rows or sum(counts)
 
 
 def _tuner(draft: Draft, uses_lora: bool) -> None:
@@ -122,9 +110,9 @@ def _tuner(draft: Draft, uses_lora: bool) -> None:
     if uses_lora:
         draft.explain(key, "same", f"model.lora.rank: {draft.settings['model.lora.rank']}")
     elif draft.value(key) == "full":
-        draft.explain(key, "default here", note="the weights are trained")
+        draft.unused("the weights are trained", key)
     else:
-        draft.explain(key, "no counterpart", note="the weights or LoRA adapters are trained", learns=True)
+        draft.no_counterpart("the weights or LoRA adapters are trained", key)
 
 
 def _prompts(draft: Draft) -> None:
@@ -135,9 +123,9 @@ def _prompts(draft: Draft) -> None:
     elif isinstance(system, str):
         draft.put("data.system_prompt", system, "system")
     else:
-        draft.explain("system", "default here", note="the template's own system message, if it has one")
+        draft.unused("the template's own system message, if it has one", "system")
     key = "truncation_strategy"
     if draft.value(key) == "delete":
-        draft.explain(key, "default here", note="longer prompts are dropped and counted")
+        draft.unused("longer prompts are dropped and counted", key)
     else:
         draft.explain(key, "differs", "data.max_prompt_tokens", "longer prompts are dropped; theirs are cut", True)

@@ -32,16 +32,16 @@ def steps_from_epochs(draft: Draft, key: str) -> None:
         draft.put("train.steps", steps, key, note=note)
 
 
-def warmup_from_share(draft: Draft, key: str) -> None:
+def warmup_from_share(draft: Draft, share: float, *keys: str, note: str = "") -> None:
     """`train.warmup_steps` from a share of all steps, which needs their number."""
-    share = draft.number(key) or 0.0
+    steps = draft.settings.get("train.steps")
     if share == 0:
-        draft.put("train.warmup_steps", 0, key)
-    elif "train.steps" in draft.settings:
-        draft.put("train.warmup_steps", math.ceil(share * draft.settings["train.steps"]), key)
+        draft.put("train.warmup_steps", 0, *keys)
+    elif steps is not None:
+        draft.put("train.warmup_steps", math.ceil(share * steps), *keys, note=note)
     else:
         note = f"{share:g} of the steps, whose number is not known"
-        draft.put("train.warmup_steps", math.ceil(share * 100), key, note=note, differs=True, learns=True)
+        draft.put("train.warmup_steps", math.ceil(share * 100), *keys, note=note, learns=True)
 
 
 def min_lr_share(draft: Draft, key: str) -> None:

@@ -10,8 +10,8 @@ from dapo_rl.base.quote import shown
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.importance import trl_importance
-from dapo_rl.convert.settings.values import written
-from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, without_dual_clip
+from dapo_rl.convert.settings.values import is_number, written
+from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
 
@@ -21,14 +21,9 @@ _BATCH_KEYS = (
     *("num_processes", "NPROC_PER_NODE", "NNODES"),
 )
 _PER_DEVICE = "per_device_train_batch_size"
-_SCORED = {
-    "accuracy": "math",
-    "accuracy_reward": "math",
-    "math": "math",
-    "gsm8k": "math",
-}
+_MATH_REWARDS = ("accuracy", "accuracy_reward", "math", "gsm8k")
 """Their reward functions for mathematics, which give 1 and 0."""
-_OF_TRL = {name: f"trl.rewards:{name}" for name in ("reasoning_accuracy_reward", "think_format_reward")}
+_OF_TRL = ("reasoning_accuracy_reward", "think_format_reward")
 """Functions of TRL that run here as they are, where TRL is installed."""
 _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
@@ -44,7 +39,7 @@ def derive_trl(draft: Draft) -> None:
     uses_lora = bool(draft.value("use_peft"))
     lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16)
     if not uses_lora:
-        draft.explain("use_peft", "default here", note="the weights are trained")
+        draft.unused("the weights are trained", "use_peft")
 
 
 def explain_switched_off(draft: Draft) -> None:
@@ -60,7 +55,7 @@ def derive_evaluation(draft: Draft) -> None:
     """Held-out prompts are sampled like the training prompts, as often as `num_generations_eval` says."""
     samples = draft.size("num_generations_eval")
     if samples is None and draft.value("eval_strategy", "evaluation_strategy") in (None, "no"):
-        draft.explain("num_generations_eval", "default here", note="null, and nothing is evaluated")
+        draft.unused("null, and nothing is evaluated", "num_generations_eval")
         return
     draft.put("eval.samples", samples or draft.settings["sampling.group_size"], "num_generations_eval")
     for name in ("temperature", "top_p"):
@@ -117,27 +112,23 @@ def _batch(draft: Draft) -> None:
     """Prompts per step and updates per step, from batch sizes that count completions."""
     group = draft.settings["sampling.group_size"]
     processes, known = _processes(draft)
-    step, update = _completions(draft, processes)
-    if not known and not _whole_groups(step, update, group):
+    if not known and not _whole_groups(*_completions(draft, processes), group):
         processes = next((n for n in range(2, 1025) if _whole_groups(*_completions(draft, n), group)), processes)
-        step, update = _completions(draft, processes)
+    step, update = _completions(draft, processes)
     arithmetic = f"{step} completions per step / {group} per prompt, {update} completions per update"
+    note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
     if not _whole_groups(step, update, group):
         keys = "per_device_train_batch_size, gradient_accumulation_steps, steps_per_generation and num_generations"
         remedy = "raise gradient_accumulation_steps" if known else "--processes sets the number of processes"
-        raise UserError(
-            f"{keys} give {arithmetic}, on {processes} process{'es' if processes > 1 else ''}: not whole groups in an "
-            f"update; {remedy}"
-        )
-    note = f"{arithmetic}, on {processes} process{'es' if processes > 1 else ''}"
+        raise UserError(f"{keys} give {note}: not whole groups in an update; {remedy}")
     if not known:
         note += "; --processes N says otherwise" if processes == 1 else ", the fewest that fit; --processes sets them"
     draft.put("sampling.prompts_per_step", step // group)
     draft.put("train.mini_batches", step // update)
     here = f"sampling.prompts_per_step: {step // group}, train.mini_batches: {step // update}"
+    unset = () if draft.has("global_batch_size") else (_PER_DEVICE, "gradient_accumulation_steps")
     for key in _BATCH_KEYS:
-        uses_devices = not draft.has("global_batch_size")
-        if key in draft.given or (uses_devices and key in (_PER_DEVICE, "gradient_accumulation_steps")):
+        if key in draft.given or key in unset:
             draft.explain(key, "same" if known else "differs", here, note, not known and key == _PER_DEVICE)
 
 
@@ -147,9 +138,9 @@ def _completions(draft: Draft, processes: int) -> tuple[int, int]:
     if (update := draft.size("global_batch_size")) is not None:  # ms-swift with Megatron
         batch = draft.size("generation_batch_size") or update * (per_generation or 1)
     else:
-        device, accumulated = draft.size("per_device_train_batch_size"), draft.size("gradient_accumulation_steps")
-        update = (device or 1) * (accumulated or 1) * processes
-        batch = draft.size("generation_batch_size") or (device or 1) * processes * (per_generation or accumulated or 1)
+        device, accumulated = draft.size(_PER_DEVICE) or 1, draft.size("gradient_accumulation_steps") or 1
+        update = device * accumulated * processes
+        batch = draft.size("generation_batch_size") or device * processes * (per_generation or accumulated)
     # A generation batch that is smaller than an update is sampled several times with the same weights.
     return max(batch, update), update
 
@@ -163,13 +154,9 @@ def _processes(draft: Draft) -> tuple[int, bool]:
     """The number of processes, and whether it is known."""
     if draft.processes is not None:
         return draft.processes, True
-    if draft.has("num_processes"):
+    if draft.has("num_processes", "global_batch_size"):
         return draft.size("num_processes") or 1, True
-    if draft.has("global_batch_size"):
-        return 1, True
-    if isinstance(draft.given.get("NNODES"), UnknownValue):
-        return 1, False
-    if draft.has("NPROC_PER_NODE"):
+    if draft.has("NPROC_PER_NODE") and not isinstance(draft.given.get("NNODES"), UnknownValue):
         return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
     return 1, False
 
@@ -185,31 +172,26 @@ def _lengths(draft: Draft) -> None:
     if updates is not None and updates > 0:
         steps = math.ceil(updates / per_step)
         draft.put("train.steps", steps, "max_steps", "train_iters", note=f"{updates} updates / {per_step} per step")
-        draft.explain("num_train_epochs", "default here", note="max_steps is given, and is what counts")
+        draft.unused("max_steps is given, and is what counts", "num_train_epochs")
     else:
-        draft.explain("max_steps", "default here", note="-1: num_train_epochs counts")
+        draft.unused("-1: num_train_epochs counts", "max_steps")
         steps_from_epochs(draft, "num_train_epochs")
     ratio, warmup = draft.number("warmup_ratio"), draft.number("warmup_steps") or 0
     share = warmup if 0 < warmup < 1 else ratio if ratio and not warmup else None
     if share is None:
         steps = math.ceil(warmup / per_step)
         draft.put("train.warmup_steps", steps, "warmup_steps", note=f"{warmup:g} updates / {per_step} per step")
-        draft.explain("warmup_ratio", "default here", note="warmup_steps counts" if warmup else "no warm-up")
+        draft.unused("warmup_steps counts" if warmup else "no warm-up", "warmup_ratio")
         return
-    keys = ("warmup_ratio", "warmup_steps")
-    if "train.steps" in draft.settings:
-        steps = math.ceil(share * draft.settings["train.steps"])
-        draft.put("train.warmup_steps", steps, *keys, note=f"{share:g} of {draft.settings['train.steps']} steps")
-    else:
-        note = f"{share:g} of the steps, whose number is not known"
-        draft.put("train.warmup_steps", math.ceil(share * 100), *keys, note=note, learns=True)
+    note = f"{share:g} of {draft.settings.get('train.steps')} steps"
+    warmup_from_share(draft, share, "warmup_ratio", "warmup_steps", note=note)
 
 
 def _interval(draft: Draft, key: str, ours: str) -> None:
     """A number of updates between evaluations or checkpoints."""
     updates = draft.number(key)
     if updates is None:
-        draft.explain(key, "default here", note="null: the default")
+        draft.unused("null: the default", key)
     elif updates < 1 and "train.steps" in draft.settings:
         steps = max(1, math.ceil(updates * draft.settings["train.steps"]))
         draft.put(ours, steps, key, note=f"{updates:g} of {draft.settings['train.steps']} steps")
@@ -223,18 +205,16 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
 def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None:
     """The verifiers with their weights and the overlong punishment, from the names of reward functions."""
     names = _listed(draft.value("reward_funcs"))
-    weights = _weights(draft, names)
-    overlong = [weight for name, weight in zip(names, weights, strict=True) if name in _OVERLONG]
+    weights: dict[str, float] = {}
+    for name, weight in zip(names, _weights(draft, names), strict=True):
+        weights[name] = weights.get(name, 0.0) + weight
+    overlong = [weights.pop(name) for name in _OVERLONG if name in weights]
     if overlong:
         limit = draft.settings.get("sampling.max_new_tokens", 1024)
         soft_overlong(draft, min(cache or limit // 5, limit - 1), max(sum(overlong), 0.0), min(longest or limit, limit))
     else:
         draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
-    scored: dict[str, float] = {}
-    for name, weight in zip(names, weights, strict=True):
-        if name not in _OVERLONG:
-            scored[name] = scored.get(name, 0.0) + weight
-    _verifier(draft, scored)
+    _verifier(draft, weights)
 
 
 def _listed(value: Any) -> list[str]:
@@ -243,23 +223,31 @@ def _listed(value: Any) -> list[str]:
 
 def _verifier(draft: Draft, weights: dict[str, float]) -> None:
     """`reward.verifier` from the functions and their weights, without the overlong punishment."""
-    key, plugin = "reward_funcs", draft.value("external_plugins")
-    known = {name: ours for name in weights if (ours := _here(name, draft.library.name))}
-    unknown = [name if w == 1 else f"{name} (weight {w:g})" for name, w in weights.items() if name not in known]
-    if any(ours == "math" for ours in known.values()):
+    key, plugin = "reward_funcs", ", ".join(_listed(draft.value("external_plugins")))
+    known: dict[str, float] = {}
+    unknown = []
+    for name, weight in weights.items():
+        if ours := _here(name, draft.library.name):
+            known[ours] = known.get(ours, 0.0) + weight
+        else:
+            unknown.append(name if weight == 1 else f"{name} (weight {weight:g})")
+    here, theirs = "reward.verifier", _OWN
+    if "math" in known:
+        theirs = _MATH
         draft.put("reward.boxed", True)
         draft.put("reward.wrong", 0.0)
     if known:
-        draft.put("reward.verifier", _entries(known, weights))
-    here = f"reward.verifier: {written(draft.settings['reward.verifier'])}" if known else "reward.verifier"
+        entries = [ours if weight == 1 else {"verifier": ours, "weight": weight} for ours, weight in known.items()]
+        verifier = entries[0] if list(known.values()) == [1.0] else entries
+        draft.put("reward.verifier", verifier)
+        here = f"reward.verifier: {written(verifier)}"
     if unknown:
-        where = f" (from {written_plugin(plugin)})" if plugin else ""
+        where = f" (from {plugin})" if plugin else ""
         what = f"{', '.join(unknown)}: add your own function to reward.verifier, file.py:name{where}"
         draft.explain(key, "differs", here, what, True)
-    elif len(known) > 1:
-        draft.explain(key, "same", here, f"the first one decides what is right; {_MATH if _has_math(known) else _OWN}")
     elif known:
-        draft.explain(key, "same", here, _MATH if _has_math(known) else _OWN)
+        several = sum(_here(name, draft.library.name) is not None for name in weights) > 1
+        draft.explain(key, "same", here, f"the first one decides what is right; {theirs}" if several else theirs)
     else:
         note = "no reward but the length penalty; set reward.verifier"
         draft.explain(key, "differs", "overlong.shape: soft", note, True)
@@ -270,32 +258,14 @@ _MATH = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with ma
 _OWN = "a function with TRL's signature"
 
 
-def _has_math(known: dict[str, str]) -> bool:
-    return "math" in known.values()
-
-
 def _here(name: str, library: str) -> str | None:
     """The verifier for one of their reward functions, if there is one."""
-    if name in _SCORED:
-        return _SCORED[name]
+    if name in _MATH_REWARDS:
+        return "math"
     if name in _OF_TRL and library == "TRL":
-        return _OF_TRL[name]
+        return f"trl.rewards:{name}"
     module, dot, function = name.rpartition(".")
     return f"{module}:{function}" if dot else None
-
-
-def _entries(known: dict[str, str], weights: dict[str, float]) -> str | list[Any]:
-    """The value of `reward.verifier`. Functions that are the same here are one, with the sum of their weights."""
-    summed: dict[str, float] = {}
-    for name, ours in known.items():
-        summed[ours] = summed.get(ours, 0.0) + weights[name]
-    if list(summed.values()) == [1.0]:
-        return next(iter(summed))
-    return [ours if weight == 1 else {"verifier": ours, "weight": weight} for ours, weight in summed.items()]
-
-
-def written_plugin(value: Any) -> str:
-    return ", ".join(_listed(value))
 
 
 def _weights(draft: Draft, names: list[str]) -> list[float]:
@@ -304,19 +274,15 @@ def _weights(draft: Draft, names: list[str]) -> list[float]:
     weights = draft.value(key)
     listed = weights if isinstance(weights, list) else [weights]
     if weights is None or all(weight == 1 for weight in listed):
-        draft.explain(key, "default here", note="every reward has the weight 1")
+        draft.unused("every reward has the weight 1", key)
         return [1.0] * len(names)
     models = _listed(draft.value("reward_model"))
     if models and len(listed) == len(names) + len(models):  # theirs come last
         listed = listed[: len(names)]
-    if len(listed) != len(names) or not all(_is_number(weight) for weight in listed):
+    if len(listed) != len(names) or not all(is_number(weight) and math.isfinite(weight) for weight in listed):
         raise UserError(f"{key}: expected {counted(len(names), 'number')}, one for each of reward_funcs")
     draft.explain(key, "same", "reward.verifier", "the weights of its entries")
     return [float(weight) for weight in listed]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _part(entry: Any) -> dict[str, Any]:
@@ -348,4 +314,4 @@ def _source(draft: Draft) -> None:
         config = {"name": parameters["name"]} if parameters["name"] else {}
         draft.put("data.eval", {"source": name, **config, "split": split}, "dataset_test_split")
     else:
-        draft.explain("dataset_test_split", "default here", note="without eval_strategy it does nothing")
+        draft.unused("without eval_strategy it does nothing", "dataset_test_split")
