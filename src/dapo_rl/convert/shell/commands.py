@@ -7,7 +7,7 @@ tell stays unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from dapo_rl.convert.shell.conditions import Block, both, either, holds, matches_any, opposite, status_of
@@ -54,22 +54,6 @@ class ShellReader(WordReader):
         self._defines_function = False
         self._here_documents: list[str] = []
         self._count = 0
-        self._keywords: dict[str, Callable[[], None]] = {
-            "if": lambda: self._open("if"),
-            "then": self._then,
-            "elif": self._next_branch,
-            "else": self._next_branch,
-            "while": lambda: self._open("while"),
-            "until": lambda: self._open("until"),
-            "do": self._do,
-            "case": self._case,
-            "function": self._function,
-            "{": self._group,
-            "!": self._negate,
-            "time": lambda: None,
-            "[[": self._double_brackets,
-            **dict.fromkeys(("fi", "done", "esac", "}"), self._close),
-        }
 
     def commands(self) -> list[ShellCommand]:
         while self._at < len(self._text):
@@ -84,7 +68,7 @@ class ShellReader(WordReader):
                 self._skip_comment()
             elif not self._line and (keyword := _KEYWORD.match(self._text, self._at)):
                 self._at = keyword.end()
-                self._keywords[keyword[1]]() if keyword[1] else self._skip_arithmetic()
+                self._keyword(keyword[0])
             elif operator := _OPERATOR.match(self._text, self._at):
                 self._operator(operator[0])
             elif character in "<>":
@@ -100,7 +84,7 @@ class ShellReader(WordReader):
         declaring = bool(line.words) and line.words[0].text in _DECLARING
         if match and (declaring or not line.words):
             self._at = match.end()
-            value: Word | list[Word] = self._array() if self._peek() == "(" else self.joined(self.word())
+            value: Word | list[Word] = self._parenthesised() if self._peek() == "(" else self.joined(self.word())
             line.assigned[match[1]] = value, match[2] == "+="
             return
         words = self.word()
@@ -145,22 +129,48 @@ class ShellReader(WordReader):
                 break
         self._variables.assign(name, value)
 
-    def _array(self) -> list[Word]:
-        """`( a b "c d" )`, over any number of lines."""
-        self._at += 1
+    def _parenthesised(self) -> list[Word]:
+        """`( a b "c d" )`, over any number of lines: an array, or from `a | b)` the patterns of `case`."""
+        self._at += self._peek() == "("
         items: list[Word] = []
-        while self._at < len(self._text) and self._text[self._at] != ")":
-            if self._text[self._at] in " \t\r\n":
-                self._at += 1
-            elif self._text[self._at] == "#":
-                self._skip_comment()
-            else:
-                before = self._at
-                items += self.word()
-                limit_words(len(items))
-                self._at += self._at == before  # a separator, which means nothing here
+        self._skip_blanks()
+        while self._at < len(self._text) and self._peek() != ")":
+            before = self._at
+            items += self.word()
+            limit_words(len(items))
+            self._at += self._at == before  # a separator
+            self._skip_blanks()
         self._at += 1
         return items
+
+    def _keyword(self, keyword: str) -> None:
+        block = self._blocks[-1]
+        match keyword:
+            case "if" | "while" | "until":
+                self._open(keyword)
+            case "then" if block.kind == "if":
+                block.begin_branch()
+            case "elif" | "else" if block.kind == "if":
+                block.end_branch()
+            case "do" if block.kind in ("while", "until"):
+                # A loop runs any number of times, or never if its condition is known not to hold.
+                starts = block.status if block.kind == "while" else opposite(block.status)
+                block.branch, block.following = both(starts, None), True
+            case "fi" | "done" | "esac" | "}":
+                self._close()
+            case "case":
+                self._case()
+            case "function":
+                self._function()
+            case "{":
+                self._open("function" if self._defines_function else "group")
+                self._defines_function = False
+            case "!":
+                block.negated = not block.negated
+            case "[[":
+                self._double_brackets()
+            case "((":
+                self._skip_arithmetic()
 
     def _operator(self, operator: str) -> None:
         """`&&`, `;`, the end of a line, parentheses and their relatives."""
@@ -205,33 +215,11 @@ class ShellReader(WordReader):
                 self._set(name, Word(f"${name}", "it is set in a function"))
         self._blocks[-1].finish(block.status if block.kind in ("group", "subshell") else None)
 
-    def _then(self) -> None:
-        if self._blocks[-1].kind == "if":
-            self._blocks[-1].begin_branch()
-
-    def _next_branch(self) -> None:
-        if self._blocks[-1].kind == "if":
-            self._blocks[-1].end_branch()
-
-    def _do(self) -> None:
-        """A loop runs any number of times, or never if its condition is known not to hold."""
-        block = self._blocks[-1]
-        if block.kind in ("while", "until"):
-            starts = block.status if block.kind == "while" else opposite(block.status)
-            block.branch, block.following = both(starts, None), True
-
-    def _group(self) -> None:
-        self._open("function" if self._defines_function else "group")
-        self._defines_function = False
-
     def _function(self) -> None:
         """`function name` or `function name()`."""
         if match := re.compile(r"[ \t]*[\w.-]*[ \t]*(\([ \t]*\))?").match(self._text, self._at):
             self._at = match.end()
         self._defines_function = True
-
-    def _negate(self) -> None:
-        self._blocks[-1].negated = not self._blocks[-1].negated
 
     def _case(self) -> None:
         """`case WORD in`"""
@@ -250,16 +238,8 @@ class ShellReader(WordReader):
         if re.compile(r"esac(?=[\s;&|()<>]|$)").match(self._text, self._at):
             block.awaits_pattern = False
             return
-        patterns: list[Word] = []
-        while self._at < len(self._text) and self._peek() != ")":
-            before = self._at
-            patterns += self.word()
-            limit_words(len(patterns))
-            self._skip_blanks()
-            self._at += self._at == before or self._peek() == "|"  # a separator
-        self._at += 1
         block.awaits_pattern = False
-        block.status = matches_any(block.subject or Word(""), patterns)
+        block.status = matches_any(block.subject or Word(""), self._parenthesised())
         block.begin_branch()
 
     def _double_brackets(self) -> None:

@@ -7,7 +7,7 @@ help: it takes the # of `dataset#1000` for a comment, and expands nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from dapo_rl.base.quote import shown
@@ -19,7 +19,7 @@ MOST_NESTED, MOST_WORDS, LONGEST_WORD, MOST_TEXT = 50, 20_000, 1 << 16, 1 << 24
 _PLAIN = re.compile(r"""[^\s"'\\$`<>;&|()]+""")
 _PLAIN_IN_QUOTES = re.compile(r"""[^"\\$`]+""")
 _CONTINUED = re.compile(r"\\\r?\n")
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_PARAMETER = re.compile(r"[A-Za-z_]\w*|[\d#?$!]")
 SEPARATORS = "\n;&|()"
 
 
@@ -46,6 +46,32 @@ class ShellVariables(dict[str, "Word | list[Word]"]):
             raise UserError(f"the script expands to more than {MOST_TEXT >> 20} MiB")
 
 
+@dataclass(slots=True)
+class _Words:
+    """Words while they are put together from pieces."""
+
+    done: list[Word] = field(default_factory=list)
+    current: Word | None = None
+
+    def add(self, *pieces: Word) -> None:
+        """Continues the current word with the first piece; each further one begins a word."""
+        for number, piece in enumerate(pieces):
+            if number and self.current is not None:
+                self.done.append(self.current)
+                limit_words(len(self.done))
+                self.current = None
+            self.current = piece if self.current is None else _join(self.current, piece)
+
+    def all(self) -> list[Word]:
+        return self.done if self.current is None else [*self.done, self.current]
+
+
+def _join(left: Word, right: Word) -> Word:
+    if len(left.text) + len(right.text) > LONGEST_WORD:
+        raise UserError(f"a word of the script is longer than {LONGEST_WORD >> 10} KiB: {shown(left.text, 40)}")
+    return Word(left.text + right.text, left.unknown or right.unknown)
+
+
 class WordReader:
     """A position in the text of a script."""
 
@@ -59,46 +85,29 @@ class WordReader:
 
     def word(self) -> list[Word]:
         """The word at the current position: none, one or, after the expansion of variables, several."""
-        done: list[Word] = []
-        current: Word | None = None
-        while self._at < len(self._text):
-            character = self._text[self._at]
-            if character in " \t\r<>" or character in SEPARATORS:
-                break
-            if self._continues():
-                continue
-            if character == "$" and self._text.startswith(("$@", "$*"), self._at):
-                self._at += 2
-            elif character in "$`":
-                pieces = self._expansion()
-                # Without quotes, a value with spaces is several words.
-                current, done = _attach(current, done, [part for piece in pieces for part in _split(piece)])
-            elif character == '"':
-                current, done = _attach(current, done, self._quoted())
-            elif plain := _PLAIN.match(self._text, self._at):
-                current = _join(current, Word(plain[0]))
-                self._at = plain.end()
-            else:
-                current = _join(current, Word(self._literal(character)))
-        return [*done, current] if current is not None else done
+        return self._read(" \t\r<>" + SEPARATORS)
 
     def single(self) -> Word:
         """The whole text as one word, as in `${name:-text}`."""
-        result = Word("")
-        while self._at < len(self._text):
-            character = self._text[self._at]
+        return self.joined(self._read("", splits=False))
+
+    def _read(self, stops: str, splits: bool = True) -> list[Word]:
+        words = _Words()
+        while self._at < len(self._text) and (character := self._text[self._at]) not in stops:
             if self._continues():
                 continue
-            if character in "$`":
-                result = _join(result, self.joined(self._expansion()))
-            elif character == '"':
-                result = _join(result, self.joined(self._quoted()))
-            elif plain := _PLAIN.match(self._text, self._at):
-                result = _join(result, Word(plain[0]))
-                self._at = plain.end()
+            if splits and self._text.startswith(("$@", "$*"), self._at):
+                self._at += 2
+            elif character in '$`"':
+                pieces = self._quoted() if character == '"' else self._expansion()
+                if not splits:
+                    pieces = [self.joined(pieces)]
+                elif character != '"':  # without quotes, a value with spaces is several words
+                    pieces = [part for piece in pieces for part in _split(piece)]
+                words.add(*pieces)
             else:
-                result = _join(result, Word(self._literal(character)))
-        return result
+                words.add(Word(self._literal(character)))
+        return words.all()
 
     def _continues(self) -> bool:
         """Skips a backslash at the end of a line, which joins it with the next one."""
@@ -107,7 +116,10 @@ class WordReader:
         return match is not None
 
     def _literal(self, character: str) -> str:
-        """One character, an escaped one, or the content of single quotes."""
+        """Plain characters, an escaped one, or the content of single quotes."""
+        if plain := _PLAIN.match(self._text, self._at):
+            self._at = plain.end()
+            return plain[0]
         self._at += 1
         if character == "\\":
             self._at += 1
@@ -123,14 +135,13 @@ class WordReader:
     def _quoted(self) -> list[Word]:
         """Double quotes: one word, but an array stays several."""
         self._at += 1
-        done: list[Word] = []
-        current: Word | None = None
+        words = _Words()
         vanished = False  # "$@" without arguments and "${empty[@]}" are no word; "" is one
         while self._at < len(self._text):
             character = self._text[self._at]
             if character == '"':
                 self._at += 1
-                return [*done, current or Word("")] if current or not vanished else done
+                return words.all() or ([] if vanished else [Word("")])
             if self._continues():
                 continue
             if self._text.startswith(("$@", "$*"), self._at):
@@ -139,16 +150,13 @@ class WordReader:
             elif character in "$`":
                 pieces = self._expansion()
                 vanished |= not pieces
-                current, done = _attach(current, done, pieces)
-            elif character == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"):
-                current = _join(current, Word(self._text[self._at + 1]))
-                self._at += 2
+                words.add(*pieces)
             elif plain := _PLAIN_IN_QUOTES.match(self._text, self._at):
-                current = _join(current, Word(plain[0]))
+                words.add(Word(plain[0]))
                 self._at = plain.end()
             else:
-                current = _join(current, Word(character))
-                self._at += 1
+                self._at += 1 + (self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"))
+                words.add(Word(self._text[self._at - 1]))
         raise UserError("a quote is not closed")
 
     def _expansion(self) -> list[Word]:
@@ -165,17 +173,14 @@ class WordReader:
             return [Word(f"$({self._bracketed('(', ')', at + 1)})", "a command in the script is not run")]
         if text.startswith("${", at):
             return self._braces(self._bracketed("{", "}", at + 1))
-        if match := _NAME.match(text, at + 1):
-            self._at = match.end()
-            return self._variable(match[0])
-        self._at += 1
-        if text[at + 1 : at + 2] == "#":  # the number of arguments: as for $@, the script is run without any
+        if (match := _PARAMETER.match(text, at + 1)) is None:
             self._at += 1
+            return [Word("$")]
+        self._at, name = match.end(), match[0]
+        if name == "#":  # the number of arguments: as for $@, the script is run without any
             return [Word("0")]
-        if text[at + 1 : at + 2].isdigit() or text[at + 1 : at + 2] in ("?", "$", "!"):
-            self._at += 1
-            return [Word(text[at : at + 2], f"{text[at : at + 2]} is set when the script runs")]
-        return [Word("$")]
+        is_name = name[0].isalpha() or name[0] == "_"
+        return self._variable(name) if is_name else [Word(f"${name}", f"${name} is set when the script runs")]
 
     def _bracketed(self, opening: str, closing: str, at: int) -> str:
         """The text between brackets that start at `at`; moves behind it."""
@@ -280,26 +285,6 @@ class WordReader:
 
 def _split(piece: Word) -> list[Word]:
     return [piece] if piece.unknown else [Word(part) for part in piece.text.split()]
-
-
-def _join(left: Word | None, right: Word) -> Word:
-    if left is None:
-        return right
-    if len(left.text) + len(right.text) > LONGEST_WORD:
-        raise UserError(f"a word of the script is longer than {LONGEST_WORD >> 10} KiB: {shown(left.text, 40)}")
-    return Word(left.text + right.text, left.unknown or right.unknown)
-
-
-def _attach(current: Word | None, done: list[Word], pieces: list[Word]) -> tuple[Word | None, list[Word]]:
-    """Continues a word with expanded pieces: the first belongs to it, the last may go on."""
-    if not pieces:
-        return current, done
-    first = _join(current, pieces[0])
-    if len(pieces) == 1:
-        return first, done
-    done += [first, *pieces[1:-1]]
-    limit_words(len(done))
-    return pieces[-1], done
 
 
 def limit_words(count: int) -> None:
