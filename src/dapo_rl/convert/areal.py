@@ -38,10 +38,10 @@ def derive_areal(draft: Draft) -> None:
     share = f"{OPTIMIZER}.warmup_steps_proportion"
     warmup_from_share(draft, draft.number_or(0.0, share), share)
     moments(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
-    uses_lora = bool(draft.value("actor.use_lora"))
-    lora(draft, uses_lora, ("actor.lora_rank",), "actor.lora_alpha", "actor.target_modules", 32)
-    if not uses_lora:
-        draft.unused("the weights are trained", "actor.use_lora")
+    switch, rank, alpha, targets = (
+        f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")
+    )
+    lora(draft, bool(draft.value(switch)), (rank,), alpha, targets, 32, switch)
     mode = draft.value("stats_logger.wandb.mode")
     draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
 

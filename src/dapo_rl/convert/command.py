@@ -82,7 +82,7 @@ def print_conversion(converted: Converted, console: Console) -> None:
         if rows:
             table.add_row(Text(f"{status} ({len(rows)})", style=f"bold {_STYLES.get(status, 'red')}"), "", "")
         for row in rows:
-            table.add_row(Text(_shown_key(row)), Text(_shown_value(row)), _here(row))
+            table.add_row(*_cells(row))
         table.add_section()
     console.print(table)
     changes = [row.key for row in converted.changes]
@@ -90,16 +90,9 @@ def print_conversion(converted: Converted, console: Console) -> None:
     console.print(Text(f"{len(converted.explained)} settings; {printable(verdict)}", style="bold"))
 
 
-def _shown_key(row: Explained) -> str:
+def _cells(row: Explained) -> tuple[Text, Text, Text]:
     key = printable(cut(row.key, 120))
-    return key if row.given or key.startswith("(") else f"{key} (its default)"
-
-
-def _shown_value(row: Explained) -> str:
-    return printable(cut(written(row.value), 60))
-
-
-def _here(row: Explained) -> Text:
+    name = key if row.given or key.startswith("(") else f"{key} (its default)"
+    here = printable("; ".join(part for part in (row.here, row.note) if part))
     mark = ("! ", "bold red") if row.learns else ("", "")
-    parts = [part for part in (row.here, row.note) if part]
-    return Text.assemble(mark, printable("; ".join(parts)))
+    return Text(name), Text(printable(cut(written(row.value), 60))), Text.assemble(mark, here)

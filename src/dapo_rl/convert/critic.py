@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.choices import KL_KINDS
-from dapo_rl.convert.draft import Draft, default_of
+from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.settings.areal import CRITIC_SHARED as AREAL_SHARED
 from dapo_rl.convert.settings.reasons import KL_IN_LOSS, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS
 from dapo_rl.convert.settings.values import written
@@ -139,8 +139,7 @@ def _shared(draft: Draft, names: dict[str, str], policy: str) -> None:
         if _effective(name, draft.value(key)) == _effective(name, draft.value(other)):
             draft.explain(key, "same" if draft.has(key) else "default here", note=f"{OF_POLICY} ({ours})")
         else:
-            value = draft.settings.get(ours, default_of(ours))
-            draft.explain(key, "differs", f"{ours}: {written(value)}", OF_POLICY, True)
+            draft.explain(key, "differs", f"{ours}: {written(draft.setting(ours))}", OF_POLICY, True)
 
 
 _UNSET: dict[str, Any] = {

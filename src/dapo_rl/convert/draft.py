@@ -48,7 +48,8 @@ class Draft:
     processes: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     explained: dict[str, Explained] = field(default_factory=dict)
-    _sources: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    """The setting of the file that each setting here was carried over from."""
 
     def value(self, *names: str) -> Any:
         """The value of the first of these settings that is known: given, or a default."""
@@ -98,6 +99,10 @@ class Draft:
     def has(self, *names: str) -> bool:
         return any(key in self.given for key in names)
 
+    def setting(self, ours: str) -> Any:
+        """A setting of the recipe so far, or its default."""
+        return self.settings.get(ours, default_of(ours))
+
     def put(
         self, ours: str, value: Any, *keys: str, note: str = "", differs: bool = False, learns: bool = False
     ) -> None:
@@ -106,7 +111,8 @@ class Draft:
         here = f"{ours}: {written(value)}"
         status: Status = "differs" if differs or learns else "default here" if is_default(ours, value) else "same"
         for key in keys:
-            self.explain(key, status, here, note or self._note(key), learns)
+            entry = self.library.find(key)
+            self.explain(key, status, here, note or (entry.note if entry else ""), learns)
 
     def explain(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
         """Writes the row of a setting: one that is given, or a default that matters."""
@@ -137,10 +143,6 @@ class Draft:
         """Adds a row that is not a setting of the file; its key is in parentheses."""
         self.explained[key] = Explained(key, value, status, here, note, learns, given=False)
 
-    def source_of(self, ours: str) -> str | None:
-        """The setting of the file that `ours` was carried over from."""
-        return self._sources.get(ours)
-
     def always(self, ours: str, value: Any, why: str) -> None:
         """Sets what the other library always does, if the file does not say otherwise."""
         if ours not in self.settings and not is_default(ours, value):
@@ -151,10 +153,6 @@ class Draft:
         """Adds a row of a setting here that follows from none of the file alone."""
         row = Explained(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, given=False)
         self.explained[f"({ours})"] = row
-
-    def _note(self, key: str) -> str:
-        entry = self.library.find(key)
-        return entry.note if entry else ""
 
     def carry_over(self) -> None:
         """Handles every setting that stands for itself; those that go together are left to the library's module."""
@@ -214,14 +212,14 @@ class Draft:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{key}: unexpected value {shown(value)}") from None
-        if entry.ours in self._sources and self.settings.get(entry.ours) != converted:
+        if entry.ours in self.sources and self.settings.get(entry.ours) != converted:
             if converted in (None, "auto"):  # bf16 and fp16: the one that is off says nothing
-                self.unused(f"{self._sources[entry.ours]} counts", key)
+                self.unused(f"{self.sources[entry.ours]} counts", key)
                 return
             if (there := self.settings[entry.ours]) not in (None, "auto"):
-                other, both = self._sources[entry.ours], f"{written(there)} and {written(converted)}"
+                other, both = self.sources[entry.ours], f"{written(there)} and {written(converted)}"
                 raise UserError(f"{other} and {key} are both {entry.ours} here, but give {both}; keep one")
-        self._sources[entry.ours] = key
+        self.sources[entry.ours] = key
         note = near.effect if near else entry.note
         self.put(entry.ours, converted, key, note=note, differs=near is not None, learns=bool(near and near.learns))
 
@@ -238,7 +236,7 @@ class Draft:
         for key in self.given:
             entry = self.library.find(key)
             if key not in self.explained and entry is not None and entry.ours is not None:
-                value = self.settings.get(entry.ours, default_of(entry.ours))
+                value = self.setting(entry.ours)
                 here = f"{entry.ours}: {written(value)}"
                 self.explain(key, "default here" if is_default(entry.ours, value) else "same", here, entry.note)
         told = " ".join(f"{row.here} {row.note}" for row in self.explained.values())

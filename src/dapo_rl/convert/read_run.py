@@ -87,13 +87,14 @@ def read_script(
         commands = read_shell(text, _environment() | given, _SEEN)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
+    served = _served(commands)
     found: list[ExternalRun] = []
     for command in commands:
         run = _of_command(command, source, directory)
+        if run is not None and run.library == "ms-swift":
+            run = replace(run, keys={**served, **run.keys})
         if run is not None and run not in found:
             found.append(run)
-    served = _served(commands)
-    found = [replace(run, keys={**served, **run.keys}) if run.library == "ms-swift" else run for run in found]
     if not found:
         refusal = next((why for command in commands if (why := _other_training(command))), None)
         raise UserError(f"{source}: {refusal or 'no training command of verl, TRL, ms-swift or AReaL in it'}")
@@ -109,14 +110,14 @@ def _served(commands: Sequence[ShellCommand]) -> dict[str, Any]:
     for command in commands:
         texts = [word.text for word in command.words]
         if any(texts[at : at + 2] == ["swift", "rollout"] for at in range(min(len(texts), 10))):
-            options |= _options(command.words, "")
+            options |= _options(command.words)
     return {key: value for key, value in options.items() if key in _OF_SERVER}
 
 
 def _script_of(mapping: Mapping[str, Any]) -> str | None:
     """The script in a file of a scheduler such as SkyPilot, which has it under `run`."""
     script = mapping.get("run")
-    return script if isinstance(script, str) and _recognised(_flat(mapping)) is None else None
+    return script if isinstance(script, str) and _recognised(_flat(numbers(mapping))) is None else None
 
 
 def _other_training(command: ShellCommand) -> str | None:
@@ -170,11 +171,12 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: numbers(value) for key, value in leaves("", mapping)}
+    """Settings by dotted keys."""
+    return {key: inner for name, value in mapping.items() for key, inner in leaves(str(name), value)}
 
 
 def _of_mapping(mapping: dict[str, Any], source: str) -> ExternalRun:
-    keys = _flat(mapping)
+    keys = _flat(numbers(mapping))
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")
@@ -203,7 +205,7 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
         following = texts[at + 1 : at + 2]
         rest = command.words[at + 1 :]
         if _VERL.fullmatch(text):
-            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest, source)
+            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest)
             return ExternalRun("verl", source, interpolated(keys, _environment()))
         is_swift = text.split("/")[-1] in ("swift", "megatron") and following == ["rlhf"]
         if is_swift or _SWIFT.fullmatch(text):
@@ -232,14 +234,13 @@ def _trainer(module: str) -> dict[str, Any]:
 
 def _areal(words: Sequence[Word], source: str, directory: Path) -> ExternalRun:
     """`SCRIPT --config FILE key=value`"""
-    given = _options([word for word in words if not _OVERRIDE.fullmatch(word.text)], source)
-    keys = _config_file(given, source, directory) | _overrides(
-        [word for word in words if _OVERRIDE.fullmatch(word.text)], source
-    )
+    overrides = [word for word in words if _OVERRIDE.fullmatch(word.text)]
+    options = _options([word for word in words if not _OVERRIDE.fullmatch(word.text)])
+    keys = _config_file(options, source, directory) | _overrides(overrides)
     return ExternalRun("areal", source, interpolated(keys, _environment()))
 
 
-def _overrides(words: Sequence[Word], source: str) -> dict[str, Any]:
+def _overrides(words: Sequence[Word]) -> dict[str, Any]:
     """Hydra's `key=value`, `+key=value`, `++key=value` and `~key`."""
     keys: dict[str, Any] = {}
     option = ""
@@ -259,7 +260,7 @@ def _overrides(words: Sequence[Word], source: str) -> dict[str, Any]:
             keys.pop(word.text[1:], None)
         elif word.text.strip():
             keys[word.text] = UnknownValue(word.text, "it is not written key=value")
-    return {key: inner for name, value in keys.items() for key, inner in leaves(name, value)}
+    return _flat(keys)
 
 
 def _value(word: Word, text: str) -> Any:
@@ -272,11 +273,11 @@ def _value(word: Word, text: str) -> Any:
 
 def _flags(words: Sequence[Word], source: str, directory: Path) -> dict[str, Any]:
     """`--key value`, on top of the file that `--config` names."""
-    given = _options(words, source)
-    return _config_file(given, source, directory) | given
+    options = _options(words)
+    return _config_file(options, source, directory) | options
 
 
-def _options(words: Sequence[Word], source: str) -> dict[str, Any]:
+def _options(words: Sequence[Word]) -> dict[str, Any]:
     """`--key value value`, `--key=value`, and `--key` for true."""
     values: dict[str, list[Any]] = {}
     key = ""
@@ -289,8 +290,7 @@ def _options(words: Sequence[Word], source: str) -> dict[str, Any]:
             values[key].append(_value(word, word.text))
         elif word.text:
             values[word.text] = [UnknownValue(word.text, "it is not an option")]
-    options = {key: True if not items else items[0] if len(items) == 1 else items for key, items in values.items()}
-    return {key: inner for name, value in options.items() for key, inner in leaves(name, value)}
+    return _flat({key: True if not items else items[0] if len(items) == 1 else items for key, items in values.items()})
 
 
 def _config_file(options: Mapping[str, Any], source: str, directory: Path) -> dict[str, Any]:
@@ -302,12 +302,12 @@ def _config_file(options: Mapping[str, Any], source: str, directory: Path) -> di
     path = next((path for path in candidates if path.is_file()), None)
     if path is None:
         raise UserError(f"{source}: --config {shown(name)} is not a file here; change to its directory")
-    return _flat(_mapping(_text(path), str(path)))
+    return _flat(numbers(_mapping(_text(path), str(path))))
 
 
 def _launcher(words: Sequence[Word]) -> dict[str, Any]:
     """The options of `accelerate launch`, `torchrun` or `ray job submit`, before the script."""
-    options = _options([word for word in words if word.text not in ("--", "-m")], "")
+    options = _options([word for word in words if word.text not in ("--", "-m")])
     keys: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, UnknownValue) and value.why == "it is not an option":

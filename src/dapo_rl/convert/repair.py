@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dapo_rl.convert.draft import Draft, default_of
+from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.shared import nearest_divisor
 from dapo_rl.objectives import ADVANTAGES
 
@@ -14,63 +14,51 @@ _GROUP_KEYS = ("actor_rollout_ref.rollout.n", "gconfig.n_samples", "num_generati
 
 
 def repair(draft: Draft) -> None:
-    _name_model(draft)
-    _name_data(draft)
+    _name(draft, "model.name", NO_MODEL, "model")
+    _name(draft, "data.train", NO_SOURCE, "data set")
     _divide_step(draft)
     _hold_one_sample(draft)
     _compare_one_sample(draft)
 
 
-def _name_model(draft: Draft) -> None:
-    """A recipe without model.name would train the demo's model."""
-    if not draft.settings.get("model.name"):
-        draft.settings["model.name"] = NO_MODEL
-        note = "no model is known: write its name there; the run does not start without it"
-        draft.add_row("(model.name)", "", "differs", f"model.name: {NO_MODEL}", note, True)
-
-
-def _name_data(draft: Draft) -> None:
-    """A recipe without data.train would train on the demo's data."""
-    if not draft.settings.get("data.train"):
-        draft.settings["data.train"] = NO_SOURCE
-        note = "no data set is known: write its name there; the run does not start without it"
-        draft.add_row("(data.train)", "", "differs", f"data.train: {NO_SOURCE}", note, True)
+def _name(draft: Draft, ours: str, placeholder: str, kind: str) -> None:
+    """A recipe without a model or data would train the demo's."""
+    if not draft.settings.get(ours):
+        draft.settings[ours] = placeholder
+        note = f"no {kind} is known: write its name there; the run does not start without it"
+        draft.add_row(f"({ours})", "", "differs", f"{ours}: {placeholder}", note, True)
 
 
 def _divide_step(draft: Draft) -> None:
     """The updates of a step have equally many prompts here."""
-    prompts, updates = (
-        draft.settings.get(ours, default_of(ours)) for ours in ("sampling.prompts_per_step", "train.mini_batches")
-    )
+    ours = "train.mini_batches"
+    prompts, updates = draft.setting("sampling.prompts_per_step"), draft.setting(ours)
     if prompts % updates == 0:
         return
-    nearest = nearest_divisor(prompts, updates)
-    draft.settings["train.mini_batches"] = nearest
-    here, note = f"train.mini_batches: {nearest}", f"{updates} updates do not divide {prompts} prompts"
-    if (key := draft.source_of("train.mini_batches")) is not None:
-        draft.explain_again(key, "differs", here, note, True)
+    draft.settings[ours] = nearest = nearest_divisor(prompts, updates)
+    here, note = f"{ours}: {nearest}", f"{updates} updates do not divide {prompts} prompts"
+    if ours in draft.sources:
+        draft.explain_again(draft.sources[ours], "differs", here, note, True)
     else:
-        draft.add_row("(train.mini_batches)", updates, "differs", here, note, True)
+        draft.add_row(f"({ours})", updates, "differs", here, note, True)
 
 
 def _hold_one_sample(draft: Draft) -> None:
     """Micro-batches have room for one sample here, where other libraries split it between GPUs."""
-    budget = draft.settings.get("train.token_budget")
-    parts = ("data.max_prompt_tokens", "sampling.max_new_tokens")
-    longest = sum(draft.settings.get(ours, default_of(ours)) for ours in parts)
+    budget = draft.settings.get(ours := "train.token_budget")
+    longest = draft.setting("data.max_prompt_tokens") + draft.setting("sampling.max_new_tokens")
     if budget is None or budget >= longest:
         return
-    draft.settings["train.token_budget"] = longest
-    if (key := draft.source_of("train.token_budget")) is not None:
+    draft.settings[ours] = longest
+    if ours in draft.sources:
         note = f"{budget} tokens do not hold one sample of up to {longest}; affects memory only"
-        draft.explain_again(key, "differs", f"train.token_budget: {longest}", note)
+        draft.explain_again(draft.sources[ours], "differs", f"{ours}: {longest}", note)
 
 
 def _compare_one_sample(draft: Draft) -> None:
     """One sample per prompt has no group: other libraries then take the reward itself as its advantage."""
-    group = draft.settings.get("sampling.group_size", default_of("sampling.group_size"))
     estimator = draft.settings.get("algo.advantage", "group")
-    if group != 1 or (estimator in ADVANTAGES and ADVANTAGES[estimator].alone):
+    if draft.setting("sampling.group_size") != 1 or (estimator in ADVANTAGES and ADVANTAGES[estimator].alone):
         return
     draft.settings |= {"algo.advantage": _ALONE, "sampling.dynamic": False}
     for ours in ("algo.normalize", "sampling.dynamic_batch", "sampling.metric", "sampling.cap"):

@@ -67,10 +67,13 @@ _OF_ADAPTERS = {
 """The names of peft, in TRL and ms-swift."""
 
 
-def lora(draft: Draft, switch_is_on: bool, rank: tuple[str, ...], alpha: str, targets: str, default: int) -> None:
+def lora(
+    draft: Draft, is_used: bool, rank: tuple[str, ...], alpha: str, targets: str, default: int, switch: str = ""
+) -> None:
     """`model.lora`, if the run trains adapters."""
-    if not switch_is_on:
+    if not is_used:
         draft.unused("without LoRA it does nothing", *rank, alpha, targets, *_OF_ADAPTERS)
+        draft.unused("the weights are trained", switch)
         return
     draft.put("model.lora.rank", draft.count(*rank) or default, *rank)
     if (scale := draft.number(alpha)) is not None:
@@ -80,8 +83,7 @@ def lora(draft: Draft, switch_is_on: bool, rank: tuple[str, ...], alpha: str, ta
             draft.put(ours, draft.value(key), key)
     chosen = draft.value(targets)
     if chosen is not None and chosen != "all-linear":
-        names = chosen if isinstance(chosen, list) else [chosen]
-        draft.put("model.lora.targets", names, targets)
+        draft.put("model.lora.targets", chosen if isinstance(chosen, list) else [chosen], targets)
 
 
 def moments(draft: Draft, first: str, second: str) -> None:

@@ -37,9 +37,7 @@ def derive_trl(draft: Draft) -> None:
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     uses_lora = bool(draft.value("use_peft"))
-    lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16)
-    if not uses_lora:
-        draft.unused("the weights are trained", "use_peft")
+    lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
 
 def explain_switched_off(draft: Draft) -> None:

@@ -6,7 +6,7 @@ A run that needs one of them is refused by name: without its images, tools or te
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -103,15 +103,11 @@ def reads_images(model: str) -> bool:
 def missing_feature(library: str, keys: Mapping[str, Any], is_complete: bool) -> str | None:
     """Why a run has no counterpart here. `is_complete`: the keys are a file with every default of the library."""
     for key, value in keys.items():
-        for sign in _signs(library, key):
-            if sign.asks(value, is_complete):
+        for sign in SIGNS[library]:
+            if fnmatchcase(key, sign.key) and sign.asks(value, is_complete):
                 return sign.feature.refusal(f"{key}={str(getattr(value, 'text', value))[:60]}")
     key = MODEL_KEYS[library]
     model = getattr(value := keys.get(key), "text", value)  # of a path whose beginning is not known, the text
     if isinstance(model, str) and reads_images(model):
         return IMAGES.refusal(f"{key}={model[:60]} is a vision-language model")
     return None
-
-
-def _signs(library: str, key: str) -> Iterator[Sign]:
-    return (sign for sign in SIGNS[library] if sign.key == key or ("*" in sign.key and fnmatchcase(key, sign.key)))
