@@ -81,8 +81,8 @@ def areal_critic(draft: Draft) -> None:
     draft.put("critic.value_clip", draft.number("critic.eps_clip"), "critic.eps_clip")
     _start(draft, "critic.path", "actor.path")
     _shared(draft, AREAL_SHARED, "actor")
-    levels = [draft.value(f"actor.adv_norm.{name}_level") for name in ("mean", "std")]
     keys = ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level")
+    levels = [draft.name(key) for key in keys[1:]]
     if set(levels) <= {None, "none"}:
         draft.put("critic.whiten", False, *keys)
     elif levels == ["batch", "batch"]:
@@ -120,9 +120,8 @@ def _one_lambda(draft: Draft, key: str, differs: str = "") -> None:
 
 
 def _kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
-    value = draft.value(key)
-    if value in names:
-        draft.put("algo.kl_kind", names[value], key)
+    if (ours := names.get(draft.name(key))) is not None:
+        draft.put("algo.kl_kind", ours, key)
     else:
         draft.explain(key, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
 

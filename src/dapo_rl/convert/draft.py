@@ -62,6 +62,11 @@ class Draft:
     def _default(self, names: tuple[str, ...]) -> Any:
         return next((self.library.defaults[key] for key in names if key in self.library.defaults), None)
 
+    def name(self, key: str) -> str | None:
+        """A value that names something, as text, or None if it is not set."""
+        value = self.value(key)
+        return None if value is None else str(value)
+
     def number(self, *names: str) -> float | None:
         """A number, or None if it is not set."""
         value = self.value(*names)

@@ -78,7 +78,12 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
         draft.settings["overlong.shape"] = "off"
     return Moved(
         settings=draft.settings,
-        fields=dict(_fields(draft)),
+        fields={
+            ours: row.key
+            for row in draft.explained.values()
+            for ours in draft.settings
+            if row.given and f"{ours}:" in row.here and row.key not in _REWRITTEN
+        },
         run_dir=args.output_dir if "output_dir" in given and args.output_dir != "trainer_output" else None,
         reward_weights=args.reward_weights,
         pushes=args.push_to_hub,
@@ -88,9 +93,13 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
 
 def _library(args: Any) -> Any:
     """TRL's table, with the defaults of the installed version."""
-    installed = {field.name: field.default for field in dataclasses.fields(args)}
+    installed = _defaults(args)
     defaults = {name: _plain(installed.get(name, value)) for name, value in TRL_DEFAULTS.items()}
     return dataclasses.replace(LIBRARIES["trl"], defaults=defaults)
+
+
+def _defaults(args: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(args)}
 
 
 def _given(args: Any) -> dict[str, Any]:
@@ -101,9 +110,8 @@ def _given(args: Any) -> dict[str, Any]:
         factory = field.default_factory
         default = _plain(field.default if factory is dataclasses.MISSING else factory())
         if value != default and not (_is_empty(value) and _is_empty(default)):
-            given.update(
-                (key, leaf) for key, leaf in leaves(field.name, value) if leaf is not None or key == field.name
-            )
+            found = leaves(field.name, value)
+            given |= {key: leaf for key, leaf in found if leaf is not None or key == field.name}
     return given
 
 
@@ -139,17 +147,13 @@ def _prepare(draft: Draft, args: Any) -> None:
 
 def _refuse(draft: Draft, args: Any) -> None:
     """Raises for fields that the user set, that would change learning, and that have no counterpart."""
-    refused = [
-        row
-        for row in draft.explained.values()
-        if row.given and row.learns and row.status in ("no counterpart", "unknown to dapo convert")
-    ]
-    refused = [row for row in refused if not _is_own(args, row.key)]
+    lost = ("no counterpart", "unknown to dapo convert")
+    rows = [row for row in draft.explained.values() if row.given and row.learns and row.status in lost]
+    refused = [row for row in rows if not _is_own(args, row.key)]
     if not refused:
         return
     first, others = refused[0], [row.key for row in refused[1:]]
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    default = defaults.get(first.key, dataclasses.MISSING)
+    default = _defaults(args).get(first.key, dataclasses.MISSING)
     remedy = "leave it out" if default is dataclasses.MISSING else f"leave it at {shown(_plain(default))}"
     also = f" (also refused: {', '.join(others)})" if others else ""
     why = "not a field that this version knows" if first.status.startswith("unknown") else first.note
@@ -174,11 +178,11 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
         draft.rows = count_rows()
         if draft.rows is None:
             raise UserError("num_train_epochs: the data set has no length; set max_steps")
-    paper = not draft.has("epsilon", "epsilon_high")
-    if paper:
-        settings["algo.clip_high"] = None  # Clip-Higher, unless the fields say otherwise
+    clips_higher = not draft.has("epsilon", "epsilon_high")
+    if clips_higher:
+        settings["algo.clip_high"] = None  # so that TRL's default does not replace Clip-Higher
     derive_updates(draft)
-    if paper:
+    if clips_higher:
         del settings["algo.clip_high"]
     derive_evaluation(draft)
     if settings.get("train.min_lr_share") == 0:
@@ -205,13 +209,6 @@ def _last_rate(draft: Draft) -> float:
 def _steps_per_epoch(draft: Draft) -> int:
     assert draft.rows is not None
     return max(1, draft.rows // int(draft.settings["sampling.prompts_per_step"]))
-
-
-def _fields(draft: Draft) -> Iterator[tuple[str, str]]:
-    for row in draft.explained.values():
-        for ours in draft.settings:
-            if row.given and f"{ours}:" in row.here and row.key not in _REWRITTEN:
-                yield ours, row.key
 
 
 def _notes(draft: Draft, args: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dapo_rl.convert.settings.reasons import PER_TOKEN
 from dapo_rl.convert.settings.verl import ACTOR
 from dapo_rl.objectives import LOSSES
 
-_TOKEN_MODES = {"token_truncate": "truncate", "token_mask": "mask"}
+_TOKEN_MODES: dict[str | None, str] = {"token_truncate": "truncate", "token_mask": "mask"}
 """Their modes with a weight for each token."""
 UNCAPPED = 1e9
 """The cap for weights without one: ratios are at most exp(20)."""
@@ -95,7 +95,7 @@ def swift_importance(draft: Draft) -> None:
 
 def _token_mode(draft: Draft, mode: str, switch: str, *options: str) -> str | None:
     """How weights are bounded here, if there is one for each token; otherwise explains that there is no counterpart."""
-    how = _TOKEN_MODES.get(str(draft.value(mode)))
+    how = _TOKEN_MODES.get(draft.name(mode))
     if how is None:
         draft.no_counterpart(PER_TOKEN, switch)
         draft.no_counterpart(PER_TOKEN, *options, learns=False)
@@ -109,8 +109,7 @@ def areal_importance(draft: Draft) -> None:
     cap = next((value for key in caps if (value := draft.number(key)) is not None), UNCAPPED)
     if draft.value(decoupled):
         if not _areal_rejection(draft):
-            word = "token_mask" if draft.value(mode) is None else draft.value(mode)
-            if (how := _TOKEN_MODES.get(str(word))) is not None:
+            if (how := (_TOKEN_MODES | {None: "mask"}).get(draft.name(mode))) is not None:
                 _put(draft, cap, how, decoupled, *caps, mode)
             else:
                 draft.no_counterpart(PER_TOKEN, decoupled, *caps, mode)

@@ -186,7 +186,7 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", weight, used, coef)
-        ours = VERL_KL_KINDS.get(draft.value(kind))
+        ours = VERL_KL_KINDS.get(draft.name(kind))
         if ours == "k1":
             note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
             draft.put("algo.kl_kind", "k1+", kind, note=note, learns=True)

@@ -19,6 +19,13 @@ _KEYWORD = re.compile(
     r"(if|then|elif|else|fi|while|until|do|done|case|esac|function|time|!|\{|\}|\[\[)(?=[\s;&|()<>]|$)|(\(\()"
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_SPACES = re.compile(r"[ \t]+")
+_BLANKS = re.compile(r"(?:[ \t\r]|#[^\n]*|\\\r?\n)+")
+_BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*|\\\r?\n)+")
+_REDIRECTION = re.compile(r"[<>][<>&-]*")
+_FUNCTION_NAME = re.compile(r"[ \t]*[\w.-]*[ \t]*(\([ \t]*\))?")
+_IN, _ESAC = re.compile(r"in(?=\s)"), re.compile(r"esac(?=[\s;&|()<>]|$)")
+_IN_BRACKETS = re.compile(r"&&|\|\||[()<>;&|]")
 _DECLARING = {"export", "local", "readonly", "declare", "typeset"}
 _SOMETIMES = "it is set in a condition or a loop"
 
@@ -57,22 +64,16 @@ class ShellReader(WordReader):
 
     def commands(self) -> list[ShellCommand]:
         while self._at < len(self._text):
-            character = self._text[self._at]
             if self._blocks[-1].awaits_pattern:
                 self._patterns()
-            elif self._continues():
+            elif self._take(_BLANKS):
                 continue
-            elif character in " \t\r":
-                self._at += 1
-            elif character == "#":
-                self._skip_comment()
-            elif not self._line and (keyword := _KEYWORD.match(self._text, self._at)):
-                self._at = keyword.end()
-                self._keyword(keyword[0])
+            elif not self._line and (keyword := self._take(_KEYWORD)):
+                self._keyword(keyword)
             elif operator := _OPERATOR.match(self._text, self._at):
                 self._operator(operator[0])
-            elif character in "<>":
-                self._redirect()
+            elif redirection := self._take(_REDIRECTION):
+                self._redirect(redirection)
             else:
                 self._read_words()
         self._end()
@@ -133,13 +134,13 @@ class ShellReader(WordReader):
         """`( a b "c d" )`, over any number of lines: an array, or from `a | b)` the patterns of `case`."""
         self._at += self._peek() == "("
         items: list[Word] = []
-        self._skip_blanks()
+        self._take(_BLANK_LINES)
         while self._at < len(self._text) and self._peek() != ")":
             before = self._at
             items += self.word()
             limit_words(len(items))
             self._at += self._at == before  # a separator
-            self._skip_blanks()
+            self._take(_BLANK_LINES)
         self._at += 1
         return items
 
@@ -217,30 +218,26 @@ class ShellReader(WordReader):
 
     def _function(self) -> None:
         """`function name` or `function name()`."""
-        if match := re.compile(r"[ \t]*[\w.-]*[ \t]*(\([ \t]*\))?").match(self._text, self._at):
-            self._at = match.end()
+        self._take(_FUNCTION_NAME)
         self._defines_function = True
 
     def _case(self) -> None:
         """`case WORD in`"""
-        self._skip_blanks()
+        self._take(_BLANK_LINES)
         subject = self.joined(self.word())
-        self._skip_blanks()
-        if match := re.compile(r"in(?=\s)").match(self._text, self._at):
-            self._at = match.end()
+        self._take(_BLANK_LINES)
+        if self._take(_IN):
             self._open("case")
             self._blocks[-1].subject, self._blocks[-1].awaits_pattern = subject, True
 
     def _patterns(self) -> None:
         """`a | b)`, the patterns before a branch of `case`, or its end."""
         block = self._blocks[-1]
-        self._skip_blanks()
-        if re.compile(r"esac(?=[\s;&|()<>]|$)").match(self._text, self._at):
-            block.awaits_pattern = False
-            return
         block.awaits_pattern = False
-        block.status = matches_any(block.subject or Word(""), self._parenthesised())
-        block.begin_branch()
+        self._take(_BLANK_LINES)
+        if not _ESAC.match(self._text, self._at):
+            block.status = matches_any(block.subject or Word(""), self._parenthesised())
+            block.begin_branch()
 
     def _double_brackets(self) -> None:
         """`[[ a == b && -n c ]]`; with parentheses it is not evaluated."""
@@ -249,21 +246,19 @@ class ShellReader(WordReader):
         words: list[Word] = []
         nested = False
         while self._at < len(self._text):
-            self._skip_blanks()
-            operator = re.compile(r"&&|\|\||[()<>;&|]").match(self._text, self._at)
-            if operator is None:
+            self._take(_BLANK_LINES)
+            if not (operator := self._take(_IN_BRACKETS)):
                 word = self.word() or [Word("")]  # a variable without a value is still an operand
                 if [part.text for part in word] == ["]]"]:
                     break
                 words.append(self.joined(word))
                 limit_words(len(words))
                 continue
-            self._at = operator.end()
-            if operator[0] not in ("&&", "||"):
+            if operator not in ("&&", "||"):
                 nested = True
                 continue
             every, words = both(every, holds(words, patterns=True)), []
-            if operator[0] == "||":
+            if operator == "||":
                 outcome, every = either(outcome, every), True
         outcome = either(outcome, both(every, holds(words, patterns=True)))
         self._blocks[-1].finish(None if nested else outcome)
@@ -273,32 +268,15 @@ class ShellReader(WordReader):
         self._bracketed("(", ")", self._at - 2)
         self._blocks[-1].finish(None)
 
-    def _skip_blanks(self) -> None:
-        while self._at < len(self._text):
-            if self._text[self._at] == "#":
-                self._skip_comment()
-            elif self._text[self._at] in " \t\r\n":
-                self._at += 1
-            elif not self._continues():
-                return
-
-    def _skip_comment(self) -> None:
-        end = self._text.find("\n", self._at)
-        self._at = len(self._text) if end < 0 else end
-
-    def _redirect(self) -> None:
+    def _redirect(self, operator: str) -> None:
         """Skips `2>&1`, `> FILE`, `< FILE` and here-documents."""
-        start, words = self._at, self._line.words
-        while self._peek() in ("<", ">", "&", "-") and self._peek():
-            self._at += 1
-        operator = self._text[start : self._at]
-        if words and words[-1].text in ("1", "2") and self._text[start - 1] in "12":
+        words = self._line.words
+        if words and words[-1].text in ("1", "2") and self._text[self._at - len(operator) - 1] in "12":
             words.pop()
         if self._peek() == "(":  # <(command)
             self._bracketed("(", ")", self._at)
             return
-        while self._peek() in (" ", "\t"):
-            self._at += 1
+        self._take(_SPACES)
         target = self.word()
         if operator.startswith("<<") and not operator.startswith("<<<") and target:
             self._here_documents.append(target[0].text)

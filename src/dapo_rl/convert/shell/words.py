@@ -19,6 +19,9 @@ MOST_NESTED, MOST_WORDS, LONGEST_WORD, MOST_TEXT = 50, 20_000, 1 << 16, 1 << 24
 _PLAIN = re.compile(r"""[^\s"'\\$`<>;&|()]+""")
 _PLAIN_IN_QUOTES = re.compile(r"""[^"\\$`]+""")
 _CONTINUED = re.compile(r"\\\r?\n")
+"""A backslash at the end of a line, which joins it with the next one."""
+_ARGUMENTS = re.compile(r"\$[@*]")
+"""The arguments of the script, of which there are none."""
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[\d#?$!]")
 SEPARATORS = "\n;&|()"
 
@@ -94,11 +97,9 @@ class WordReader:
     def _read(self, stops: str, splits: bool = True) -> list[Word]:
         words = _Words()
         while self._at < len(self._text) and (character := self._text[self._at]) not in stops:
-            if self._continues():
+            if self._take(_CONTINUED) or (splits and self._take(_ARGUMENTS)):
                 continue
-            if splits and self._text.startswith(("$@", "$*"), self._at):
-                self._at += 2
-            elif character in '$`"':
+            if character in '$`"':
                 pieces = self._quoted() if character == '"' else self._expansion()
                 if not splits:
                     pieces = [self.joined(pieces)]
@@ -109,17 +110,18 @@ class WordReader:
                 words.add(Word(self._literal(character)))
         return words.all()
 
-    def _continues(self) -> bool:
-        """Skips a backslash at the end of a line, which joins it with the next one."""
-        if match := _CONTINUED.match(self._text, self._at):
-            self._at = match.end()
-        return match is not None
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        """The text at the current position that matches, if any; moves behind it."""
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            return ""
+        self._at = match.end()
+        return match[0]
 
     def _literal(self, character: str) -> str:
         """Plain characters, an escaped one, or the content of single quotes."""
-        if plain := _PLAIN.match(self._text, self._at):
-            self._at = plain.end()
-            return plain[0]
+        if plain := self._take(_PLAIN):
+            return plain
         self._at += 1
         if character == "\\":
             self._at += 1
@@ -142,18 +144,16 @@ class WordReader:
             if character == '"':
                 self._at += 1
                 return words.all() or ([] if vanished else [Word("")])
-            if self._continues():
+            if self._take(_CONTINUED):
                 continue
-            if self._text.startswith(("$@", "$*"), self._at):
-                self._at += 2
+            if self._take(_ARGUMENTS):
                 vanished = True
             elif character in "$`":
                 pieces = self._expansion()
                 vanished |= not pieces
                 words.add(*pieces)
-            elif plain := _PLAIN_IN_QUOTES.match(self._text, self._at):
-                words.add(Word(plain[0]))
-                self._at = plain.end()
+            elif plain := self._take(_PLAIN_IN_QUOTES):
+                words.add(Word(plain))
             else:
                 self._at += 1 + (self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"))
                 words.add(Word(self._text[self._at - 1]))
@@ -173,10 +173,9 @@ class WordReader:
             return [Word(f"$({self._bracketed('(', ')', at + 1)})", "a command in the script is not run")]
         if text.startswith("${", at):
             return self._braces(self._bracketed("{", "}", at + 1))
-        if (match := _PARAMETER.match(text, at + 1)) is None:
-            self._at += 1
+        self._at += 1
+        if not (name := self._take(_PARAMETER)):
             return [Word("$")]
-        self._at, name = match.end(), match[0]
         if name == "#":  # the number of arguments: as for $@, the script is run without any
             return [Word("0")]
         is_name = name[0].isalpha() or name[0] == "_"
