@@ -15,6 +15,6 @@ def converted(tmp_path):
         (tmp_path / name).write_text(text)
         result = convert_run(read_run(tmp_path / name), **options)
         (tmp_path / "recipe.yaml").write_text(recipe_text(result))
-        return result, Config.load(tmp_path / "recipe.yaml"), {row.key: row for row in result.explained}
+        return result, Config.load(tmp_path / "recipe.yaml"), {row.key: row for row in result.rows}
 
     return convert

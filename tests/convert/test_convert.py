@@ -43,7 +43,7 @@ def test_every_setting_of_a_published_run_is_explained(converted, tmp_path, name
     given = read_run(tmp_path / name).keys
     assert set(given) <= set(rows)
     assert all(row.here or row.note for row in rows.values())
-    assert not [row for row in result.explained if row.status == "unknown to dapo convert"]
+    assert not [row for row in result.rows if row.status == "unknown to dapo convert"]
 
 
 def test_verls_script_of_the_paper_is_the_papers_recipe(converted):
@@ -75,7 +75,7 @@ def test_verls_yaml_with_interpolation(converted):
     assert config.train.warmup_steps == 10  # 0.05 × 200
     # Its defaults are part of the run.
     assert (config.algo.clip_ratio_c, config.train.weight_decay) == (3.0, 0.01)
-    assert rows["actor_rollout_ref.actor.clip_ratio_c"].given is False
+    assert rows["actor_rollout_ref.actor.clip_ratio_c"].is_set is False
     assert [row.key for row in result.changes] == ["algorithm.filter_groups.metric"]
 
 
@@ -141,7 +141,7 @@ def test_weights_that_do_not_fit_are_an_error(converted):
 
 
 def test_areal_scales_rewards_and_the_penalty(converted):
-    result, config, _ = converted(published.AREAL, "areal.yaml", rows=7473)
+    result, config, _ = converted(published.AREAL, "areal.yaml", prompts=7473)
     # (1 − 0.5) × 10 and (0 − 0.5) × 10; the penalty of 1 is scaled with them.
     assert (config.reward.correct, config.reward.wrong, config.overlong.factor) == (5, -5, 10)
     assert (config.sampling.dynamic, config.sampling.dynamic_batch) == (True, True)
@@ -236,15 +236,15 @@ def test_importance_weights_of_swift(converted):
 
 
 def test_areal_masks_tokens_above_the_cap(converted):
-    _, config, _ = converted(published.AREAL, "areal.yaml", rows=7473)
+    _, config, _ = converted(published.AREAL, "areal.yaml", prompts=7473)
     assert corrections(config) == ("recomputed", 5.0, "mask")
     plain = published.AREAL.replace("use_decoupled_loss: true", "use_decoupled_loss: false")
-    _, config, _ = converted(plain, "areal.yaml", rows=7473)
+    _, config, _ = converted(plain, "areal.yaml", prompts=7473)
     assert corrections(config) == ("recomputed", None, "truncate")
-    _, config, _ = converted(plain.replace("recompute_logprob: true", ""), "areal.yaml", rows=7473)
+    _, config, _ = converted(plain.replace("recompute_logprob: true", ""), "areal.yaml", prompts=7473)
     assert corrections(config) == ("behaviour", None, "truncate")
     gspo = plain.replace("recompute_logprob: true", "recompute_logprob: false\n  importance_sampling_level: sequence")
-    _, config, rows = converted(gspo, "areal.yaml", rows=7473)
+    _, config, rows = converted(gspo, "areal.yaml", prompts=7473)
     assert corrections(config) == ("recomputed", None, "truncate")
     assert rows["actor.recompute_logprob"].learns
 
@@ -397,7 +397,7 @@ def test_the_help_fits_in_80_columns():
 @pytest.mark.parametrize("name", FILES)
 def test_every_setting_of_the_recipe_has_a_row(converted, name):
     result, _, _ = converted(FILES[name], name)
-    told = " ".join(f"{row.here} {row.note}" for row in result.explained)
+    told = " ".join(f"{row.here} {row.note}" for row in result.rows)
     assert [key for key in result.settings if key not in told] == []
 
 

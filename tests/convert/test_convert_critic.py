@@ -23,17 +23,15 @@ def changed(result):
 
 
 def test_verls_example_of_ppo(converted):
-    result, config, rows = converted(published.VERL_PPO, rows=8192)
+    result, config, rows = converted(published.VERL_PPO, prompts=8192)
     assert (config.algo.advantage, config.sampling.dynamic, config.sampling.group_size) == ("gae", False, 1)
     # verl's defaults: λ 1 for both, a value clip of 0.5, whitened advantages, the policy from the first step.
     critic = config.critic
     assert (critic.lambda_policy, critic.lambda_critic, critic.value_clip) == (1.0, 1.0, 0.5)
     assert (critic.lr, critic.whiten, config.pretrain_steps) == (1e-5, True, 0)
     assert (config.algo.kl_coef, config.train.steps) == (0, 30)
-    assert [row.value for row in result.explained if row.here == "critic.whiten: true"] == [
-        "whitens the advantages of GAE"
-    ]
-    assert rows["algorithm.lam"].given is False
+    assert [row.value for row in result.rows if row.here == "critic.whiten: true"] == ["whitens the advantages of GAE"]
+    assert rows["algorithm.lam"].is_set is False
     assert rows["critic.model.path"].note.startswith("the critic starts from the policy's weights")
     assert changed(result) == set()
     assert config.reward.verifier == "dapo_rl.rewards.by_source:by_source"
@@ -42,7 +40,7 @@ def test_verls_example_of_ppo(converted):
 def test_gae_is_what_verl_does_unless_told_otherwise(converted):
     _, config, rows = converted("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m")
     assert config.has_critic
-    assert not rows["algorithm.adv_estimator"].given
+    assert not rows["algorithm.adv_estimator"].is_set
 
 
 def test_the_settings_of_verls_critic(converted):
@@ -146,7 +144,7 @@ def test_without_gae_the_critic_of_verl_does_nothing(converted):
 
 
 def test_areals_example_of_ppo(converted):
-    result, config, rows = converted(published.AREAL_PPO, "areal.yaml", rows=7473)
+    result, config, rows = converted(published.AREAL_PPO, "areal.yaml", prompts=7473)
     critic = config.critic
     assert (config.algo.advantage, config.pretrain_steps) == ("gae", 0)
     # The critic's optimizer is a reference to the policy's.
@@ -161,7 +159,7 @@ def test_the_settings_of_areals_critic(converted):
     text = published.AREAL_PPO.replace("kl_ctl: 0.0", "kl_ctl: 0.05\n  gae_lambda: 0.95")
     text = text.replace("adv_norm: {mean_level: batch, std_level: batch}", "adv_norm: null")
     text = text.replace("  eps_clip: 0.5\n", "  eps_clip: 0.3\n")
-    result, config, _ = converted(text, "areal.yaml", rows=7473)
+    result, config, _ = converted(text, "areal.yaml", prompts=7473)
     assert (config.critic.lambda_policy, config.critic.lambda_critic) == (0.95, 0.95)
     assert (config.critic.value_clip, config.critic.whiten) == (0.3, False)
     assert (config.algo.kl_in, config.algo.kl_coef, config.algo.kl_kind) == ("reward", 0.05, "k1")
@@ -173,7 +171,7 @@ def test_what_of_areals_critic_has_no_counterpart(converted):
         "  kl_ctl: 0.0\n", "  kl_ctl: 0.0\n  reward_norm: {mean_level: group, std_level: group, eps: 1e-3}\n"
     )
     text = text.replace("ppo_n_minibatches: ${actor.ppo_n_minibatches}", "ppo_n_minibatches: 2")
-    result, config, rows = converted(text, "areal.yaml", rows=7473)
+    result, config, rows = converted(text, "areal.yaml", prompts=7473)
     norms = {"actor.adv_norm.mean_level", "actor.adv_norm.std_level"}
     norms |= {"actor.reward_norm.mean_level", "actor.reward_norm.std_level"}
     assert changed(result) == norms | AREAL_ALWAYS | {"critic.ppo_n_minibatches"}
@@ -183,7 +181,7 @@ def test_what_of_areals_critic_has_no_counterpart(converted):
 
 def test_areal_without_a_critic_is_as_ever(converted):
     text = published.AREAL.replace("kl_ctl: 0.0", "kl_ctl: 0.1\n  gae_lambda: 0.9") + "critic: null\n"
-    result, config, rows = converted(text, "areal.yaml", rows=7473)
+    result, config, rows = converted(text, "areal.yaml", prompts=7473)
     assert not config.has_critic
     assert rows["actor.gae_lambda"].note == "without a critic it does nothing"
     assert "actor.kl_ctl" in changed(result)

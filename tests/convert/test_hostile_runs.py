@@ -42,13 +42,13 @@ def test_any_value_of_any_setting_gives_a_recipe_or_one_line(library):
     for _ in range(300):
         keys = START[library] | {key: chosen.choice(VALUES) for key in chosen.sample(names, 2)}
         result = outcome(
-            lambda keys=keys: convert_run(ExternalRun(library, "s", keys), rows=chosen.choice([None, 100]))
+            lambda keys=keys: convert_run(ExternalRun(library, "s", keys), prompts=chosen.choice([None, 100]))
         )
         if isinstance(result, str):
             assert "\n" not in result
             continue
         converted += 1
-        assert set(keys) <= {row.key for row in result.explained}
+        assert set(keys) <= {row.key for row in result.rows}
         assert recipe_text(result).startswith("# Converted from s")
     assert converted > 100
 

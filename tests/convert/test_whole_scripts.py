@@ -25,7 +25,7 @@ def recipe(tmp_path):
     def convert(text, name="run.sh", **options):
         (tmp_path / name).write_text(text)
         result = convert_run(read_run(tmp_path / name), **options)
-        return yaml.safe_load(recipe_text(result)), {row.key: row for row in result.explained}
+        return yaml.safe_load(recipe_text(result)), {row.key: row for row in result.rows}
 
     return convert
 
@@ -198,7 +198,7 @@ def test_null_is_the_librarys_default_or_sets_nothing(recipe):
     assert (text["sampling"]["prompts_per_step"], text["train"]["lr"]) == (1024, 1e-6)
     assert rows["data.seed"].note == "null sets nothing"
     areal = "total_train_steps: null\ntotal_train_epochs: 2\ngconfig: {n_samples: 4, top_k: null}\n"
-    text, _ = recipe(f"{areal}train_dataset: {{path: d, batch_size: 10}}\nactor: {{path: m}}\n", "a.yaml", rows=100)
+    text, _ = recipe(f"{areal}train_dataset: {{path: d, batch_size: 10}}\nactor: {{path: m}}\n", "a.yaml", prompts=100)
     assert text["train"]["steps"] == 20
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance import areal_importance
+from dapo_rl.convert.importance_sampling import areal_importance
 from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
 from dapo_rl.convert.settings.values import written
-from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+from dapo_rl.convert.shared import (
+    adam_betas,
+    lora,
+    soft_overlong,
+    steps_from_epochs,
+    warmup_from_share,
+    without_dual_clip,
+)
 
 _NORM = "actor.reward_norm"
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
@@ -37,7 +44,7 @@ def derive_areal(draft: Draft) -> None:
         steps_from_epochs(draft, "total_train_epochs")
     share = f"{OPTIMIZER}.warmup_steps_proportion"
     warmup_from_share(draft, draft.number_or(0.0, share), share)
-    moments(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
+    adam_betas(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
     switch, rank, alpha, targets = (
         f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")
     )
@@ -91,13 +98,13 @@ def _rewards(draft: Draft) -> None:
 
 def _leave_rewards(draft: Draft) -> None:
     """With a critic, rewards are not normalised."""
-    for key in [key for key in draft.given if key == _NORM or key.startswith(f"{_NORM}.")]:
+    for key in [key for key in draft.keys if key == _NORM or key.startswith(f"{_NORM}.")]:
         off = draft.value(key) in (None, "none") or not key.endswith("_level")
         draft.explain_again(key, "no counterpart", note="with a critic, rewards are not normalised", learns=not off)
     for ours, key in (("algo.ddof", f"{_NORM}.std_unbiased"), ("algo.advantage_eps", f"{_NORM}.eps")):
         draft.settings.pop(ours, None)
-        if key not in draft.given:
-            draft.explained.pop(key, None)
+        if key not in draft.keys:
+            draft.rows.pop(key, None)
 
 
 def _advantages(draft: Draft) -> None:

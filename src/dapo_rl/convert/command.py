@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.convert.draft import STATUSES, Explained
+from dapo_rl.convert.draft import STATUSES, Row
 from dapo_rl.convert.read_run import read_run, read_words
 from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.write_recipe import Converted, convert_run, recipe_text
@@ -78,7 +78,7 @@ def print_conversion(converted: Converted, console: Console) -> None:
     table.add_column("value", max_width=16, overflow="fold")
     table.add_column("here", overflow="fold", ratio=7)
     for status in STATUSES:
-        rows = [row for row in converted.explained if row.status == status]
+        rows = [row for row in converted.rows if row.status == status]
         if rows:
             table.add_row(Text(f"{status} ({len(rows)})", style=f"bold {_STYLES.get(status, 'red')}"), "", "")
         for row in rows:
@@ -87,12 +87,12 @@ def print_conversion(converted: Converted, console: Console) -> None:
     console.print(table)
     changes = [row.key for row in converted.changes]
     verdict = f"learning would change ({len(changes)}): {', '.join(changes)}" if changes else "learning is the same"
-    console.print(Text(f"{len(converted.explained)} settings; {printable(verdict)}", style="bold"))
+    console.print(Text(f"{len(converted.rows)} settings; {printable(verdict)}", style="bold"))
 
 
-def _cells(row: Explained) -> tuple[Text, Text, Text]:
+def _cells(row: Row) -> tuple[Text, Text, Text]:
     key = printable(cut(row.key, 120))
-    name = key if row.given or key.startswith("(") else f"{key} (its default)"
+    name = key if row.is_set or key.startswith("(") else f"{key} (its default)"
     here = printable("; ".join(part for part in (row.here, row.note) if part))
     mark = ("! ", "bold red") if row.learns else ("", "")
     return Text(name), Text(printable(cut(written(row.value), 60))), Text.assemble(mark, here)

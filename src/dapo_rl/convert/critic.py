@@ -27,7 +27,7 @@ _BOOTSTRAP = (
 def verl_critic(draft: Draft) -> None:
     """With `algorithm.adv_estimator=gae`, which is verl's default."""
     if draft.value("algorithm.adv_estimator") != GAE:
-        keys = (key for key in draft.given if key.startswith("critic."))
+        keys = (key for key in draft.keys if key.startswith("critic."))
         draft.unused("without adv_estimator=gae it does nothing", "algorithm.lam", "trainer.critic_warmup", *keys)
         return
     _refuse_discount(draft, "algorithm.gamma")
@@ -68,7 +68,7 @@ def verl_kl_in_reward(draft: Draft) -> None:
 
 def has_areal_critic(draft: Draft) -> bool:
     """AReaL has a critic if its file has a section of it."""
-    return any(key.startswith("critic.") and draft.value(key) is not None for key in draft.given)
+    return any(key.startswith("critic.") and draft.value(key) is not None for key in draft.keys)
 
 
 def areal_critic(draft: Draft) -> None:

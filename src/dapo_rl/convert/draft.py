@@ -22,7 +22,7 @@ STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "diffe
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class Row:
     """What became of one setting."""
 
     key: str
@@ -33,7 +33,7 @@ class Explained:
     note: str = ""
     learns: bool = False
     """Whether learning changes."""
-    given: bool = True
+    is_set: bool = True
     """False: a default of the other library, which its user left out."""
 
 
@@ -42,22 +42,22 @@ class Draft:
     """The settings so far. A value of the file comes before a default of the library."""
 
     library: Library
-    given: dict[str, Any]
-    rows: int | None = None
+    keys: dict[str, Any]
+    prompts: int | None = None
     """Number of training prompts, to turn epochs into steps."""
     processes: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    explained: dict[str, Explained] = field(default_factory=dict)
+    rows: dict[str, Row] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     """The setting of the file that each setting here was carried over from."""
 
     def value(self, *names: str) -> Any:
         """The value of the first of these settings that is known: given, or a default."""
-        known = (self.given[key] for key in names if self._is_known(key))
+        known = (self.keys[key] for key in names if self._is_known(key))
         return next(known, self._default(names))
 
     def _is_known(self, key: str) -> bool:
-        return key in self.given and not isinstance(self.given[key], UnknownValue)
+        return key in self.keys and not isinstance(self.keys[key], UnknownValue)
 
     def _default(self, names: tuple[str, ...]) -> Any:
         return next((self.library.defaults[key] for key in names if key in self.library.defaults), None)
@@ -99,10 +99,10 @@ class Draft:
         raise UserError(f"{self._name(names)}: expected 1 or more, got null")
 
     def _name(self, names: tuple[str, ...]) -> str:
-        return next((key for key in names if key in self.given), names[0])
+        return next((key for key in names if key in self.keys), names[0])
 
     def has(self, *names: str) -> bool:
-        return any(key in self.given for key in names)
+        return any(key in self.keys for key in names)
 
     def setting(self, ours: str) -> Any:
         """A setting of the recipe so far, or its default."""
@@ -121,11 +121,11 @@ class Draft:
 
     def explain(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
         """Writes the row of a setting: one that is given, or a default that matters."""
-        known = key in self.given or key in self.library.defaults
-        if not known or isinstance(self.given.get(key), UnknownValue) or (key in self.explained and key in self.given):
+        known = key in self.keys or key in self.library.defaults
+        if not known or isinstance(self.keys.get(key), UnknownValue) or (key in self.rows and key in self.keys):
             return
-        value = self.given.get(key, self.library.defaults.get(key))
-        self.explained[key] = Explained(key, value, status, here, note, learns, key in self.given)
+        value = self.keys.get(key, self.library.defaults.get(key))
+        self.rows[key] = Row(key, value, status, here, note, learns, key in self.keys)
 
     def unused(self, note: str, *keys: str) -> None:
         """Explains settings that have no effect, or the effect that everything has here."""
@@ -138,15 +138,15 @@ class Draft:
 
     def explain_again(self, key: str, status: Status, here: str = "", note: str = "", learns: bool = False) -> None:
         """Replaces the row of a setting whose meaning depends on others."""
-        if not isinstance(self.given.get(key), UnknownValue):
-            self.explained.pop(key, None)
+        if not isinstance(self.keys.get(key), UnknownValue):
+            self.rows.pop(key, None)
             self.explain(key, status, here, note, learns)
 
     def add_row(
         self, key: str, value: Any, status: Status, here: str = "", note: str = "", learns: bool = False
     ) -> None:
         """Adds a row that is not a setting of the file; its key is in parentheses."""
-        self.explained[key] = Explained(key, value, status, here, note, learns, given=False)
+        self.rows[key] = Row(key, value, status, here, note, learns, is_set=False)
 
     def always(self, ours: str, value: Any, why: str) -> None:
         """Sets what the other library always does, if the file does not say otherwise."""
@@ -156,12 +156,12 @@ class Draft:
 
     def _add_own(self, ours: str, value: Any, why: str, note: str = "") -> None:
         """Adds a row of a setting here that follows from none of the file alone."""
-        row = Explained(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, given=False)
-        self.explained[f"({ours})"] = row
+        row = Row(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, is_set=False)
+        self.rows[f"({ours})"] = row
 
     def carry_over(self) -> None:
         """Handles every setting that stands for itself; those that go together are left to the library's module."""
-        for key, value in self.given.items():
+        for key, value in self.keys.items():
             entry = self.library.find(key)
             if isinstance(value, UnknownValue):
                 self._explain_unknown(key, value, entry)
@@ -188,13 +188,13 @@ class Draft:
 
     def _explain_unknown(self, key: str, value: UnknownValue, entry: Setting | None) -> None:
         if entry is not None and entry.ours is None and not entry.learns:
-            row = Explained(key, value.text, "no counterpart", "", entry.note)
+            row = Row(key, value.text, "no counterpart", "", entry.note)
         elif entry is None:
-            row = Explained(key, value.text, "unknown to dapo convert", "", value.why, True)
+            row = Row(key, value.text, "unknown to dapo convert", "", value.why, True)
         else:
             here = f"set {entry.ours}" if entry.ours else ""
-            row = Explained(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
-        self.explained[key] = row
+            row = Row(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
+        self.rows[key] = row
 
     def _carry(self, key: str, value: Any, entry: Setting) -> None:
         assert entry.ours is not None
@@ -238,13 +238,13 @@ class Draft:
 
     def finish(self) -> None:
         """Every setting has a row: what no rule has used is explained by its entry."""
-        for key in self.given:
+        for key in self.keys:
             entry = self.library.find(key)
-            if key not in self.explained and entry is not None and entry.ours is not None:
+            if key not in self.rows and entry is not None and entry.ours is not None:
                 value = self.setting(entry.ours)
                 here = f"{entry.ours}: {written(value)}"
                 self.explain(key, "default here" if is_default(entry.ours, value) else "same", here, entry.note)
-        told = " ".join(f"{row.here} {row.note}" for row in self.explained.values())
+        told = " ".join(f"{row.here} {row.note}" for row in self.rows.values())
         for ours, value in self.settings.items():
             if ours not in told and not is_default(ours, value):
                 self._add_own(ours, value, "", "follows from the settings above")

@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any
 
 from dapo_rl.base.quote import shown
-from dapo_rl.convert.draft import Draft, Explained
-from dapo_rl.convert.importance import trl_importance
+from dapo_rl.convert.draft import Draft, Row
+from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings import LIBRARIES, leaves
 from dapo_rl.convert.settings.reasons import ONE_PROCESS
 from dapo_rl.convert.settings.trl import TRL_DEFAULTS
@@ -64,8 +64,8 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
     """
     if getattr(args, "world_size", 1) > 1:
         raise UserError(f"args: {args.world_size} processes; start the script with `python`: {ONE_PROCESS}")
-    given = _given(args)
-    draft = Draft(_library(args), dict(given), processes=1)
+    fields = _set_fields(args)
+    draft = Draft(_library(args), dict(fields), processes=1)
     try:
         _prepare(draft, args)
         draft.carry_over()
@@ -80,11 +80,11 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
         settings=draft.settings,
         fields={
             ours: row.key
-            for row in draft.explained.values()
+            for row in draft.rows.values()
             for ours in draft.settings
-            if row.given and f"{ours}:" in row.here and row.key not in _REWRITTEN
+            if row.is_set and f"{ours}:" in row.here and row.key not in _REWRITTEN
         },
-        run_dir=args.output_dir if "output_dir" in given and args.output_dir != "trainer_output" else None,
+        run_dir=args.output_dir if "output_dir" in fields and args.output_dir != "trainer_output" else None,
         reward_weights=args.reward_weights,
         pushes=args.push_to_hub,
         notes=tuple(_notes(draft, args)),
@@ -102,17 +102,17 @@ def _defaults(args: Any) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(args)}
 
 
-def _given(args: Any) -> dict[str, Any]:
+def _set_fields(args: Any) -> dict[str, Any]:
     """The fields that differ from their defaults, by dotted keys."""
-    given: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in dataclasses.fields(args):
         value = _plain(getattr(args, field.name, None))
         factory = field.default_factory
         default = _plain(field.default if factory is dataclasses.MISSING else factory())
         if value != default and not (_is_empty(value) and _is_empty(default)):
             found = leaves(field.name, value)
-            given |= {key: leaf for key, leaf in found if leaf is not None or key == field.name}
-    return given
+            result |= {key: leaf for key, leaf in found if leaf is not None or key == field.name}
+    return result
 
 
 def _is_empty(value: Any) -> bool:
@@ -134,21 +134,21 @@ def _name(value: Any) -> str:
 
 def _prepare(draft: Draft, args: Any) -> None:
     """Drops what has no effect in TRL either, and what depends on other fields."""
-    given = draft.given
+    dropped = ["bf16"]
     if _name(args.eval_strategy) != "steps":
-        given.pop("eval_steps", None)
+        dropped.append("eval_steps")
     if _name(getattr(args, "save_strategy", "steps")) != "steps":
-        given.pop("save_steps", None)
-    given.pop("bf16", None)
+        dropped.append("save_steps")
     if args.bf16:  # weights are float32 here, whatever type they are loaded in
-        for name in ("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"):
-            given.pop(name, None)
+        dropped += ["model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"]
+    for name in dropped:
+        draft.keys.pop(name, None)
 
 
 def _refuse(draft: Draft, args: Any) -> None:
     """Raises for fields that the user set, that would change learning, and that have no counterpart."""
     lost = ("no counterpart", "unknown to dapo convert")
-    rows = [row for row in draft.explained.values() if row.given and row.learns and row.status in lost]
+    rows = [row for row in draft.rows.values() if row.is_set and row.learns and row.status in lost]
     refused = [row for row in rows if not _is_own(args, row.key)]
     if not refused:
         return
@@ -175,8 +175,8 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
     trl_importance(draft)
     by_epoch = "epoch" in (_name(args.eval_strategy), _name(args.save_strategy))
     if by_epoch or (draft.count("max_steps") or 0) <= 0:
-        draft.rows = count_rows()
-        if draft.rows is None:
+        draft.prompts = count_rows()
+        if draft.prompts is None:
             raise UserError("num_train_epochs: the data set has no length; set max_steps")
     clips_higher = not draft.has("epsilon", "epsilon_high")
     if clips_higher:
@@ -207,12 +207,12 @@ def _last_rate(draft: Draft) -> float:
 
 
 def _steps_per_epoch(draft: Draft) -> int:
-    assert draft.rows is not None
-    return max(1, draft.rows // int(draft.settings["sampling.prompts_per_step"]))
+    assert draft.prompts is not None
+    return max(1, draft.prompts // int(draft.settings["sampling.prompts_per_step"]))
 
 
 def _notes(draft: Draft, args: Any) -> Iterator[str]:
-    rows = [row for row in draft.explained.values() if row.key not in (*_ELSEWHERE, *_REWRITTEN, *_DERIVED)]
+    rows = [row for row in draft.rows.values() if row.key not in (*_ELSEWHERE, *_REWRITTEN, *_DERIVED)]
     ignored = list(dict.fromkeys(row.key.partition(".")[0] for row in rows if _is_ignored(row, args)))
     if ignored:
         yield f"GRPOConfig: ignored, because learning does not depend on them here: {', '.join(ignored)}"
@@ -221,7 +221,7 @@ def _notes(draft: Draft, args: Any) -> Iterator[str]:
             yield f"GRPOConfig: {row.key}={shown(row.value)} differs here: {row.note}"
 
 
-def _is_ignored(row: Explained, args: Any) -> bool:
+def _is_ignored(row: Row, args: Any) -> bool:
     if row.status == "unknown to dapo convert":
         return _is_own(args, row.key)
-    return row.given and row.status == "no counterpart" and not row.learns
+    return row.is_set and row.status == "no counterpart" and not row.learns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance import swift_importance, trl_importance
+from dapo_rl.convert.importance_sampling import swift_importance, trl_importance
 from dapo_rl.convert.shared import lora, min_lr_share, warmup_from_share
 from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates
 from dapo_rl.errors import UserError
@@ -96,7 +96,7 @@ def _sources(draft: Draft) -> None:
         chosen = entries if len(parts) > 1 else entries[0]
         draft.put(ours, chosen, key, note=note, differs=bool(note), learns=bool(note) and trains)
         if trains and len(counts) == len(parts):
-            draft.rows = draft.rows or sum(counts)
+            draft.prompts = draft.prompts or sum(counts)
 
 
 def _split(name: str) -> tuple[str, int | None]:

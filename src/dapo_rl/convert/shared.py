@@ -19,12 +19,12 @@ def steps_from_epochs(draft: Draft, key: str) -> None:
     epochs, prompts = draft.number(key), draft.settings.get("sampling.prompts_per_step", 16)
     if epochs is None:
         return
-    if draft.rows is None:
+    if draft.prompts is None:
         note = f"{epochs:g} passes over the data; --prompts N (the number of training prompts) gives train.steps"
         draft.explain(key, "differs", "train.steps: 100, the default", note, True)
         return
-    steps = max(1, math.floor(draft.rows * epochs / prompts))
-    note = f"{draft.rows} rows × {epochs:g} / {prompts} prompts"
+    steps = max(1, math.floor(draft.prompts * epochs / prompts))
+    note = f"{draft.prompts} rows × {epochs:g} / {prompts} prompts"
     if draft.settings.get("sampling.dynamic", True) and not draft.settings.get("sampling.dynamic_batch"):
         note += "; groups that the filter drops count as well there, so its steps are fewer"
         draft.put("train.steps", steps, key, note=note, differs=True, learns=True)
@@ -86,7 +86,7 @@ def lora(
         draft.put("model.lora.targets", chosen if isinstance(chosen, list) else [chosen], targets)
 
 
-def moments(draft: Draft, first: str, second: str) -> None:
+def adam_betas(draft: Draft, first: str, second: str) -> None:
     """`train.betas` from two settings."""
     if draft.has(first, second) or second in draft.library.defaults:
         betas = [draft.number(first) or 0.9, draft.number(second) or 0.999]

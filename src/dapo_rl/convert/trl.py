@@ -9,9 +9,16 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.importance import trl_importance
+from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings.values import is_number, written
-from dapo_rl.convert.shared import lora, moments, soft_overlong, steps_from_epochs, warmup_from_share, without_dual_clip
+from dapo_rl.convert.shared import (
+    adam_betas,
+    lora,
+    soft_overlong,
+    steps_from_epochs,
+    warmup_from_share,
+    without_dual_clip,
+)
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
 
@@ -72,7 +79,7 @@ def derive_updates(draft: Draft) -> None:
         _final_rate(draft)
     _batch(draft)
     _lengths(draft)
-    moments(draft, "adam_beta1", "adam_beta2")
+    adam_betas(draft, "adam_beta1", "adam_beta2")
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
         _interval(draft, key, ours)
     for key in ("eval_strategy", "evaluation_strategy"):
@@ -126,7 +133,7 @@ def _batch(draft: Draft) -> None:
     here = f"sampling.prompts_per_step: {step // group}, train.mini_batches: {step // update}"
     unset = () if draft.has("global_batch_size") else (_PER_DEVICE, "gradient_accumulation_steps")
     for key in _BATCH_KEYS:
-        if key in draft.given or key in unset:
+        if key in draft.keys or key in unset:
             draft.explain(key, "same" if known else "differs", here, note, not known and key == _PER_DEVICE)
 
 
@@ -154,7 +161,7 @@ def _processes(draft: Draft) -> tuple[int, bool]:
         return draft.processes, True
     if draft.has("num_processes", "global_batch_size"):
         return draft.size("num_processes") or 1, True
-    if draft.has("NPROC_PER_NODE") and not isinstance(draft.given.get("NNODES"), UnknownValue):
+    if draft.has("NPROC_PER_NODE") and not isinstance(draft.keys.get("NNODES"), UnknownValue):
         return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
     return 1, False
 

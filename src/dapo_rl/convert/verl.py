@@ -7,7 +7,7 @@ import re
 
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance import verl_importance
+from dapo_rl.convert.importance_sampling import verl_importance
 from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
 from dapo_rl.convert.shared import (
     lora,
@@ -72,7 +72,7 @@ def _lora(draft: Draft) -> None:
     lora(draft, (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
     draft.unused("without LoRA it does nothing", *nested, *flat)
     if "model.lora.rank" not in draft.settings:
-        for key in [key for key in draft.given if key.startswith(f"{MODEL}.lora.")]:
+        for key in [key for key in draft.keys if key.startswith(f"{MODEL}.lora.")]:
             draft.explain_again(key, "default here", note="without LoRA it does nothing")
 
 
@@ -219,7 +219,7 @@ def _loss(draft: Draft) -> None:
     without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
     name, key = draft.settings.get("algo.loss", "dapo"), f"{ACTOR}.loss_agg_mode"
     if (fixed := LOSSES[name].verl_aggregation) is not None:
-        draft.explained.pop(key, None)
+        draft.rows.pop(key, None)
         draft.put("algo.aggregation", fixed, key, note=f"{name} always averages so, whatever is set")
 
 
@@ -283,7 +283,7 @@ def _overlong(draft: Draft) -> None:
     for prefix in _BUFFERS:
         length = f"{prefix}.len"
         longest = "" if prefix in _OLD_BUFFERS else f"{prefix.split('.')[0]}.reward_kwargs.max_resp_len"
-        keys = [key for key in (f"{prefix}.enable", length, f"{prefix}.penalty_factor", longest) if key in draft.given]
+        keys = [key for key in (f"{prefix}.enable", length, f"{prefix}.penalty_factor", longest) if key in draft.keys]
         if not keys:
             continue
         if not draft.value(f"{prefix}.enable"):

@@ -11,8 +11,8 @@ import yaml
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.convert.areal import derive_areal
-from dapo_rl.convert.draft import STATUSES, Draft, Explained, is_default
-from dapo_rl.convert.importance import recompute_for_sequences
+from dapo_rl.convert.draft import STATUSES, Draft, Row, is_default
+from dapo_rl.convert.importance_sampling import recompute_for_sequences
 from dapo_rl.convert.ms_swift import derive_swift
 from dapo_rl.convert.read_run import ExternalRun
 from dapo_rl.convert.repair import NO_MODEL, NO_SOURCE, repair
@@ -37,20 +37,20 @@ class Converted:
     source: str
     settings: Mapping[str, Any]
     """By dotted keys."""
-    explained: tuple[Explained, ...]
+    rows: tuple[Row, ...]
 
     @property
-    def changes(self) -> list[Explained]:
+    def changes(self) -> list[Row]:
         """The settings with which learning would change."""
-        return [row for row in self.explained if row.learns]
+        return [row for row in self.rows if row.learns]
 
 
-def convert_run(run: ExternalRun, rows: int | None = None, processes: int | None = None) -> Converted:
+def convert_run(run: ExternalRun, prompts: int | None = None, processes: int | None = None) -> Converted:
     """The recipe of a run. Raises UserError if its settings do not fit together."""
     library = LIBRARIES[run.library]
     if (missing := missing_feature(run.library, run.keys, run.is_complete)) is not None:
         raise UserError(f"{run.source}: {missing}")
-    draft = Draft(library, dict(run.keys), rows, processes)
+    draft = Draft(library, dict(run.keys), prompts, processes)
     try:
         draft.carry_over()
         _DERIVED[run.library](draft)
@@ -62,10 +62,9 @@ def convert_run(run: ExternalRun, rows: int | None = None, processes: int | None
         Config.build(nested_settings(settings))
     except UserError as error:
         raise UserError(f"{run.source}: cannot be converted: {error}") from None
-    order = {status: number for number, status in enumerate(STATUSES)}
-    explained = [row for row in draft.explained.values() if row.given or row.status != "default here"]
-    explained.sort(key=lambda row: order[row.status])
-    return Converted(library.name, run.source, settings, tuple(explained))
+    rows = [row for row in draft.rows.values() if row.is_set or row.status != "default here"]
+    rows.sort(key=lambda row: STATUSES.index(row.status))
+    return Converted(library.name, run.source, settings, tuple(rows))
 
 
 def _say_which_command(draft: Draft, run: ExternalRun) -> None:
@@ -77,7 +76,7 @@ def _say_which_command(draft: Draft, run: ExternalRun) -> None:
 
 def _worth_writing(draft: Draft) -> dict[str, Any]:
     """The settings that follow from the file or differ from the defaults here, in the order of the help."""
-    follows = {row.here.partition(":")[0] for row in draft.explained.values() if row.given}
+    follows = {row.here.partition(":")[0] for row in draft.rows.values() if row.is_set}
     names = list(known_keys())
     written = {
         key: value

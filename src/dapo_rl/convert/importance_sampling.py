@@ -117,7 +117,7 @@ def areal_importance(draft: Draft) -> None:
             draft.explain(key, "same", "algo.proximal: recomputed")
         return
     note = "without use_decoupled_loss it does nothing"
-    for key in [key for key in draft.given if key.startswith("actor.rejection_sampling")]:
+    for key in [key for key in draft.keys if key.startswith("actor.rejection_sampling")]:
         draft.explain_again(key, "default here", note=note)
     draft.unused(note, *caps, decoupled, mode)
     if draft.value(recompute):
@@ -139,7 +139,7 @@ def _areal_rejection(draft: Draft) -> bool:
         return False
     keys = (metric, level, action, upper, agg, prefix)
     for key in keys:
-        draft.explained.pop(key, None)
+        draft.rows.pop(key, None)
     _put(draft, cap, "truncate" if draft.value(action) == "clamp" else "mask", *keys)
     if draft.number(lower):
         draft.explain_again(lower, "differs", note="importance weights have no lower bound", learns=True)
