@@ -1,4 +1,4 @@
-"""AReaL: what several of its settings give together."""
+"""AReaL's settings that only convert together: data, rewards, advantages, clipping."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CONVERT_HELP = """Convert a run of verl, TRL, ms-swift or AReaL to a recipe.
   dapo convert -- swift rlhf --rlhf_type grpo --beta 0 ...
 
 Reads a shell script, YAML, JSON (args.json, GRPOConfig) or a command line.
-Nothing is run: a value that only a run would tell is reported as not known.
+Nothing is run: a value known only at run time is reported as not known.
 
 The recipe goes to stdout, a table to stderr. It lists every setting as same,
 default here, differs, no counterpart, or unknown to dapo convert.

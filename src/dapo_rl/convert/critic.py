@@ -1,4 +1,4 @@
-"""The critic of verl's and AReaL's PPO: what several of their settings give together."""
+"""The critic of verl's and AReaL's PPO, and the KL penalty in the reward."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ _UNSET: dict[str, Any] = {
     "optimizer.gradient_clipping": 1.0,
     "optimizer.warmup_steps_proportion": 0.001,
 }
-"""What a shared setting is if it is left out."""
+"""Values of shared settings that are left out."""
 
 
 def _effective(name: str, value: Any) -> Any:

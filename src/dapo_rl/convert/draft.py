@@ -1,4 +1,4 @@
-"""A recipe while it is made from the settings of another library, with a row of explanation for each of them."""
+"""A recipe in the making, and the table that explains every setting of the other library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "diffe
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one setting."""
+    """A row of the table: a setting of the other library, and its counterpart."""
 
     key: str
     value: Any
@@ -39,10 +39,11 @@ class Row:
 
 @dataclass(slots=True)
 class Draft:
-    """The settings so far. A value of the file comes before a default of the library."""
+    """The recipe's settings so far. A value of the file comes before a default of the library."""
 
     library: Library
     keys: dict[str, Any]
+    """The settings of the file."""
     prompts: int | None = None
     """Number of training prompts, to turn epochs into steps."""
     processes: int | None = None

@@ -1,4 +1,4 @@
-"""ms-swift: what several of its settings give together."""
+"""ms-swift's settings that only convert together; most are those of TRL."""
 
 from __future__ import annotations
 

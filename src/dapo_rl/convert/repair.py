@@ -1,4 +1,4 @@
-"""What a recipe needs that another library does without: a data set, room for one sample, something to compare with."""
+"""Makes a recipe valid where other libraries ask for less: names, whole mini-batches, room for one sample, groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several settings give together, in every library: steps, warm-up, LoRA, moments, dual clip."""
+"""Conversions that every library needs: steps, warm-up, LoRA, Adam's betas, dual clip, overlong punishment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TRL, and what ms-swift shares with it: batches of completions, updates instead of steps, reward functions."""
+"""TRL's settings that only convert together, shared by ms-swift: batches of completions, updates, reward functions."""
 
 from __future__ import annotations
 

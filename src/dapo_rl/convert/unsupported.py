@@ -18,7 +18,7 @@ from dapo_rl.convert.settings.verl import ACTOR, MODEL, ROLLOUT
 class Feature:
     name: str
     instead: str
-    """What there is here."""
+    """The alternative here."""
 
     def refusal(self, evidence: str) -> str:
         return f"{self.name} ({evidence}): not supported; {self.instead}"
@@ -92,7 +92,7 @@ _VISION = re.compile(
     r"paligemma|molmo|minicpm-?[vo]\b|glm-?4[.\d]*v\b|(^|[-_])ovis",
     re.IGNORECASE,
 )
-"""What the names of models that read images contain."""
+"""Parts of the names of models that read images."""
 
 
 def reads_images(model: str) -> bool:

@@ -1,4 +1,4 @@
-"""verl: what several of its settings give together."""
+"""verl's settings that only convert together: batches, rewards, KL, clipping, lengths of the schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of verl, TRL, ms-swift and AReaL, and what each is here: one table per library.
+"""The settings of verl, TRL, ms-swift and AReaL with their counterparts here: one table per library.
 
 `dapo convert` translates whole files by them, and error messages name the counterpart of an unknown setting
 (`dapo_rl.convert.settings.hints`). A layer of its own, below `dapo_rl.config`.

@@ -6,7 +6,16 @@ from typing import Any
 
 from dapo_rl.convert.settings import reasons
 from dapo_rl.convert.settings.setting import Setting, each, ignored, joint, sections, to, unsupported
-from dapo_rl.convert.settings.values import as_is, choice, dtype_here, loss_of_level, off_at_most, soft_or_off, sources
+from dapo_rl.convert.settings.values import (
+    as_is,
+    choice,
+    dtype_here,
+    loss_of_level,
+    off_at_most,
+    same,
+    soft_or_off,
+    sources,
+)
 
 OPTIMIZER = "actor.optimizer"
 _SHIFT = "rewards are (score + reward_bias) × reward_scaling, for scores 1 and 0"
@@ -157,10 +166,7 @@ _SECTIONS: dict[str, dict[str, Setting]] = {
         "weight_decay": to("train.weight_decay", note="applied to matrices only"),
         **each(joint("train.betas"), "beta1 beta2"),
         "eps": unsupported(reasons.EPSILON, 1e-8),
-        "lr_scheduler_type": to(
-            "train.lr_schedule",
-            choice({name: name for name in ("constant", "linear", "cosine")}, reasons.SCHEDULES),
-        ),
+        "lr_scheduler_type": to("train.lr_schedule", choice(same("constant", "linear", "cosine"), reasons.SCHEDULES)),
         "min_lr_ratio": to("train.min_lr_share"),
         "gradient_clipping": to("train.max_grad_norm"),
         "warmup_steps_proportion": joint("train.warmup_steps", "a share of the steps"),

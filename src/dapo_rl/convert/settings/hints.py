@@ -1,4 +1,4 @@
-"""The end of an error message about an unknown setting: what a setting of another library is here."""
+"""Hints for error messages about unknown settings: the counterpart of a setting of another library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def counterpart(key: str) -> str | None:
 
 
 def library_hint(key: str, value: Any) -> str | None:
-    """What an unknown setting is here, if it is one of another library: the end of an error message."""
+    """The end of an error message that names the counterpart of another library's setting; None if it is none."""
     key, value = next(leaves(key, value))
     key = key.lstrip("+~")
     entry = _entry(key)

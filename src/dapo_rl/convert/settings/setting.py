@@ -1,4 +1,4 @@
-"""A setting of another library: what it is here, or why it has no counterpart."""
+"""A setting of another library: its counterpart here, or the reason that there is none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def to(ours: str, convert: Conversion | None = None, note: str = "") -> Setting:
 
 
 def joint(ours: str, note: str = "", alone: Conversion | None = None) -> Setting:
-    """A setting that gives `ours` together with others; `alone` is what it gives on its own, for hints."""
+    """A setting that gives `ours` together with others; `alone` converts it on its own, for hints."""
     return Setting(ours, alone, note, joint=True)
 
 

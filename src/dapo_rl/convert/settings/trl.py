@@ -22,6 +22,7 @@ from dapo_rl.convert.settings.values import (
     dtype_here,
     loss_of_level,
     off_at_most,
+    same,
     sources,
     trackers,
     unless_null,
@@ -30,11 +31,8 @@ from dapo_rl.objectives.losses import losses_by
 
 BATCH = "batch sizes count completions; prompts per step = generation batch / num_generations"
 UPDATES = "counts updates; train.steps counts steps of several updates"
-SCHEDULES = {
-    "constant": "constant",
+SCHEDULES = same("constant", "linear", "cosine") | {
     "constant_with_warmup": "constant",
-    "linear": "linear",
-    "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
 }
 _OPTIMIZERS = {

@@ -31,6 +31,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def same(*names: str) -> dict[Any, str]:
+    """A table for `choice` of names that are the same here."""
+    return {name: name for name in names}
+
+
 def choice(values: Mapping[Any, Any], otherwise: str, learns: bool = True) -> Conversion:
     """Converts by a table; other values have no counterpart."""
 

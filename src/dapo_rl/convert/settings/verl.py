@@ -11,6 +11,7 @@ from dapo_rl.convert.settings.values import (
     choice,
     dtype_here,
     off_at_most,
+    same,
     soft_or_off,
     sources,
     trackers,
@@ -39,17 +40,13 @@ _OWN_FILES = tuple(
     for suffix in ("", ".yaml")
 )
 """verl's own files of defaults."""
-_AGGREGATIONS = {
-    "token-mean": "token-mean",
-    "seq-mean-token-mean": "seq-mean-token-mean",
-    "seq-mean-token-sum-norm": "seq-mean-token-sum-norm",
-    "seq-mean-token-sum": "seq-mean-token-sum-norm",
+_AGGREGATIONS = same("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm") | {
+    "seq-mean-token-sum": "seq-mean-token-sum-norm"
 }
 _METRICS = {"acc": "correct", None: "correct"} | dict.fromkeys(
     ("score", "reward", "seq_reward", "seq_final_reward"), "score"
 )
-_ENGINES = f"{reasons.ENGINES}; samples come from the same distribution"
-_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", None: "constant"}
+_SCHEDULES = same("constant", "linear", "cosine") | {None: "constant"}
 
 _IMPORTANCE = {
     "rollout_is": joint("algo.importance_cap", "with rollout_is_threshold, per token"),
@@ -120,7 +117,7 @@ _SECTIONS: dict[str, dict[str, Setting]] = {
         "max_num_seqs": to("sampling.max_batch"),
         "name": to(
             "engine",
-            choice({"vllm": "vllm", "hf": "hf"}, _ENGINES, learns=False),
+            choice(same("vllm", "hf"), f"{reasons.ENGINES}; samples come from the same distribution", learns=False),
             "needs dapo-rl[vllm]; the default, native, needs nothing",
         ),
         "do_sample": unsupported("training always samples", True),

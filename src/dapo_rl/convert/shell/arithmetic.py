@@ -32,7 +32,7 @@ _OPERATORS: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "%": (3, lambda left, right: left - _quotient(left, right) * right),
     "**": (4, operator.pow),
 }
-"""How tightly each binds, and what it does."""
+"""Precedence and function of each operator."""
 
 
 def evaluate_arithmetic(text: str, variable: Callable[[str], int]) -> int:

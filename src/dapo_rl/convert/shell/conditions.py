@@ -1,6 +1,6 @@
 """Conditions of shell scripts: whether a command runs, where that can be told without running anything.
 
-A condition is True, False, or None if only a run would tell.
+A condition is True, False, or None if it is known only at run time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Block:
     negated: bool = False
     """Whether `!` precedes the next command."""
     subject: Word | None = None
-    """What `case` compares; the patterns of the next branch follow if `awaits_pattern`."""
+    """The word that `case` compares; the patterns of the next branch follow if `awaits_pattern`."""
     awaits_pattern: bool = False
     before: dict[str, Word | list[Word] | None] = field(default_factory=dict)
     """The values that variables had before a function or a subshell, where it sets them."""

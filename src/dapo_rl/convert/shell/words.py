@@ -160,7 +160,7 @@ class WordReader:
         raise UserError("a quote is not closed")
 
     def _expansion(self) -> list[Word]:
-        """What `$…` or a backquoted command stands for."""
+        """Expands `$…` or a backquoted command."""
         text, at = self._text, self._at
         if text[at] == "`":
             end = text.find("`", at + 1)
