@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from dapo_rl.convert import shared
 from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import areal_importance
 from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
 from dapo_rl.convert.settings.values import written
-from dapo_rl.convert.shared import (
-    adam_betas,
-    lora,
-    soft_overlong,
-    steps_from_epochs,
-    warmup_from_share,
-    without_dual_clip,
-)
 
 _NORM = "actor.reward_norm"
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
@@ -26,7 +19,7 @@ def derive_areal(draft: Draft) -> None:
         draft.settings.pop("algo.clip_high", None)
         draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
         draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
-    without_dual_clip(draft, "actor.c_clip", applies=True)
+    shared.without_dual_clip(draft, "actor.c_clip", applies=True)
     _splits(draft)
     _dynamic_sampling(draft)
     _rewards(draft)
@@ -41,14 +34,14 @@ def derive_areal(draft: Draft) -> None:
     if "train.steps" in draft.settings:
         draft.unused("total_train_steps is given, and is what counts", "total_train_epochs")
     else:
-        steps_from_epochs(draft, "total_train_epochs")
+        shared.steps_from_epochs(draft, "total_train_epochs")
     share = f"{OPTIMIZER}.warmup_steps_proportion"
-    warmup_from_share(draft, draft.number_or(0.0, share), share)
-    adam_betas(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
+    shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
+    shared.adam_betas(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
     switch, rank, alpha, targets = (
         f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")
     )
-    lora(draft, bool(draft.value(switch)), (rank,), alpha, targets, 32, switch)
+    shared.lora(draft, bool(draft.value(switch)), (rank,), alpha, targets, 32, switch)
     mode = draft.value("stats_logger.wandb.mode")
     draft.put("log.to", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
 
@@ -89,7 +82,7 @@ def _rewards(draft: Draft) -> None:
     draft.put("reward.correct", correct, *keys, note=f"scores 1 and 0 become {correct:g} and {wrong:g}")
     if draft.value("actor.overlong_reward_penalty"):
         factor = draft.number_or(1.0, "actor.overlong_penalty_factor") * scale
-        soft_overlong(draft, draft.count("actor.overlong_tokens"), factor, None)
+        shared.soft_overlong(draft, draft.count("actor.overlong_tokens"), factor, None)
     elif draft.has("actor.overlong_reward_penalty"):
         draft.put("overlong.shape", "off", "actor.overlong_reward_penalty")
     else:

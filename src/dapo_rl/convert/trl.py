@@ -7,18 +7,11 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
+from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings.values import is_number, written
-from dapo_rl.convert.shared import (
-    adam_betas,
-    lora,
-    soft_overlong,
-    steps_from_epochs,
-    warmup_from_share,
-    without_dual_clip,
-)
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
 
@@ -44,7 +37,7 @@ def derive_trl(draft: Draft) -> None:
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     uses_lora = bool(draft.value("use_peft"))
-    lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
+    shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
 
 def explain_switched_off(draft: Draft) -> None:
@@ -79,7 +72,7 @@ def derive_updates(draft: Draft) -> None:
         _final_rate(draft)
     _batch(draft)
     _lengths(draft)
-    adam_betas(draft, "adam_beta1", "adam_beta2")
+    shared.adam_betas(draft, "adam_beta1", "adam_beta2")
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
         _interval(draft, key, ours)
     for key in ("eval_strategy", "evaluation_strategy"):
@@ -102,7 +95,7 @@ def _loss(draft: Draft) -> None:
         draft.settings["algo.clip_low"] = 1.0
         draft.explain_again("epsilon_high", "same", f"algo.clip_high: {bound - 1:g}", "the bound is 1 + algo.clip_high")
         draft.settings["algo.clip_high"] = bound - 1
-    without_dual_clip(draft, "delta", applies=name is None)
+    shared.without_dual_clip(draft, "delta", applies=name is None)
 
 
 def _final_rate(draft: Draft) -> None:
@@ -180,7 +173,7 @@ def _lengths(draft: Draft) -> None:
         draft.unused("max_steps is given, and is what counts", "num_train_epochs")
     else:
         draft.unused("-1: num_train_epochs counts", "max_steps")
-        steps_from_epochs(draft, "num_train_epochs")
+        shared.steps_from_epochs(draft, "num_train_epochs")
     ratio, warmup = draft.number("warmup_ratio"), draft.number("warmup_steps") or 0
     share = warmup if 0 < warmup < 1 else ratio if ratio and not warmup else None
     if share is None:
@@ -189,7 +182,7 @@ def _lengths(draft: Draft) -> None:
         draft.unused("warmup_steps counts" if warmup else "no warm-up", "warmup_ratio")
         return
     note = f"{share:g} of {draft.settings.get('train.steps')} steps"
-    warmup_from_share(draft, share, "warmup_ratio", "warmup_steps", note=note)
+    shared.warmup_from_share(draft, share, "warmup_ratio", "warmup_steps", note=note)
 
 
 def _interval(draft: Draft, key: str, ours: str) -> None:
@@ -216,7 +209,9 @@ def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None
     overlong = [weights.pop(name) for name in _OVERLONG if name in weights]
     if overlong:
         limit = draft.settings.get("sampling.max_new_tokens", 1024)
-        soft_overlong(draft, min(cache or limit // 5, limit - 1), max(sum(overlong), 0.0), min(longest or limit, limit))
+        shared.soft_overlong(
+            draft, min(cache or limit // 5, limit - 1), max(sum(overlong), 0.0), min(longest or limit, limit)
+        )
     else:
         draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
     _verifier(draft, weights)

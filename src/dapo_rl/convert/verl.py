@@ -5,19 +5,11 @@ from __future__ import annotations
 import math
 import re
 
+from dapo_rl.convert import shared
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import verl_importance
 from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
-from dapo_rl.convert.shared import (
-    lora,
-    min_lr_share,
-    nearest_divisor,
-    soft_overlong,
-    steps_from_epochs,
-    warmup_from_share,
-    without_dual_clip,
-)
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 
 NO_CAP = 1_000_000
@@ -69,7 +61,7 @@ def _lora(draft: Draft) -> None:
         for names in (("lora_rank", "lora_alpha", "target_modules"), ("lora.rank", "lora.alpha", "lora.target_modules"))
     )
     rank, alpha, targets = nested if (draft.count(nested[0]) or 0) > 0 else flat
-    lora(draft, (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
+    shared.lora(draft, (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
     draft.unused("without LoRA it does nothing", *nested, *flat)
     if "model.lora.rank" not in draft.settings:
         for key in [key for key in draft.keys if key.startswith(f"{MODEL}.lora.")]:
@@ -89,7 +81,7 @@ def _batches(draft: Draft) -> None:
     updates, rest = divmod(prompts, mini)
     note = f"{prompts} prompts / {mini} per update"
     if rest or not updates:
-        updates = nearest_divisor(prompts, prompts / mini)
+        updates = shared.nearest_divisor(prompts, prompts / mini)
         draft.put("train.mini_batches", updates, mini_batch, note=f"{note} is not a whole number", learns=True)
     else:
         draft.put("train.mini_batches", updates, mini_batch, note=note)
@@ -216,7 +208,7 @@ def _clipping(draft: Draft) -> None:
 
 
 def _loss(draft: Draft) -> None:
-    without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
+    shared.without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
     name, key = draft.settings.get("algo.loss", "dapo"), f"{ACTOR}.loss_agg_mode"
     if (fixed := LOSSES[name].verl_aggregation) is not None:
         draft.rows.pop(key, None)
@@ -291,7 +283,7 @@ def _overlong(draft: Draft) -> None:
             draft.unused("without the overlong buffer it does nothing", *keys)
         else:
             factor = draft.number_or(1.0, f"{prefix}.penalty_factor")
-            soft_overlong(draft, draft.count(length), factor, draft.count(longest))
+            shared.soft_overlong(draft, draft.count(length), factor, draft.count(longest))
         return
     draft.always("overlong.shape", "off", "no overlong buffer is set")
 
@@ -302,12 +294,12 @@ def _schedule(draft: Draft) -> None:
         draft.put("train.steps", total, steps)
         draft.unused("total_training_steps is given, and is what counts", epochs)
     elif not (_is_fully_async(draft) and _async_steps(draft)):
-        steps_from_epochs(draft, epochs)
+        shared.steps_from_epochs(draft, epochs)
     key = f"{ACTOR}.optim.min_lr"
     if draft.settings.get("train.lr_schedule", "constant") == "constant" or not draft.number(key):
         draft.unused("the learning rate does not decay, or decays to 0", key)
     else:
-        min_lr_share(draft, key)
+        shared.min_lr_share(draft, key)
     _warmup(draft)
 
 
@@ -322,7 +314,7 @@ def _warmup(draft: Draft) -> None:
             draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
         draft.unused("lr_warmup_steps is given, and is what counts", share)
     elif draft.has(share):
-        warmup_from_share(draft, draft.number_or(0.0, share), share)
+        shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
         draft.unused("-1: lr_warmup_steps_ratio counts", fixed)
     else:
         draft.always("train.warmup_steps", 0, "no warm-up unless set")
