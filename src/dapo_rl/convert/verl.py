@@ -296,7 +296,7 @@ def _schedule(draft: Draft) -> None:
     elif not (_is_fully_async(draft) and _async_steps(draft)):
         shared.steps_from_epochs(draft, epochs)
     key = f"{ACTOR}.optim.min_lr"
-    if draft.settings.get("train.lr_schedule", "constant") == "constant" or not draft.number(key):
+    if not draft.number(key) or draft.settings.get("train.lr_schedule", "constant") == "constant":
         draft.unused("the learning rate does not decay, or decays to 0", key)
     else:
         shared.min_lr_share(draft, key)
