@@ -15,6 +15,7 @@ LAYERS = [
     {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "convert"},
+    {"compat"},
     {"moving"},
     {"engines"},
     {"rollout"},
@@ -53,7 +54,7 @@ WITHOUT_TORCH = {
         "config",
         "demo",
     ),
-    *("completion", "data", "rewards", "envs", "runs", "board", "convert", "moving", "launch"),
+    *("completion", "data", "rewards", "envs", "runs", "board", "convert", "compat", "moving", "launch"),
 }
 
 

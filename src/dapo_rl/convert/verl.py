@@ -56,10 +56,8 @@ def derive_verl(draft: Draft) -> None:
 
 def _lora(draft: Draft) -> None:
     """`model.lora_rank`, or with Megatron `model.lora.rank`."""
-    flat, nested = (
-        [f"{MODEL}.{name}" for name in names]
-        for names in (("lora_rank", "lora_alpha", "target_modules"), ("lora.rank", "lora.alpha", "lora.target_modules"))
-    )
+    flat = [f"{MODEL}.{name}" for name in ("lora_rank", "lora_alpha", "target_modules")]
+    nested = [f"{MODEL}.lora.{name}" for name in ("rank", "alpha", "target_modules")]
     rank, alpha, targets = nested if (draft.count(nested[0]) or 0) > 0 else flat
     shared.lora(draft, (draft.count(rank) or 0) > 0, (rank,), alpha, targets, 16)
     draft.unused("without LoRA it does nothing", *nested, *flat)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.format import counted
+from dapo_rl.compat.trl.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.config import PRESETS, Config
-from dapo_rl.convert.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.convert.settings import leaves
 from dapo_rl.convert.settings.values import written
 from dapo_rl.errors import UserError

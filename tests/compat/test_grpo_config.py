@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from grpo_fields import decisions
 
+from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config
 from dapo_rl.config import Config
 from dapo_rl.convert.draft import default_of
-from dapo_rl.convert.grpo_config import is_grpo_config, read_grpo_config
 from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.convert.settings.setting import NoCounterpartError
 from dapo_rl.convert.settings.trl import TRL_DEFAULTS

@@ -1,0 +1,1 @@
+"""The faces of other libraries, for scripts written for them."""

@@ -1,0 +1,1 @@
+"""`DAPOTrainer`'s TRL face: the arguments of `GRPOTrainer`, `GRPOConfig`, callbacks, and the names of metrics."""
