@@ -17,12 +17,12 @@ from dapo_rl.base.signals import stop_at_once, stop_on_signals
 from dapo_rl.base.streams import complain
 from dapo_rl.completion import Arguments, complete_recipes, complete_settings
 from dapo_rl.config import Config, known_keys, source_name
+from dapo_rl.convert.command import CONVERT_HELP, convert_command
 from dapo_rl.demo import DEFAULT_RECIPE, chosen_settings, start_from
 from dapo_rl.errors import UserError
 from dapo_rl.evals.command import EVAL_HELP, eval_command
 from dapo_rl.lab.bench.command import app as bench_app
 from dapo_rl.launch.command import app as launch_app
-from dapo_rl.moving.command import CONVERT_HELP, convert_command
 from dapo_rl.recipes import measured, packaged_recipe, recipe_names, split_arguments
 from dapo_rl.version import __version__
 

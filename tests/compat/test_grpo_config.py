@@ -4,16 +4,17 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+from grpo_fields import decisions
 
 from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
-from dapo_rl.compat.trl.grpo_config import decisions, is_grpo_config, read_grpo_config
+from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config
 from dapo_rl.compat.trl.script import script_settings
 from dapo_rl.config import Config
+from dapo_rl.convert.draft import default_of
+from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.convert.settings.setting import NoCounterpartError
+from dapo_rl.convert.settings.trl import TRL_DEFAULTS
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import LIBRARIES
-from dapo_rl.foreign.record import NoCounterpartError
-from dapo_rl.foreign.trl import TRL_DEFAULTS
-from dapo_rl.moving.draft import default_of
 
 trl = pytest.importorskip("trl")
 rewards = pytest.importorskip("trl.rewards")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.config import PRESETS, Config, known_keys
+from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import LIBRARIES
 
 
 def error_of(*overrides):

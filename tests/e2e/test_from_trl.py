@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from grpo_fields import decisions
 from support import REPOSITORY
 
 import dapo_rl
-from dapo_rl.compat.trl.grpo_config import decisions
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import TINY

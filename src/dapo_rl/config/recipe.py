@@ -16,8 +16,9 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
 from dapo_rl.config.aliases import current_setting, use_current_names
+from dapo_rl.convert.settings import leaves
+from dapo_rl.convert.settings.hints import counterpart, library_hint
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import counterpart, foreign_hint, leaves
 from dapo_rl.recipes import no_such_recipe
 
 MOST_BYTES = 256 << 10
@@ -278,7 +279,7 @@ _RUN_DIRECTORY = ("dir", "out", "output", "run", "run_dir")
 def suggestion(key: str, keys: Collection[str], value: Any = None) -> str:
     """A hint at what an unknown key is here, if another library has it, or at the valid key nearest to it."""
     last = key.split(".")[-1]
-    if hint := foreign_hint(key, value):
+    if hint := library_hint(key, value):
         return hint
     if key in _RUN_DIRECTORY:
         return "; name the run directory with --run DIR"

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import LoraSettings
+from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import LIBRARIES
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.types import Trajectory
 

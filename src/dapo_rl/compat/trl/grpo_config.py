@@ -13,13 +13,13 @@ from enum import Enum
 from typing import Any
 
 from dapo_rl.base.quote import shown
+from dapo_rl.convert.draft import Draft, Row
+from dapo_rl.convert.importance_sampling import trl_importance
+from dapo_rl.convert.settings import LIBRARIES, leaves
+from dapo_rl.convert.settings.reasons import ONE_PROCESS
+from dapo_rl.convert.settings.trl import TRL_DEFAULTS
+from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import LIBRARIES, leaves
-from dapo_rl.foreign.record import ONE_PROCESS
-from dapo_rl.foreign.trl import TRL_DEFAULTS
-from dapo_rl.moving.draft import Draft, Explained
-from dapo_rl.moving.importance import trl_importance
-from dapo_rl.moving.trl import derive_evaluation, derive_updates, explain_switched_off
 
 NAME = "GRPOConfig"
 
@@ -64,8 +64,8 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
     """
     if getattr(args, "world_size", 1) > 1:
         raise UserError(f"args: {args.world_size} processes; start the script with `python`: {ONE_PROCESS}")
-    given = _given(args)
-    draft = Draft(_library(args), dict(given), processes=1)
+    fields = _set_fields(args)
+    draft = Draft(_library(args), dict(fields), processes=1)
     try:
         _prepare(draft, args)
         draft.carry_over()
@@ -78,8 +78,13 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
         draft.settings["overlong.shape"] = "off"
     return Moved(
         settings=draft.settings,
-        fields=dict(_fields(draft)),
-        run_dir=args.output_dir if "output_dir" in given and args.output_dir != "trainer_output" else None,
+        fields={
+            ours: row.key
+            for row in draft.rows.values()
+            for ours in draft.settings
+            if row.is_set and f"{ours}:" in row.here and row.key not in _REWRITTEN
+        },
+        run_dir=args.output_dir if "output_dir" in fields and args.output_dir != "trainer_output" else None,
         reward_weights=args.reward_weights,
         pushes=args.push_to_hub,
         notes=tuple(_notes(draft, args)),
@@ -88,23 +93,26 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
 
 def _library(args: Any) -> Any:
     """TRL's table, with the defaults of the installed version."""
-    installed = {field.name: field.default for field in dataclasses.fields(args)}
+    installed = _defaults(args)
     defaults = {name: _plain(installed.get(name, value)) for name, value in TRL_DEFAULTS.items()}
     return dataclasses.replace(LIBRARIES["trl"], defaults=defaults)
 
 
-def _given(args: Any) -> dict[str, Any]:
+def _defaults(args: Any) -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(args)}
+
+
+def _set_fields(args: Any) -> dict[str, Any]:
     """The fields that differ from their defaults, by dotted keys."""
-    given: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in dataclasses.fields(args):
         value = _plain(getattr(args, field.name, None))
         factory = field.default_factory
         default = _plain(field.default if factory is dataclasses.MISSING else factory())
         if value != default and not (_is_empty(value) and _is_empty(default)):
-            given.update(
-                (key, leaf) for key, leaf in leaves(field.name, value) if leaf is not None or key == field.name
-            )
-    return given
+            found = leaves(field.name, value)
+            result |= {key: leaf for key, leaf in found if leaf is not None or key == field.name}
+    return result
 
 
 def _is_empty(value: Any) -> bool:
@@ -126,30 +134,26 @@ def _name(value: Any) -> str:
 
 def _prepare(draft: Draft, args: Any) -> None:
     """Drops what has no effect in TRL either, and what depends on other fields."""
-    given = draft.given
+    dropped = ["bf16"]
     if _name(args.eval_strategy) != "steps":
-        given.pop("eval_steps", None)
+        dropped.append("eval_steps")
     if _name(getattr(args, "save_strategy", "steps")) != "steps":
-        given.pop("save_steps", None)
-    given.pop("bf16", None)
+        dropped.append("save_steps")
     if args.bf16:  # weights are float32 here, whatever type they are loaded in
-        for name in ("model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"):
-            given.pop(name, None)
+        dropped += ["model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"]
+    for name in dropped:
+        draft.keys.pop(name, None)
 
 
 def _refuse(draft: Draft, args: Any) -> None:
     """Raises for fields that the user set, that would change learning, and that have no counterpart."""
-    refused = [
-        row
-        for row in draft.explained.values()
-        if row.given and row.learns and row.status in ("no counterpart", "unknown to dapo convert")
-    ]
-    refused = [row for row in refused if not _is_own(args, row.key)]
+    lost = ("no counterpart", "unknown to dapo convert")
+    rows = [row for row in draft.rows.values() if row.is_set and row.learns and row.status in lost]
+    refused = [row for row in rows if not _is_own(args, row.key)]
     if not refused:
         return
     first, others = refused[0], [row.key for row in refused[1:]]
-    defaults = {field.name: field.default for field in dataclasses.fields(args)}
-    default = defaults.get(first.key, dataclasses.MISSING)
+    default = _defaults(args).get(first.key, dataclasses.MISSING)
     remedy = "leave it out" if default is dataclasses.MISSING else f"leave it at {shown(_plain(default))}"
     also = f" (also refused: {', '.join(others)})" if others else ""
     why = "not a field that this version knows" if first.status.startswith("unknown") else first.note
@@ -171,14 +175,14 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
     trl_importance(draft)
     by_epoch = "epoch" in (_name(args.eval_strategy), _name(args.save_strategy))
     if by_epoch or (draft.count("max_steps") or 0) <= 0:
-        draft.rows = count_rows()
-        if draft.rows is None:
+        draft.prompts = count_rows()
+        if draft.prompts is None:
             raise UserError("num_train_epochs: the data set has no length; set max_steps")
-    paper = not draft.has("epsilon", "epsilon_high")
-    if paper:
-        settings["algo.clip_high"] = None  # Clip-Higher, unless the fields say otherwise
+    clips_higher = not draft.has("epsilon", "epsilon_high")
+    if clips_higher:
+        settings["algo.clip_high"] = None  # so that TRL's default does not replace Clip-Higher
     derive_updates(draft)
-    if paper:
+    if clips_higher:
         del settings["algo.clip_high"]
     derive_evaluation(draft)
     if settings.get("train.min_lr_share") == 0:
@@ -203,19 +207,12 @@ def _last_rate(draft: Draft) -> float:
 
 
 def _steps_per_epoch(draft: Draft) -> int:
-    assert draft.rows is not None
-    return max(1, draft.rows // int(draft.settings["sampling.prompts_per_step"]))
-
-
-def _fields(draft: Draft) -> Iterator[tuple[str, str]]:
-    for row in draft.explained.values():
-        for ours in draft.settings:
-            if row.given and f"{ours}:" in row.here and row.key not in _REWRITTEN:
-                yield ours, row.key
+    assert draft.prompts is not None
+    return max(1, draft.prompts // int(draft.settings["sampling.prompts_per_step"]))
 
 
 def _notes(draft: Draft, args: Any) -> Iterator[str]:
-    rows = [row for row in draft.explained.values() if row.key not in (*_ELSEWHERE, *_REWRITTEN, *_DERIVED)]
+    rows = [row for row in draft.rows.values() if row.key not in (*_ELSEWHERE, *_REWRITTEN, *_DERIVED)]
     ignored = list(dict.fromkeys(row.key.partition(".")[0] for row in rows if _is_ignored(row, args)))
     if ignored:
         yield f"GRPOConfig: ignored, because learning does not depend on them here: {', '.join(ignored)}"
@@ -224,60 +221,7 @@ def _notes(draft: Draft, args: Any) -> Iterator[str]:
             yield f"GRPOConfig: {row.key}={shown(row.value)} differs here: {row.note}"
 
 
-def _is_ignored(row: Explained, args: Any) -> bool:
+def _is_ignored(row: Row, args: Any) -> bool:
     if row.status == "unknown to dapo convert":
         return _is_own(args, row.key)
-    return row.given and row.status == "no counterpart" and not row.learns
-
-
-def decisions(kind: Any) -> dict[str, tuple[str, str]]:
-    """For each field of `GRPOConfig`: what becomes of a value that is not the default, and a remark."""
-    result: dict[str, tuple[str, str]] = {}
-    for field in dataclasses.fields(kind):
-        entry = LIBRARIES["trl"].find(field.name)
-        inner = [name for name in LIBRARIES["trl"].settings if name.startswith(f"{field.name}.")]
-        if field.name in _SPECIAL:
-            result[field.name] = _SPECIAL[field.name]
-        elif entry is None:
-            result[field.name] = ("unknown", "")
-        elif entry.ours is not None:
-            result[field.name] = (f"`{entry.ours}`", entry.note)
-        elif entry.learns and not entry.is_off(_plain(field.default)):
-            result[field.name] = ("differs", entry.note)
-        elif entry.learns:
-            kept = f", except {', '.join(f'`{name}`' for name in inner)}" if inner else ""
-            result[field.name] = ("refused", entry.note + kept)
-        elif entry.off:
-            result[field.name] = ("always so", entry.note)
-        else:
-            result[field.name] = ("ignored", entry.note)
-    return result
-
-
-_SPECIAL = {
-    "output_dir": ("`run_dir`", "the run directory; the model is in its folder model/"),
-    "resume_from_checkpoint": ("ignored", "in TRL as well; pass it to `train(resume_from_checkpoint=…)`"),
-    "reward_weights": ("weights of `reward_funcs`", ""),
-    "save_strategy": ("`checkpoint.every`", "the last step writes a checkpoint too"),
-    "bf16": ("`model.dtype`", "true: bfloat16 where the hardware has it; false: float32"),
-    "model_init_kwargs": (
-        "`model.dtype`",
-        "its `dtype`, with `bf16=False`; another `revision`, remote code and quantisation are refused, others ignored",
-    ),
-    "push_to_hub": ("`push_to_hub()`", "called after the last step"),
-    "hub_model_id": ("`push_to_hub()`", ""),
-    "hub_token": ("`push_to_hub()`", ""),
-    "hub_private_repo": ("`push_to_hub()`", ""),
-    "hub_revision": ("`push_to_hub()`", ""),
-    "hub_strategy": ("ignored", "the model is uploaded once, after the last step"),
-    "hub_always_push": ("ignored", "the model is uploaded once, after the last step"),
-    "fp16": ("refused", "float16 is not supported; `model.dtype` is bfloat16 or float32"),
-    "run_name": ("ignored", "trackers take the name of the run directory"),
-    "project": ("ignored", "trackers take the name of the run directory"),
-    "vllm_importance_sampling_correction": (
-        "differs",
-        "importance weights are per token, not per sequence: `algo.importance_cap`, with "
-        "`vllm_importance_sampling_mode` token_truncate or token_mask",
-    ),
-    "epsilon_high": ("`algo.clip_high`", "not set: 0.28 (Clip-Higher) with the default epsilon, otherwise epsilon"),
-}
+    return row.is_set and row.status == "no counterpart" and not row.learns

@@ -13,11 +13,11 @@ from dapo_rl.compat.trl.arguments import function_list
 from dapo_rl.compat.trl.grpo_config import NAME, Moved, is_grpo_config, read_grpo_config
 from dapo_rl.config import PRESETS, Config, SourceSettings
 from dapo_rl.config.recipe import nested, put, read_recipe
+from dapo_rl.convert.settings import leaves
+from dapo_rl.convert.settings.values import written
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.errors import UserError
-from dapo_rl.foreign import leaves
-from dapo_rl.moving.draft import written
 from dapo_rl.recipes import find_recipe
 
 _SOFT_OVERLONG = "soft_overlong_punishment_reward"

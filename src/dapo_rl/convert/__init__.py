@@ -1,0 +1,1 @@
+"""Recipes from runs of verl, TRL, ms-swift and AReaL: `dapo convert`."""

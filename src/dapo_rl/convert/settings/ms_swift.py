@@ -1,0 +1,133 @@
+"""ms-swift's settings (`swift rlhf --rlhf_type grpo`, `megatron rlhf`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dapo_rl.convert.settings import reasons
+from dapo_rl.convert.settings.setting import Setting, each, ignored, joint, mapping, to, unsupported
+from dapo_rl.convert.settings.trl import BATCH, GRPO, SCHEDULES, TRAINER, UPDATES
+from dapo_rl.convert.settings.values import as_is, choice
+
+MEGATRON: dict[str, Setting] = {
+    # The options of `megatron rlhf`.
+    "global_batch_size": joint("sampling.prompts_per_step", "completions per update"),
+    "lr": to("train.lr"),
+    "min_lr": joint("train.min_lr_share", "as a share of lr"),
+    "lr_warmup_fraction": joint("train.warmup_steps", "a share of the updates; here a number of steps"),
+    "lr_warmup_iters": joint("train.warmup_steps", "counts updates; here steps of several updates"),
+    "lr_warmup_init": unsupported(reasons.WARMUP_FROM_0, 0, 0.0),
+    "lr_decay_style": to("train.lr_schedule", choice(SCHEDULES, reasons.SCHEDULES)),
+    "lr_decay_iters": ignored("train.steps sets the length of the schedule"),
+    "train_iters": joint("train.steps", UPDATES),
+    "clip_grad": to("train.max_grad_norm"),
+    "moe_aux_loss_coeff": unsupported("experts are trained without a load-balancing loss", 0, 0.0),
+    "moe_expert_capacity_factor": unsupported("experts have no limit of tokens"),
+    "moe_*": ignored(reasons.SPEED),
+    "mtp_*": unsupported("the layers for multi-token prediction are not trained", 0),
+    "micro_batch_size": ignored(reasons.MICRO_BATCHES),
+    **each(
+        ignored(reasons.ONE_PROCESS),
+        "*_parallel_size *_parallel finetune no_save_* no_load_* recompute_* attention_backend *_fusion *_cpu_offload",
+        "use_precision_aware_optimizer optimizer_offload_* use_distributed_optimizer overlap_* decoder_*",
+        "use_flash_attn load save save_interval log_interval eval_interval eval_iters transformer_impl mcore_*",
+        "load_safetensors colocate_groups gpus rollout.* train.* log_rollout_offpolicy_metrics use_mcore_*",
+        "distributed_backend manual_gc* tensorboard_* bridge* variable_seq_lengths fp8_*",
+    ),
+}
+
+SWIFT: dict[str, Setting] = {
+    **TRAINER,
+    **GRPO,
+    **MEGATRON,
+    "rlhf_type": unsupported("`dapo convert` reads rlhf_type grpo", "grpo"),
+    "model": to("model.name"),
+    "model_type": ignored("the architecture is in the model's config.json"),
+    "template": ignored("the chat template is the tokenizer's"),
+    "dataset": joint("data.train", "NAME, or NAME#ROWS", alone=as_is),
+    "val_dataset": joint("data.eval", "NAME, or NAME#ROWS"),
+    "split_dataset_ratio": Setting(note="held-out prompts are a source of their own: data.eval", off=(None, 0, 0.0)),
+    **each(unsupported(reasons.SHUFFLED, True), "dataset_shuffle train_dataloader_shuffle"),
+    "columns*": ignored("name the columns with data.prompt_key and data.answer_key"),
+    "chord_*": unsupported("no supervised data are mixed into the loss (CHORD)"),
+    "fipo_*": unsupported("an option of the loss fipo"),
+    "teacher_*": ignored("without teacher_model it does nothing"),
+    "system": joint("data.system_prompt"),
+    "max_length": to("data.max_prompt_tokens"),
+    "truncation_strategy": joint("data.max_prompt_tokens", "longer prompts are dropped and counted"),
+    **each(joint("model.lora.rank", "full: train the weights; lora: model.lora"), "tuner_type train_type"),
+    "target_modules": joint("model.lora.targets"),
+    "target_regex": unsupported("model.lora.targets lists names of layers"),
+    "modules_to_save": unsupported("adapters are all that is trained", []),
+    **each(ignored(reasons.NO_VISION), "freeze_* max_pixels vit_* aligner_lr MAX_PIXELS"),
+    "dynamic_sample": joint("sampling.dynamic", alone=as_is),
+    "max_resample_times": joint("sampling.cap", "with dynamic_sample: (1 + times) × prompts per step"),
+    "overlong_filter": to("overlong.mask_truncated"),
+    "soft_max_length": joint("overlong.max_length", "with the reward function soft_overlong", alone=as_is),
+    "soft_cache_length": joint("overlong.cache_length", "with the reward function soft_overlong", alone=as_is),
+    "advantage_estimator": joint("algo.normalize", "grpo: group; rloo: leave-one-out"),
+    "kl_in_reward": unsupported(reasons.KL_IN_LOSS, False),
+    "external_plugins": joint("reward.verifier", "file.py:name"),
+    **each(unsupported(reasons.NO_REWARD_MODEL, []), "reward_model* reward_adapters"),
+    "cosine_*": ignored("an option of the reward function cosine"),
+    "repetition_*": ignored("an option of the reward function repetition"),
+    "async_generate": unsupported("samples come from the current weights", False),
+    "multi_turn_scheduler": unsupported(reasons.SEVERAL_TURNS),
+    **each(ignored(reasons.SEVERAL_TURNS), "max_turns completion_length_limit_scope"),
+    "stop_words": to("sampling.stop"),
+    "rollout_importance_sampling_mode": joint("algo.importance_mode", "one weight for a sequence has no counterpart"),
+    "rollout_importance_sampling_threshold": joint("algo.importance_cap", alone=as_is),
+    **each(ignored(reasons.SAPO), "tau_pos tau_neg"),
+    **each(ignored(reasons.LOGS), "log_entropy logprobs"),
+    **each(
+        ignored(reasons.ONE_PROCESS),
+        "sleep_level offload_* gc_collect_after_offload move_model_batches sequence_parallel_size ray_* use_ray",
+        "device_groups device_map max_memory MASTER_ADDR MASTER_PORT NODE_RANK",
+    ),
+    **each(ignored(reasons.SPEED), "attn_impl packing*"),
+    "padding_free": to("train.packed", bool),
+    **each(
+        ignored(reasons.LOADING),
+        "lazy_tokenize streaming dataset_num_proc load_from_cache_file strict download_mode check_model",
+    ),
+    "use_hf": ignored("Hub names are those of the Hugging Face Hub"),
+    "loss_scale": Setting(note="every token of a response has the weight 1", off=(None, "default", "last_round")),
+    "enable_thinking": mapping("data.chat_template_kwargs"),
+    "response_prefix": unsupported("responses start where the chat template ends"),
+    "quant_*": unsupported("weights are not quantised"),
+    "bnb_*": ignored("weights are not quantised"),
+    "lorap_lr_ratio": unsupported("adapters have one learning rate"),
+    "lora_bias": unsupported("adapters have no biases", "none"),
+    "lora_*": ignored(reasons.PLAIN_LORA),
+    "merge_lora": ignored("model.lora.save"),
+    **each(ignored(reasons.RUN_DIR), "add_version create_checkpoint_symlink tensorboard_dir"),
+    "num_ppo_epochs": ignored("an option of PPO"),
+    **each(ignored(reasons.ENGINES), "sglang_* lmdeploy_*"),
+    "config": ignored("the file was read"),
+    "swanlab_*": ignored("the trackers are tensorboard, wandb and trackio"),
+    # The environment of the command.
+    **each(joint("sampling.prompts_per_step", BATCH), "NPROC_PER_NODE NNODES"),
+    **each(ignored("read by PyTorch, here as there"), "CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF"),
+    "WANDB_API_KEY": ignored("read by wandb, here as there"),
+}
+
+SWIFT_DEFAULTS: dict[str, Any] = {
+    "num_generations": 8,
+    "max_completion_length": 512,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "num_train_epochs": 3.0,
+    "beta": 0.04,
+    "epsilon": 0.2,
+    "loss_type": "grpo",
+    "temperature": 0.9,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "tuner_type": "lora",
+    "lora_dropout": 0.05,
+    "gradient_checkpointing": True,
+    "seed": 42,
+}
+"""ms-swift's values of settings that its user leaves out, where learning or memory depends on them."""

@@ -1,0 +1,123 @@
+"""A run of another library as a recipe, with an explanation of each of its settings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from dapo_rl.config import Config, known_keys
+from dapo_rl.config.recipe import put
+from dapo_rl.convert.areal import derive_areal
+from dapo_rl.convert.draft import STATUSES, Draft, Row, is_default
+from dapo_rl.convert.importance_sampling import recompute_for_sequences
+from dapo_rl.convert.ms_swift import derive_swift
+from dapo_rl.convert.read_run import ExternalRun
+from dapo_rl.convert.repair import NO_MODEL, NO_SOURCE, repair
+from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.convert.trl import derive_trl
+from dapo_rl.convert.unsupported import missing_feature
+from dapo_rl.convert.verl import derive_verl
+from dapo_rl.errors import UserError
+
+_DERIVED: Mapping[str, Callable[[Draft], None]] = {
+    "verl": derive_verl,
+    "trl": derive_trl,
+    "ms-swift": derive_swift,
+    "areal": derive_areal,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    library: str
+    source: str
+    settings: Mapping[str, Any]
+    """By dotted keys."""
+    rows: tuple[Row, ...]
+
+    @property
+    def changes(self) -> list[Row]:
+        """The settings with which learning would change."""
+        return [row for row in self.rows if row.learns]
+
+
+def convert_run(run: ExternalRun, prompts: int | None = None, processes: int | None = None) -> Converted:
+    """The recipe of a run. Raises UserError if its settings do not fit together."""
+    library = LIBRARIES[run.library]
+    if (missing := missing_feature(run.library, run.keys, run.is_complete)) is not None:
+        raise UserError(f"{run.source}: {missing}")
+    draft = Draft(library, dict(run.keys), prompts, processes)
+    try:
+        draft.carry_over()
+        _DERIVED[run.library](draft)
+        recompute_for_sequences(draft)
+        repair(draft)
+        draft.finish()
+        _say_which_command(draft, run)
+        settings = _worth_writing(draft)
+        Config.build(nested_settings(settings))
+    except UserError as error:
+        raise UserError(f"{run.source}: cannot be converted: {error}") from None
+    rows = [row for row in draft.rows.values() if row.is_set or row.status != "default here"]
+    rows.sort(key=lambda row: STATUSES.index(row.status))
+    return Converted(library.name, run.source, settings, tuple(rows))
+
+
+def _say_which_command(draft: Draft, run: ExternalRun) -> None:
+    number, total = run.command
+    if not run.is_chosen:
+        note = f"the script has {total} training commands, and this is the first; --command N converts another"
+        draft.add_row("(command)", f"{number} of {total}", "differs", note=note, learns=True)
+
+
+def _worth_writing(draft: Draft) -> dict[str, Any]:
+    """The settings that follow from the file or differ from the defaults here, in the order of the help."""
+    follows = {row.here.partition(":")[0] for row in draft.rows.values() if row.is_set}
+    names = list(known_keys())
+    written = {
+        key: value
+        for key, value in draft.settings.items()
+        if (key in follows and value not in (None, [])) or not is_default(key, value)
+    }
+    return dict(sorted(written.items(), key=lambda item: names.index(item[0])))
+
+
+def nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {"preset": "dapo"}
+    for key, value in settings.items():
+        put(result, key, value)
+    return result
+
+
+def recipe_text(converted: Converted) -> str:
+    """The recipe as YAML, by sections."""
+    changed = [row.key for row in converted.changes]
+    lines = [f"# Converted from {converted.source} ({converted.library}) by `dapo convert`."]
+    if changed:
+        lines += textwrap.wrap(f"# Learning would change: {', '.join(changed)}.", 118, subsequent_indent="# ")
+    top, blocks = "", ""
+    for section, value in nested_settings(converted.settings).items():
+        if isinstance(value, dict):
+            blocks += f"\n{section}:\n" + "".join(_lines(value, "  "))
+        else:
+            top += f"{section}: {_inline(value)}\n"
+    return "\n".join(lines) + f"\n{top}{blocks}"
+
+
+def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and "source" not in value:  # model.lora
+            yield f"{indent}{name}:\n"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            remark = "  # not known: write it here" if value in (NO_SOURCE, NO_MODEL) else ""
+            yield f"{indent}{name}: {_inline(value)}{remark}\n"
+
+
+def _inline(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20, sort_keys=False)
+    return text.removesuffix("...\n").strip()

@@ -1,1 +1,0 @@
-"""Moving a run here from another library: `dapo convert`."""
