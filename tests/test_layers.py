@@ -12,7 +12,7 @@ LAYERS = [
     {"choices"},
     {"objectives"},
     {"foreign", "recipes"},
-    {"version", "types", "palette", "fates", "recipe", "config", "demo", "completion"},
+    {"version", "types", "palette", "outcomes", "recipe", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "moving"},
     {"engines"},
@@ -29,7 +29,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
-    ("fates", "palette"),
+    ("outcomes", "palette"),
     ("config", "recipe"),
     ("completion", "config"),
     ("demo", "config"),
@@ -46,7 +46,7 @@ WITHOUT_TORCH = {
         "types",
         "choices",
         "palette",
-        "fates",
+        "outcomes",
         "codec",
         "recipe",
         "config",

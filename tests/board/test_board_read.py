@@ -291,7 +291,7 @@ def test_a_small_file_of_many_gigabytes_is_refused_in_one_line(tmp_path, monkeyp
             groups_of(run.rollout(step))
     board = Catalogue([tmp_path]).find("a")
     assert search(board, "x", [1, 3])["hits"] == []
-    assert [bar["step"] for bar in ledger(board)["bars"]] == [1, 3]  # of the first only the fates are read
+    assert [bar["step"] for bar in ledger(board)["bars"]] == [1, 3]  # of the first only the outcomes are read
 
 
 def test_a_group_of_too_many_tokens_is_refused_in_one_line(tmp_path, monkeypatch):

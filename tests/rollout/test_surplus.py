@@ -77,7 +77,7 @@ def leftovers(surplus):
     sampler = Sampler(prompts, ScriptedEngine(script), TextVerifier(), SamplingParams(100), settings, cap=50, seed=0)
     fill = sampler.fill(12)
     assert [group.draw for group in fill.kept] == list(range(12))
-    assert [(group.draw, fate) for group, fate in fill.dropped] == [(12, "surplus"), (13, "all_wrong")]
+    assert [(group.draw, outcome) for group, outcome in fill.dropped] == [(12, "surplus"), (13, "all_wrong")]
     assert fill.tokens_cancelled > 0
     prompts.drawn.clear()
     sampler.fill(12)

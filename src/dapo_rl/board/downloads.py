@@ -35,7 +35,7 @@ Step = Annotated[int, Query(ge=0, le=10**12)]
 
 
 def _wanted(
-    fate: Annotated[tuple[str, ...], Query(max_length=64)] = (),
+    outcome: Annotated[tuple[str, ...], Query(max_length=64, alias="fate")] = (),
     verdict: Annotated[tuple[str, ...], Query(max_length=64)] = (),
     min_reward: float | None = None,
     max_reward: float | None = None,
@@ -45,7 +45,7 @@ def _wanted(
     sort: Order = "draw",
     down: bool = False,
 ) -> SampleFilter:
-    return SampleFilter(fate, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
+    return SampleFilter(outcome, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
 
 
 Wanted = Annotated[SampleFilter, Depends(_wanted)]

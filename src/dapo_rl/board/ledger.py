@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo_rl.board.contents import LARGEST_COUNT, as_count
 from dapo_rl.board.files import UnreadableError, identity
-from dapo_rl.board.groups import tokens_by_fate
+from dapo_rl.board.groups import tokens_by_outcome
 from dapo_rl.board.run import BoardRun
 
 BARS = 160
@@ -21,10 +21,10 @@ def ledger(run: BoardRun) -> dict[str, Any]:
 
 
 def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
-    """The totals of a finished run, or those of the log until then, which distinguishes fewer fates."""
+    """The totals of a finished run, or those of the log until then, which distinguishes fewer outcomes."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
-        return {fate: tokens for fate, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
+        return {outcome: tokens for outcome, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
     of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
@@ -53,7 +53,7 @@ def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
 
 def _tokens(path: Path) -> dict[str, int] | None:
     try:
-        return tokens_by_fate(path)
+        return tokens_by_outcome(path)
     except UnreadableError:
         return None
 

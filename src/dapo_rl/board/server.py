@@ -35,7 +35,7 @@ from dapo_rl.board.recipes import DEMO
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.watch import Watcher, dumps
 from dapo_rl.errors import UserError
-from dapo_rl.fates import FATES
+from dapo_rl.outcomes import OUTCOMES
 
 STATIC = Path(__file__).parent / "static"
 LIVE_SECONDS = 0.2
@@ -99,11 +99,17 @@ def _serve_page(app: FastAPI) -> None:
     @app.get("/api/vocabulary")
     def vocabulary() -> Plain:
         """The labels and colours that the page shares with Python."""
-        fates = [
-            {"key": key, "label": fate.label_of_tokens, "tint": fate.tint, "role": fate.role, "why": fate.why}
-            for key, fate in FATES.items()
+        outcomes = [
+            {
+                "key": key,
+                "label": outcome.label_of_tokens,
+                "tint": outcome.tint,
+                "role": outcome.role,
+                "why": outcome.why,
+            }
+            for key, outcome in OUTCOMES.items()
         ]
-        return Plain({"fates": fates})
+        return Plain({"outcomes": outcomes})
 
     @app.get("/")
     def page() -> FileResponse:

@@ -29,9 +29,9 @@ from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
-from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
-from dapo_rl.rollout.filtering import Grading, fate_of
+from dapo_rl.outcomes import Outcome
+from dapo_rl.rollout.filtering import Grading, outcome_of
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
 from dapo_rl.types import FinishReason, Group, Loggable, Prompt, RewardPart, VerdictStatus
@@ -69,7 +69,7 @@ class DryRow:
     """What the model sees: the prompt's tokens as text, with special tokens."""
     prompt_tokens: int
     ground_truth: str | None
-    fate: Fate
+    outcome: Outcome
     """What dynamic sampling does with the group."""
     answers: tuple[DryAnswer, ...]
 
@@ -171,7 +171,7 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             prompt=seen_by_the_model(run.tokenizer, group.prompt),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
-            fate=fate_of(group, run.config.sampling, keep, grading, run.config.masking),
+            outcome=outcome_of(group, run.config.sampling, keep, grading, run.config.masking),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups
@@ -218,7 +218,7 @@ def _facts(run: Run, groups: Sequence[Group], rows: Sequence[DryRow]) -> Facts:
         config=run.config,
         prompts=run.train_prompts,
         groups=tuple(groups),
-        fates=tuple(row.fate for row in rows),
+        outcomes=tuple(row.outcome for row in rows),
         rewards=tuple(answer.reward for row in rows for answer in row.answers),
         ended=sum(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in samples),
         eos=str(run.tokenizer.eos_token),

@@ -20,7 +20,7 @@ from rich.text import Text
 from dapo_rl.base.format import count, duration, fixed, length, percent, sparkline
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
-from dapo_rl.fates import FATES
+from dapo_rl.outcomes import OUTCOMES
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline, pretraining_line
 from dapo_rl.runs.words import closing_rows, dropped, engines, graded_score, kept_and_filled, number, ranks
 
@@ -169,7 +169,7 @@ class LiveDisplay:
         if kept != kept:
             return Text("")
         reasons = ", ".join(dropped(self._latest)) or "none"
-        without = f"  {filled:.0f} {FATES['filled'].label}" if filled else ""
+        without = f"  {filled:.0f} {OUTCOMES['filled'].label}" if filled else ""
         return Text(f"groups  {kept:.0f} kept{without}  dropped: {reasons}")
 
 

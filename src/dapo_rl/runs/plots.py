@@ -1,4 +1,4 @@
-"""Draws report.png: the paper's four curves, held-out accuracy, clipping, the fate of groups, and the critic's two."""
+"""Draws report.png: the paper's four curves, held-out accuracy, clipping, groups' outcomes, and the critic's two."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.quote import cut
-from dapo_rl.fates import FATES, LOGGED
+from dapo_rl.outcomes import LOGGED, OUTCOMES
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.records import LARGEST
 from dapo_rl.runs.words import has_critic, is_pretraining
@@ -56,14 +56,14 @@ def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure
         [figure.add_axes((left / width, bottom / HEIGHT, PANEL[0] / width, PANEL[1] / HEIGHT)) for left in lefts]
         for bottom in BOTTOMS
     ]
-    (length, reward, entropy, probability), (held_out, clipping, fates, all_right) = (row[:4] for row in panels)
+    (length, reward, entropy, probability), (held_out, clipping, outcomes, all_right) = (row[:4] for row in panels)
     _length(length, rows)
     _reward(reward, rows)
     _entropy(entropy, rows)
     _probability(probability, rows)
     _held_out(held_out, rows, evaluations)
     _clipping(clipping, rows)
-    _fates(fates, rows)
+    _outcomes(outcomes, rows)
     _all_right(all_right, rows)
     steps = [row["step"] for row in rows] + [step for step, _ in evaluations] or [0]
     of_critic = [row[4] for row in panels if critic]
@@ -147,17 +147,17 @@ def _clipping(axis: Axes, rows: Rows) -> None:
     _legend(axis, lines, labels, loc="upper left")
 
 
-def _fates(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Fate of the groups drawn", "groups per step")
+def _outcomes(axis: Axes, rows: Rows) -> None:
+    _head(axis, "Outcome of the groups drawn", "groups per step")
     steps = _values(rows, "step")
-    dropped = {fate: np.nan_to_num(_values(rows, f"sampling/{fate}")) for fate in LOGGED}
+    dropped = {outcome: np.nan_to_num(_values(rows, f"sampling/{outcome}")) for outcome in LOGGED}
     filled = np.nan_to_num(_values(rows, "sampling/filled_up"))
     counts = {"kept": dropped.pop("kept") - filled, "filled": filled, **dropped}
-    counts = {fate: values for fate, values in counts.items() if values.any()}
+    counts = {outcome: values for outcome, values in counts.items() if values.any()}
     if not counts:
         return
-    labels = [FATES[fate].label for fate in counts]
-    colors = [FATES[fate].ink for fate in counts]
+    labels = [OUTCOMES[outcome].label for outcome in counts]
+    colors = [OUTCOMES[outcome].ink for outcome in counts]
     heights = [smooth(values) if len(steps) > SMOOTH_BEYOND else values for values in counts.values()]
     if len(steps) == 1:
         bottoms = np.cumsum([0.0, *(values[0] for values in heights)])

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dapo_rl.base.format import count, counted, duration, fixed, percent, short_path
-from dapo_rl.fates import FATES, LOGGED, tokens_label
+from dapo_rl.outcomes import LOGGED, OUTCOMES, tokens_label
 
 
 def number(metrics: Mapping[str, Any], name: str) -> float:
@@ -45,12 +45,12 @@ def has_critic(metrics: Mapping[str, Any]) -> bool:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
-    return [f"{value:.0f} {_plural(FATES[fate].label, value)}" for fate, value in _drops(metrics).items()]
+    return [f"{value:.0f} {_plural(OUTCOMES[outcome].label, value)}" for outcome, value in _drops(metrics).items()]
 
 
 def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
-    counts = {fate: number(metrics, f"sampling/{fate}") for fate in LOGGED if fate != "kept"}
-    return {fate: value for fate, value in counts.items() if math.isfinite(value) and value > 0}
+    counts = {outcome: number(metrics, f"sampling/{outcome}") for outcome in LOGGED if outcome != "kept"}
+    return {outcome: value for outcome, value in counts.items() if math.isfinite(value) and value > 0}
 
 
 def _plural(label: str, value: float) -> str:
@@ -132,9 +132,9 @@ def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     tokens = dict(summary.get("tokens") or {})
     total = tokens.pop("total", sum(tokens.values()))
     rows.append(("tokens generated", count(total)))
-    for fate, value in sorted(tokens.items(), key=lambda item: -item[1]):
+    for outcome, value in sorted(tokens.items(), key=lambda item: -item[1]):
         if value:
             share = percent(value / total if total else math.nan)
-            rows.append((f"  {tokens_label(fate)}", f"{count(value)}  ({share})"))
+            rows.append((f"  {tokens_label(outcome)}", f"{count(value)}  ({share})"))
     rows.extend((name, short_path(path)) for name, path in (summary.get("paths") or {}).items())
     return rows

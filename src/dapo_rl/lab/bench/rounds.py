@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
-from dapo_rl.fates import Fate
 from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Prompts
 from dapo_rl.types import Group, Trajectory, Verifier
@@ -36,23 +36,23 @@ class Rounds:
 
     def fill(self, n: int) -> SampledBatch:
         kept: list[Group] = []
-        dropped: list[tuple[Group, Fate]] = []
+        dropped: list[tuple[Group, Outcome]] = []
         sampled: list[Group] = []
         rounds = 0
         while len(kept) < n and rounds < self.most:
             rounds += 1
             for group in self._round(n * self.round_size):
                 sampled.append(group)
-                fate = _fate(group)
-                if fate != "kept":
-                    dropped.append((group, fate))
+                outcome = _outcome(group)
+                if outcome != "kept":
+                    dropped.append((group, outcome))
                 elif len(kept) < n:
                     kept.append(group)
                 else:
                     dropped.append((group, "surplus"))
         if len(kept) < n and self.gives_up:
             first = sampled[:n]
-            dropped = [(group, "surplus" if _fate(group) == "kept" else _fate(group)) for group in sampled[n:]]
+            dropped = [(group, "surplus" if _outcome(group) == "kept" else _outcome(group)) for group in sampled[n:]]
             kept = first
         tokens = sum(group.tokens for group in sampled)
         return SampledBatch(
@@ -76,7 +76,7 @@ class Rounds:
         return groups
 
 
-def _fate(group: Group) -> Fate:
+def _outcome(group: Group) -> Outcome:
     import torch  # not needed to start the command line
 
     correct = [verdict.correct for verdict in group.verdicts]

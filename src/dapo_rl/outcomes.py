@@ -1,4 +1,4 @@
-"""What happens to groups and generated tokens: every fate once, with its labels and colours, in display order.
+"""What happens to groups and generated tokens: every outcome once, with its labels and colours, in display order.
 
 The sampler, the ledger, the run log, the report and the board read this table; the web page gets it from the server.
 """
@@ -10,17 +10,17 @@ from typing import Literal, get_args
 
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
-Fate = Literal["kept", "all_correct", "all_wrong", "no_spread", "truncated", "filtered", "verifier_error", "surplus"]
+Outcome = Literal["kept", "all_correct", "all_wrong", "no_spread", "truncated", "filtered", "verifier_error", "surplus"]
 """What happened to a group: it was trained on, or the one reason why not."""
 Former = Literal["stale"]
-"""A fate that no group has now; logs of older versions contain it."""
+"""An outcome that no group has now; logs of older versions contain it."""
 Waiting = Literal["carried", "unfinished"]
 """A group that is still undecided when the run ends, and one of a step in which the run failed."""
 Role = Literal["good", "dropped", "bad", "calm"]
 
 
 @dataclass(frozen=True, slots=True)
-class FateChoice:
+class OutcomeInfo:
     label: str
     of: Literal["group", "tokens", "display"]
     """Whether it applies to a whole group, including its tokens, or to single tokens; `display`: a kept group that
@@ -43,8 +43,8 @@ class FateChoice:
         return self.tokens or self.label
 
 
-FATES: dict[str, FateChoice] = {
-    "kept": FateChoice(
+OUTCOMES: dict[str, OutcomeInfo] = {
+    "kept": OutcomeInfo(
         "kept",
         "group",
         "#2a9d6f",
@@ -53,7 +53,7 @@ FATES: dict[str, FateChoice] = {
         "The rewards of its samples differ: it was trained on.",
         tokens="trained on",
     ),
-    "filled": FateChoice(
+    "filled": OutcomeInfo(
         "no signal",
         "display",
         "#8a9bb5",
@@ -62,8 +62,8 @@ FATES: dict[str, FateChoice] = {
         "Trained on without signal: all advantages are 0, as in a group that fills up a batch (sampling.on_cap=fill).",
         signal=False,
     ),
-    "trained": FateChoice("trained on", "tokens", "#2a9d6f", "good"),
-    "all_correct": FateChoice(
+    "trained": OutcomeInfo("trained on", "tokens", "#2a9d6f", "good"),
+    "all_correct": OutcomeInfo(
         "all right",
         "group",
         "#7fb5e6",
@@ -71,7 +71,7 @@ FATES: dict[str, FateChoice] = {
         why="Dropped: every sample is right, so there is nothing to prefer.",
         signal=False,
     ),
-    "all_wrong": FateChoice(
+    "all_wrong": OutcomeInfo(
         "all wrong",
         "group",
         "#d97a6c",
@@ -79,7 +79,7 @@ FATES: dict[str, FateChoice] = {
         why="Dropped: every sample is wrong, so there is nothing to prefer.",
         signal=False,
     ),
-    "no_spread": FateChoice(
+    "no_spread": OutcomeInfo(
         "no spread",
         "group",
         "#b59ad6",
@@ -87,50 +87,50 @@ FATES: dict[str, FateChoice] = {
         why="Dropped: every sample has the same score.",
         signal=False,
     ),
-    "truncated": FateChoice(
+    "truncated": OutcomeInfo(
         "no spread left",
         "group",
         "#7a6fb0",
         why="Dropped: of its samples, those that were cut off are masked, and the others are all the same.",
         signal=False,
     ),
-    "filtered": FateChoice("own filter", "group", "#9a8f7a", ink=PURPLE, why="Dropped by the filter of the recipe."),
-    "verifier_error": FateChoice(
+    "filtered": OutcomeInfo("own filter", "group", "#9a8f7a", ink=PURPLE, why="Dropped by the filter of the recipe."),
+    "verifier_error": OutcomeInfo(
         "verifier error", "group", "#b03a48", "bad", BLACK, "Dropped: the verifier failed on a sample."
     ),
-    "surplus": FateChoice("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
-    "stale": FateChoice(
+    "surplus": OutcomeInfo("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
+    "stale": OutcomeInfo(
         "stale",
         "group",
         "#a8763e",
         ink=ORANGE,
         why="Dropped by an older version of dapo-rl: the weights that sampled it were too old.",
     ),
-    "carried": FateChoice(
+    "carried": OutcomeInfo(
         "carried over",
         "group",
         "#8d99a8",
         "calm",
         why="The run ended while the group waited for the next step: this step's batch was full.",
     ),
-    "unfinished": FateChoice(
+    "unfinished": OutcomeInfo(
         "unfinished",
         "group",
         "#7d8a99",
         "calm",
         why="The run failed in this step, before the group was trained on.",
     ),
-    "cancelled": FateChoice("cancelled", "tokens", "#5f6b7a"),
-    "masked_truncated": FateChoice("masked: cut off", "tokens", "#d98fb8"),
+    "cancelled": OutcomeInfo("cancelled", "tokens", "#5f6b7a"),
+    "masked_truncated": OutcomeInfo("masked: cut off", "tokens", "#d98fb8"),
     # The log of an unfinished run distinguishes no more than these.
-    "dropped": FateChoice("dropped", "tokens", "#d9a06c"),
-    "waiting": FateChoice("waiting or cancelled", "tokens", "#8d99a8", "calm"),
+    "dropped": OutcomeInfo("dropped", "tokens", "#d9a06c"),
+    "waiting": OutcomeInfo("waiting or cancelled", "tokens", "#8d99a8", "calm"),
 }
 
-LOGGED: tuple[str, ...] = (*get_args(Fate), *get_args(Former))
-"""The fates that the metrics of a run can count."""
+LOGGED: tuple[str, ...] = (*get_args(Outcome), *get_args(Former))
+"""The outcomes that the metrics of a run can count."""
 
 
-def tokens_label(fate: str) -> str:
-    """The label for tokens of a fate. An unknown fate, from another version of the package, is shown by its name."""
-    return FATES[fate].label_of_tokens if fate in FATES else fate.replace("_", " ")
+def tokens_label(outcome: str) -> str:
+    """The label for tokens of an outcome. One of another version of the package is shown by its name."""
+    return OUTCOMES[outcome].label_of_tokens if outcome in OUTCOMES else outcome.replace("_", " ")
