@@ -36,14 +36,14 @@ from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
 from dapo_rl.runs.display import EVALUATING, Display
-from dapo_rl.runs.failure import write_failure
+from dapo_rl.runs.error_file import write_failure
 from dapo_rl.runs.interrupts import Interrupts
-from dapo_rl.runs.live import make_display
+from dapo_rl.runs.live_display import make_display
 from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.settings import check_same_run
 from dapo_rl.runs.trackers import Trackers
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train import loop
 from dapo_rl.train.arguments import check_arguments, check_path, check_resume, check_text, refuse_unknown
 from dapo_rl.train.callback_args import CallbackArguments

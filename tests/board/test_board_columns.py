@@ -11,14 +11,14 @@ import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board import table as table_module
+from dapo_rl.board import rollout_table as table_module
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import groups_of
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
+from dapo_rl.board.rollout_table import TYPES
 from dapo_rl.board.samples import Order
 from dapo_rl.board.server import create_app
-from dapo_rl.board.table import TYPES
 
 ROWS = 4
 VALUES = {
@@ -62,7 +62,7 @@ COLUMNS = (
 def board(tmp_path_factory):
     root = tmp_path_factory.mktemp("foreign")
     run = make_run(root / "a", steps=1)
-    app = create_app(Catalogue([root]), Lab(root), "token")
+    app = create_app(Catalogue([root]), Launcher(root), "token")
     with TestClient(app, base_url="http://127.0.0.1") as client:  # one event loop for thousands of requests
         yield run.rollout(1), pq.read_table(run.rollout(1)), client
 

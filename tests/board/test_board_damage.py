@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.board import run as run_module
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.curves import MOST_NAMES, MetricsLog, curve
-from dapo_rl.board.lab import Lab
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.server import create_app, events
-from dapo_rl.board.watch import Watcher, dumps
+from dapo_rl.board.watcher import Watcher, dumps
 
 FILES = (
     "config.yaml",
@@ -164,7 +164,7 @@ def board(whole, tmp_path_factory):
         damage(copy / file)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dapo_rl.board.curves.LARGEST_LOG", 8 << 20)  # so that the huge one is read in no time
-        yield create_app(Catalogue([root]), Lab(root), "token"), names
+        yield create_app(Catalogue([root]), Launcher(root), "token"), names
 
 
 def first_event(app):
@@ -270,7 +270,7 @@ def test_a_request_that_json_cannot_repeat_is_answered(board, body):
 
 def test_a_name_that_is_not_utf_8_can_be_asked_for(whole, tmp_path):
     shutil.copytree(whole, os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    client = TestClient(create_app(Catalogue([tmp_path]), Lab(tmp_path), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
     name = client.get("/api/runs").json()["runs"][0]["name"]
     assert name == "caf\N{REPLACEMENT CHARACTER}"
     assert client.get("/api/settings", params={"run": name}).status_code == 200
@@ -308,7 +308,7 @@ def changing(tmp_path_factory):
     root = tmp_path_factory.mktemp("changing")
     (root / "run").mkdir()
     (root / "run" / "config.yaml").write_text("")
-    client = TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
     return root / "run", client
 
 

@@ -10,10 +10,10 @@ import pytest
 from board_runs import append_line, finish, make_run
 from tokenizers import Tokenizer
 
+from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
+from dapo_rl.board.detokenize import EMBEDDED, pieces, tokenizer_of
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, own_parts, search
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.tokens import EMBEDDED, pieces, tokenizer_of
 
 
 def test_runs_are_found_below_a_directory_and_named_after_it(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 from board_runs import kept, make_group, make_run
 from fastapi.testclient import TestClient
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.groups import group_of, groups_of, search
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
 from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
@@ -44,7 +44,7 @@ def run(tmp_path):
 @pytest.fixture
 def client(run):
     root = run.path.parent
-    return TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    return TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
 
 
 def places(run, **wanted):

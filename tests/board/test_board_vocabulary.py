@@ -2,15 +2,15 @@
 
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.server import create_app
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.outcomes import OUTCOMES
 
 
 def client(tmp_path):
-    app = create_app(Catalogue([tmp_path]), Lab(tmp_path), "token")
+    app = create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token")
     return TestClient(app, base_url="http://127.0.0.1:8765")
 
 

@@ -15,7 +15,7 @@ from support import REPOSITORY, SMALL, small_model, tokenizer
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.build import Given, build_run, resolve
 from dapo_rl.cli import DEFAULT_RECIPE
-from dapo_rl.runs.live import make_display
+from dapo_rl.runs.live_display import make_display
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.command import _compared, _plan
+from dapo_rl.lab.ablate.ablation import _compared, _plan
 from dapo_rl.lab.ablate.differences import detectable_errors, paired_difference, power_of_test
 from dapo_rl.lab.ablate.plan import AblationPlan, grid, paper_table
 from dapo_rl.lab.ablate.quantities import COMPARABLE, OTHERS, TABLE

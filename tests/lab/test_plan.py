@@ -9,7 +9,7 @@ import pytest
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import NoWeights, World
+from dapo_rl.lab.bench.sampling_simulation import NoWeights, World
 from dapo_rl.lab.check_memory import Need
 from dapo_rl.lab.model_size import KNOWN
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu

@@ -15,7 +15,7 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
-from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo, SimulatedEngine, World
+from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SaysSo, SimulatedEngine, World
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.staleness import Ahead, may_start

@@ -10,7 +10,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling import EndlessPrompts, SimulatedEngine, World
+from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SimulatedEngine, World
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict
 

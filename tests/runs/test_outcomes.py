@@ -9,7 +9,7 @@ from support import REPOSITORY, make_prompt
 
 from dapo_rl.outcomes import LOGGED, OUTCOMES, Former, Outcome, Waiting, tokens_label
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
-from dapo_rl.runs.words import dropped
+from dapo_rl.runs.metric_text import dropped
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.types import Batch, Group, Trajectory
 

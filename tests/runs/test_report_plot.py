@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from dapo_rl.runs.plots import draw_report, report_figure, smooth
+from dapo_rl.runs.report_plot import draw_report, report_figure, smooth
 
 
 def rows(n):

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Query
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.curves import smooth_curve
-from dapo_rl.board.extras import extras_of
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.extra_columns import extras_of
 from dapo_rl.board.run import ACCURACY, BoardRun
 from dapo_rl.board.samples import Order, SampleFilter, rows_of, samples_of
-from dapo_rl.board.watch import dumps
+from dapo_rl.board.watcher import dumps
 
 COLUMNS = (
     *("step", "draw", "sample", "prompt_id", "data_source", "fate", "status", "correct", "score", "reward"),

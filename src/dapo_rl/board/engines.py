@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dapo_rl.board.contents import as_number
 from dapo_rl.board.run import BoardRun
+from dapo_rl.board.run_files import as_number
 
 FIGURES = {
     "engines": re.compile(r"engine/([0-9]{1,6})/(queue|version|tokens_per_s|busy|lost)"),

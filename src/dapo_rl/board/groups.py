@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.extras import extras_of
+from dapo_rl.board.detokenize import pieces, tokenizer_of
+from dapo_rl.board.extra_columns import extras_of
 from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.rollout_table import read_table
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.samples import TEXTS, lengths_of, matches, outcomes_shown, pattern_of
-from dapo_rl.board.table import read_table
-from dapo_rl.board.tokens import pieces, tokenizer_of
 
 __all__ = ["UnreadableError", "group_of", "groups_of", "search", "tokens_by_outcome"]
 

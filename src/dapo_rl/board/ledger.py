@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.contents import LARGEST_COUNT, as_count
 from dapo_rl.board.files import UnreadableError, identity
 from dapo_rl.board.groups import tokens_by_outcome
 from dapo_rl.board.run import BoardRun
+from dapo_rl.board.run_files import LARGEST_COUNT, as_count
 
 BARS = 160
 

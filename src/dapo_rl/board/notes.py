@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.contents import as_count, as_text, as_time
 from dapo_rl.board.files import open_regular
+from dapo_rl.board.run_files import as_count, as_text, as_time
 
 TAIL = 256 << 10
 MOST_NOTES = 500

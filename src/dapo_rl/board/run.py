@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.board.contents import (
+from dapo_rl.board.curves import MetricsLog
+from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
+from dapo_rl.board.run_files import (
     LARGEST_COUNT,
     as_count,
     as_number,
@@ -24,8 +26,6 @@ from dapo_rl.board.contents import (
     read_settings,
     wrong_in_summary,
 )
-from dapo_rl.board.curves import MetricsLog
-from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
 from dapo_rl.objectives import GAE
 
 LONGEST_PROBLEM = 200

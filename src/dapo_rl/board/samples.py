@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapo_rl.board.files import Identity, UnreadableError, identity
-from dapo_rl.board.table import read_table
+from dapo_rl.board.rollout_table import read_table
 from dapo_rl.types import VerdictStatus
 
 Order = Literal["draw", "reward", "length", "verdict", "advantage"]

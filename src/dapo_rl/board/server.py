@@ -21,19 +21,19 @@ from fastapi.staticfiles import StaticFiles
 
 from dapo_rl.base.quote import printable
 from dapo_rl.board.ablation import BoardAblation
+from dapo_rl.board.access import Guard, is_loopback, token_matches
+from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
 from dapo_rl.board.connections import ACCEPTED_AT_ONCE, BoardProtocol, LoopErrors
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
 from dapo_rl.board.engines import engines_and_ranks
 from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
-from dapo_rl.board.guard import Guard, is_loopback, token_matches
-from dapo_rl.board.lab import Lab, Start
+from dapo_rl.board.launcher import Launcher, Start
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.notes import read_notes
-from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.recipes import DEMO
+from dapo_rl.board.recipe_menu import DEMO
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.watch import Watcher, dumps
+from dapo_rl.board.watcher import Watcher, dumps
 from dapo_rl.errors import UserError
 from dapo_rl.outcomes import OUTCOMES
 
@@ -60,7 +60,7 @@ class RefusedError(Exception):
     """An action was requested without the token, or from a board that has no Lab."""
 
 
-def create_app(catalogue: Catalogue, lab: Lab | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
+def create_app(catalogue: Catalogue, lab: Launcher | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
     """The board of a catalogue; without a Lab it is read-only. Beyond this machine, reading needs the token too."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
     app.add_middleware(Guard, bound=bound, token=None if is_loopback(bound) else token)
@@ -257,7 +257,7 @@ def ranges(steps: Sequence[int]) -> list[list[int]]:
     return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
 
 
-def _serve_lab(app: FastAPI, lab: Lab | None, token: str) -> None:
+def _serve_lab(app: FastAPI, lab: Launcher | None, token: str) -> None:
     if lab is None:
         _refuse_runs(app)
         return
@@ -335,7 +335,7 @@ def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) 
     if workshop not in roots:
         roots.append(workshop)
     is_local = is_loopback(host)
-    lab = Lab(workshop, roots) if is_local or allow_runs else None
+    lab = Launcher(workshop, roots) if is_local or allow_runs else None
     token = secrets.token_urlsafe(18)
     app = create_app(Catalogue(roots), lab, token, host)
     listening = _listen(host, port)

@@ -18,7 +18,7 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
-from dapo_rl.runs.failure import forget_failure
+from dapo_rl.runs.error_file import forget_failure
 from dapo_rl.runs.notes import forget_notes_after
 from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table

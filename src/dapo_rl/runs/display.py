@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self, TextIO
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, source_name
-from dapo_rl.runs.words import (
+from dapo_rl.runs.metric_text import (
     closing_rows,
     engines,
     graded_score,

@@ -22,7 +22,7 @@ from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics, with_proximal
 from dapo_rl.train.callbacks import Callbacks
 from dapo_rl.train.checkpoint import Checkpoints

@@ -12,7 +12,7 @@ from dapo_rl.lab.ablate.interval import TInterval, t_interval
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm
 from dapo_rl.lab.ablate.repetition import repetition_by_step
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.words import number
+from dapo_rl.runs.metric_text import number
 
 LAST_SHARE = 0.25
 """Final values are means over this share of the steps, since a single step or evaluation is noisy."""

@@ -18,8 +18,8 @@ from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
 from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.metric_text import number
 from dapo_rl.runs.records import parse_metrics
-from dapo_rl.runs.words import number
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 

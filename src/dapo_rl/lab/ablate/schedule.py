@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dapo_rl.lab.ablate.display import AblationDisplay
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.lab.ablate.show import AblationDisplay
 
 POLL_SECONDS = 0.2
 

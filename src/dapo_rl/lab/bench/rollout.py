@@ -14,12 +14,12 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.floor import Size
-from dapo_rl.lab.bench.measure import measure
+from dapo_rl.lab.bench.model_shapes import open_model
+from dapo_rl.lab.bench.peer_variants import GENERATE_VARIANTS, vllm_options
 from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import GENERATE_VARIANTS, vllm_options
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.roofline import Size
+from dapo_rl.lab.bench.timing import measure
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.forward import pad
 from dapo_rl.models.load import check_context, pad_id, pick_device
 from dapo_rl.types import IntArray
@@ -29,7 +29,7 @@ WARMUP_SHARE = 16
 every batch size occurs."""
 
 
-def measure_engine(work: Work, variant: str = "") -> Measurement:
+def measure_engine(work: Workload, variant: str = "") -> Measurement:
     model, tokenizer, prompts, facts = _open(work, work.device)
     if work.engine == "vllm":  # it gets the whole GPU; random weights are made there, which is faster
         model.cpu()
@@ -68,7 +68,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
     return result
 
 
-def measure_generate(work: Work, variant: str = "") -> Measurement:
+def measure_generate(work: Workload, variant: str = "") -> Measurement:
     """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits.
 
     It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
@@ -94,7 +94,7 @@ def measure_generate(work: Work, variant: str = "") -> Measurement:
     return measure(run, work, device, facts)
 
 
-def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
+def _open(work: Workload, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
     model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
     model.requires_grad_(False)
     texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
@@ -107,12 +107,12 @@ def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntAr
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
 
 
-def _engine(work: Work, model: Any, tokenizer: Any) -> Engine:
+def _engine(work: Workload, model: Any, tokenizer: Any) -> Engine:
     dtype = getattr(torch, work.dtype)
     return build_engine(work.engine, model, tokenizer, work.config().sampling, dtype, work.longest, copies=False)
 
 
-def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
+def _vllm(work: Workload, model: Any, tokenizer: Any, variant: str) -> Engine:
     from dapo_rl.engines.vllm import VLLMEngine
 
     if not torch.cuda.is_available():
@@ -123,6 +123,6 @@ def _vllm(work: Work, model: Any, tokenizer: Any, variant: str) -> Engine:
     return VLLMEngine(model, tokenizer, settings, getattr(torch, work.dtype), seeded=False, **options)
 
 
-def _vllm_options(work: Work, variant: str) -> dict[str, Any]:
+def _vllm_options(work: Workload, variant: str) -> dict[str, Any]:
     max_batch = work.config().sampling.max_batch or work.samples
     return vllm_options(variant or "in-process", max_batch=max_batch, longest=work.longest)

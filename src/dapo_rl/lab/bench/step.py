@@ -16,11 +16,11 @@ from typing import Any, Self
 import torch
 
 from dapo_rl.config import Config
-from dapo_rl.lab.bench.floor import Size
 from dapo_rl.lab.bench.memory import PeakMemory
+from dapo_rl.lab.bench.model_shapes import open_model
 from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.roofline import Size
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.train.memory import NOTE
@@ -29,7 +29,7 @@ from dapo_rl.trainer import DAPOTrainer
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
 
 
-def measure_step(work: Work) -> Measurement:
+def measure_step(work: Workload) -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
@@ -72,7 +72,7 @@ class _EnoughError(Exception):
 class _Watch:
     """A display that shows nothing and records the end of each step."""
 
-    def __init__(self, work: Work, memory: PeakMemory) -> None:
+    def __init__(self, work: Workload, memory: PeakMemory) -> None:
         self._work, self.memory = work, memory
         self._ends: list[float] = []
         self._notes: list[str] = []

@@ -20,10 +20,10 @@ import torch
 
 from dapo_rl.lab.bench.machine import synchronize
 from dapo_rl.lab.bench.memory import PeakMemory
+from dapo_rl.lab.bench.model_shapes import open_model
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
 from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import TRL_VARIANTS, Variant
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device, save_model
 
 VLLM_ENVIRONMENT = {
@@ -36,7 +36,7 @@ VLLM_ENVIRONMENT = {
 }
 
 
-def measure_trl(work: Work, variant: str) -> Measurement:
+def measure_trl(work: Workload, variant: str) -> Measurement:
     if TRL_VARIANTS[variant].vllm:  # before vLLM is imported
         for name, value in VLLM_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -77,7 +77,7 @@ def measure_trl(work: Work, variant: str) -> Measurement:
     return watch.measurement()
 
 
-def _arguments(work: Work, how: Variant) -> dict[str, Any]:
+def _arguments(work: Workload, how: Variant) -> dict[str, Any]:
     config = work.config()
     micro_batch = work.group if how.accumulate else work.samples
     arguments: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _arguments(work: Work, how: Variant) -> dict[str, Any]:
 class _StepClock:
     """Records the ends of steps, the memory after the warm-up, and the number of sampled tokens."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
+    def __init__(self, work: Workload, device: torch.device) -> None:
         self._work, self._device = work, device
         self._memory = PeakMemory(device)
         self._created = time.perf_counter()

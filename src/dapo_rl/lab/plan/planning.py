@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import World
+from dapo_rl.lab.bench.sampling_simulation import World
 from dapo_rl.lab.memory_report import GIB, MemoryPart
 from dapo_rl.lab.model_size import size_of
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu

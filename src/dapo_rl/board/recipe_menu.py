@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo_rl.board.contents import LARGEST_CONFIG, read_settings
 from dapo_rl.board.files import Identity, Remembered, identity, load_yaml, read_all
 from dapo_rl.board.run import problem_line
+from dapo_rl.board.run_files import LARGEST_CONFIG, read_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import packaged_recipe, recipe_names

@@ -10,10 +10,10 @@ import torch
 
 from dapo_rl.lab.bench.machine import synchronize
 from dapo_rl.lab.bench.memory import PeakMemory
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.workload import Measurement, Workload
 
 
-def measure(run: Callable[[int], Any], work: Work, device: torch.device, facts: dict[str, Any]) -> Measurement:
+def measure(run: Callable[[int], Any], work: Workload, device: torch.device, facts: dict[str, Any]) -> Measurement:
     """`run` takes the number of the round, so that each round can have its own prompts."""
     for i in range(work.warmup):
         run(i)

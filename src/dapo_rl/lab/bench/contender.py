@@ -1,6 +1,6 @@
 """Runs one contender in a separate process, so that memory peaks and allocators do not interfere.
 
-python -m dapo_rl.lab.bench.worker RESULT < JOB
+python -m dapo_rl.lab.bench.contender RESULT < JOB
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.work import STACK_SIGNAL, Job, Work
+from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job, Workload
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -43,10 +43,10 @@ def run_job(job: Job) -> dict[str, Any]:
     return asdict(measure_step(job.work))
 
 
-def measure_limit(work: Work) -> dict[str, Any]:
+def measure_limit(work: Workload) -> dict[str, Any]:
     """The machine's rates, and what `auto` resolves to on it."""
     from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate
-    from dapo_rl.lab.bench.shapes import check_model
+    from dapo_rl.lab.bench.model_shapes import check_model
     from dapo_rl.models.load import compute_dtype, pick_device
 
     check_model(work.model)

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.files import Identity
-from dapo_rl.board.read import Catalogue
 from dapo_rl.board.run import BoardRun, broken_row
 
 LOOK_SECONDS = 0.5

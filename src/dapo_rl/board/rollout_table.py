@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dapo_rl.base.parquet import SizeLimit, TooLargeError, check_size, decoded_bytes, open_parquet, plain_type
-from dapo_rl.board.extras import MOST_COLUMNS, is_showable
+from dapo_rl.board.extra_columns import MOST_COLUMNS, is_showable
 from dapo_rl.board.files import UnreadableError, open_regular
 from dapo_rl.runs.rollouts import SCHEMA
 

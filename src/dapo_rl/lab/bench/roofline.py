@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from dapo_rl.lab.bench.work import Work
+from dapo_rl.lab.bench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Limit:
         return max(read_bytes / self.bandwidth_bytes_per_s, flops / self.matmul_flops_per_s)
 
 
-def floor_seconds(work: Work, size: Size, limit: Limit) -> float:
+def floor_seconds(work: Workload, size: Size, limit: Limit) -> float:
     rollout, update = rollout_floor(work, size, limit), update_floor(work, size, limit)
     return {"rollout": rollout, "update": update, "step": rollout + update}[work.kind]
 
 
-def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
+def rollout_floor(work: Workload, size: Size, limit: Limit) -> float:
     width = 2 if work.dtype == "bfloat16" else 4
     weights = (size.body + size.head) * width
     prompt = work.prompts * work.prompt_tokens
@@ -73,7 +73,7 @@ def rollout_floor(work: Work, size: Size, limit: Limit) -> float:
     return total
 
 
-def update_floor(work: Work, size: Size, limit: Limit) -> float:
+def update_floor(work: Workload, size: Size, limit: Limit) -> float:
     """One forward pass, and a backward pass of twice its cost; the output layer for response tokens only."""
     prompt = work.prompts * work.prompt_tokens
     flops = 2.0 * size.body * (prompt + work.response_tokens) + 2 * size.head * work.response_tokens

@@ -18,7 +18,7 @@ from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-from dapo_rl.runs.plots import SMOOTH_BEYOND, smooth
+from dapo_rl.runs.report_plot import SMOOTH_BEYOND, smooth
 
 TITLES = {
     "ladder": "Techniques added one by one",

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dapo_rl.base.quote import cut
-from dapo_rl.board.contents import LARGEST_COUNT
+from dapo_rl.board.run_files import LARGEST_COUNT
 
 MOST_COLUMNS, MOST_VALUES = 64, 200
 LONGEST_VALUE = 2000

@@ -15,7 +15,7 @@ from rich.console import Console
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.lengths import fixed_length, longest_length
-from dapo_rl.lab.bench.work import Kind, Work
+from dapo_rl.lab.bench.workload import Kind, Workload
 
 app = typer.Typer(
     help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",
@@ -87,7 +87,7 @@ def bench_command(
     sweep: Annotated[str | None, typer.Option(help="Vary one size, for example prompts=8,16,32.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    work = Work(
+    work = Workload(
         kind=cast(Kind, context.command.name),
         model=model,
         prompts=prompts,
@@ -126,7 +126,7 @@ def sampling(
         rates = []
     if not rates or not all(0.01 <= rate <= 1 for rate in rates):
         raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
-    from dapo_rl.lab.bench.sampling import SimulatedEngine, World, print_simulation, simulate, strategies
+    from dapo_rl.lab.bench.sampling_simulation import SimulatedEngine, World, print_simulation, simulate, strategies
 
     names = list(strategies(SimulatedEngine(World(1.0, group), 1), group, prompts))
     rows = []
@@ -167,13 +167,13 @@ def bookkeeping(
 
 
 def _run(
-    work: Work, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
+    work: Workload, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
 ) -> None:
     if timeout <= 0:
         raise UserError(f"--timeout: {timeout:g} is not above 0")
     if variant is not None and against is None:
         raise UserError("--peer-variant: there is no peer; name one with --against")
-    from dapo_rl.lab.bench.run import bench
+    from dapo_rl.lab.bench.compare import bench
     from dapo_rl.lab.bench.show import print_benchmarks
 
     name, works = _sweep(work, sweep)
@@ -213,7 +213,7 @@ def _most_tokens(tokens: int | None, lengths: str | None, cap: int | None) -> in
     return min(number for number in (longest, cap) if number is not None)
 
 
-def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:
+def _sweep(work: Workload, sweep: str | None) -> tuple[str | None, list[Workload]]:
     if sweep is None:
         return None, [work]
     name, _, values = sweep.replace("-", "_").partition("=")
@@ -226,7 +226,7 @@ def _sweep(work: Work, sweep: str | None) -> tuple[str | None, list[Work]]:
     return name, [replace(work, **size) for size in sizes]
 
 
-def _check(work: Work) -> None:
+def _check(work: Workload) -> None:
     if work.kind == "step" and work.lengths:
         raise UserError("--lengths: `bench step` has samples of one length; use --tokens, or bench rollout or update")
     least = {"prompts": 1, "group": 1 if work.kind == "rollout" else 2, "tokens": 1, "prompt_tokens": 2}

@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.floor import Limit, Size, floor_seconds
-from dapo_rl.lab.bench.variants import all_variants, installed, variants_of
-from dapo_rl.lab.bench.work import STACK_SIGNAL, Job, Work
+from dapo_rl.lab.bench.peer_variants import all_variants, installed, variants_of
+from dapo_rl.lab.bench.roofline import Limit, Size, floor_seconds
+from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job, Workload
 
 PEERS = {"rollout": ("generate", "hf", "native", "vllm"), "update": (), "step": ("trl",)}
 
@@ -36,7 +36,7 @@ class ContenderError(RuntimeError):
 
 
 def bench(
-    works: Sequence[Work], against: str | None, variant: str | None, timeout: float, tell: Tell
+    works: Sequence[Workload], against: str | None, variant: str | None, timeout: float, tell: Tell
 ) -> list[dict[str, Any]]:
     """A report for each workload. The machine's rates are measured before and after, and the better ones are used."""
     _check_peer(works[0], against, variant)
@@ -58,7 +58,7 @@ def bench(
     return reports
 
 
-def _compare(work: Work, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
+def _compare(work: Workload, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
     """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
@@ -84,7 +84,7 @@ def _compare(work: Work, against: str | None, variant: str | None, timeout: floa
     return report
 
 
-def _lengths(work: Work) -> dict[str, Any]:
+def _lengths(work: Workload) -> dict[str, Any]:
     """What was drawn; the seed gives each length."""
     lengths = work.all_lengths
     return {
@@ -97,7 +97,7 @@ def _lengths(work: Work) -> dict[str, Any]:
     }
 
 
-def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
+def _peer(work: Workload, name: str, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
     """The numbers of every variant, and those of the fastest as the peer's."""
     cuda, bfloat16 = work.device == "cuda", work.dtype == "bfloat16"
     names = [variant] if variant else variants_of(name, cuda=cuda, bfloat16=bfloat16, samples=work.samples)
@@ -115,7 +115,7 @@ def _peer(work: Work, name: str, variant: str | None, timeout: float, tell: Tell
     return {"name": name, **best, "variants": tried}
 
 
-def _numbers(work: Work, result: dict[str, Any]) -> dict[str, Any]:
+def _numbers(work: Workload, result: dict[str, Any]) -> dict[str, Any]:
     seconds = median(result["seconds"])
     return {
         "seconds": seconds,
@@ -128,7 +128,7 @@ def _numbers(work: Work, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_peer(work: Work, against: str | None, variant: str | None) -> None:
+def _check_peer(work: Workload, against: str | None, variant: str | None) -> None:
     if work.engine == "vllm":
         _need("vllm", "--engine vllm")
     if against is None:
@@ -167,7 +167,7 @@ def _run(job: Job, timeout: float) -> dict[str, Any]:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dapo_rl.lab.bench.worker", str(answer)],
+                [sys.executable, "-m", "dapo_rl.lab.bench.contender", str(answer)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

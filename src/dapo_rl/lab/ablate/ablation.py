@@ -14,13 +14,13 @@ from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.lock import acquire
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.display import ablation_display
 from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED, TO_ACCURACY
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
 from dapo_rl.lab.ablate.results import ArmResult, collect
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.lab.ablate.schedule import run_all
-from dapo_rl.lab.ablate.show import ablation_display
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
 from dapo_rl.runs.directory import new_run_directory
 
@@ -96,7 +96,7 @@ def _write(
     if not any(run.state == "done" for run in runs):
         console.print("no run has finished yet; nothing to compare")
         return
-    from dapo_rl.lab.ablate.picture import draw_ablation  # matplotlib takes a second to import
+    from dapo_rl.lab.ablate.plot import draw_ablation  # matplotlib takes a second to import
 
     atomic_write(out / "ablation.json", ablation_json(plan, results))
     atomic_write(out / "ablation.md", markdown(plan, results))

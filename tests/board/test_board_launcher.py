@@ -6,10 +6,10 @@ import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.jobs import JobQueue
-from dapo_rl.board.lab import Lab, Start, overrides_for
-from dapo_rl.board.read import Catalogue
-from dapo_rl.board.recipes import DEMO, RecipeMenu
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.job_queue import JobQueue
+from dapo_rl.board.launcher import Launcher, Start, overrides_for
+from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
 from dapo_rl.board.server import create_app
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
@@ -65,7 +65,7 @@ def test_a_recipe_is_read_again_when_it_changes(folder):
     ["../secret.yaml", "recipes/link.yaml", "recipes/bad.yaml", "/etc/passwd", "mine.yaml", "runs/deep/hidden.yaml"],
 )
 def test_a_name_that_is_not_offered_is_not_opened(folder, name):
-    client = TestClient(create_app(Catalogue([folder]), Lab(folder), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([folder]), Launcher(folder), "token"), base_url="http://127.0.0.1")
     body = {"techniques": [], "recipe": name}
     assert client.post("/api/lab/start", json=body, headers=TOKEN).status_code == 409
     assert client.get("/api/lab", params={"recipe": name}).status_code == 409
@@ -73,7 +73,7 @@ def test_a_name_that_is_not_offered_is_not_opened(folder, name):
 
 
 def test_the_switches_of_a_recipe(folder):
-    lab = Lab(folder)
+    lab = Launcher(folder)
     answer = lab.describe("runs/mine.yaml")
     on = {technique["name"]: technique["on"] for technique in answer["techniques"]}
     assert on["Clip-Higher"] is True
@@ -131,7 +131,7 @@ def test_runs_wait_for_each_other(tmp_path):
 
 @pytest.mark.slow
 def test_no_run_outlives_the_board(folder):
-    lab = Lab(folder)
+    lab = Launcher(folder)
     wanted = Start(recipe="runs/mine.yaml", techniques=["Clip-Higher"], steps=100)
     try:
         assert [lab.start(wanted), lab.start(wanted)] == ["lab-001", "lab-002"]
@@ -144,7 +144,7 @@ def test_no_run_outlives_the_board(folder):
 
 @pytest.mark.slow
 def test_a_run_that_is_stopped_saves(folder):
-    lab = Lab(folder)
+    lab = Launcher(folder)
     (folder / "mine.yaml").write_text(GOOD + SMALL)
     try:
         name = lab.start(Start(recipe="runs/mine.yaml", techniques=[], steps=5000, eval_prompts=2))
@@ -162,8 +162,8 @@ def test_a_run_that_is_stopped_saves(folder):
 
 
 def test_a_queue_has_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.board.jobs.AT_ONCE", 0)
-    monkeypatch.setattr("dapo_rl.board.jobs.MOST_WAITING", 2)
+    monkeypatch.setattr("dapo_rl.board.job_queue.AT_ONCE", 0)
+    monkeypatch.setattr("dapo_rl.board.job_queue.MOST_WAITING", 2)
     queue = JobQueue(tmp_path)
     queue.add("a", []), queue.add("b", [])
     with pytest.raises(UserError, match="2 runs are waiting already"):
@@ -190,7 +190,7 @@ def test_a_recipe_beside_the_runs_is_offered_and_other_files_are_not(folder):
 
 
 def test_every_setting_is_described_with_the_value_of_the_recipe(folder):
-    described = {row["key"]: row for row in Lab(folder).describe("runs/mine.yaml")["settings"]}
+    described = {row["key"]: row for row in Launcher(folder).describe("runs/mine.yaml")["settings"]}
     assert list(described) == list(known_keys())
     assert described["algo.clip_high"]["value"] == "0.35"
     assert described["sampling.dynamic"]["value"] == "true"
@@ -203,7 +203,7 @@ def test_every_setting_is_described_with_the_value_of_the_recipe(folder):
 
 
 def test_the_value_of_every_setting_is_one_that_the_lab_accepts(folder):
-    lab = Lab(folder)
+    lab = Launcher(folder)
     rows = [row for row in lab.describe("runs/mine.yaml")["settings"] if not row["key"].startswith("model.lora.")]
     lab.check(Start(recipe="runs/mine.yaml", techniques=[], settings={row["key"]: row["value"] for row in rows}))
 
@@ -214,7 +214,7 @@ def test_other_settings_are_checked_and_passed_on(folder):
     words = overrides_for(Start(techniques=[], settings=settings), base)
     config = Config.load(folder / "mine.yaml", words)
     assert (config.train.lr, config.sampling.stop, config.train.steps) == (0.001, ("a", "b"), 7)
-    client = TestClient(create_app(Catalogue([folder]), Lab(folder), "token"), base_url="http://localhost")
+    client = TestClient(create_app(Catalogue([folder]), Launcher(folder), "token"), base_url="http://localhost")
     for wrong, why in {
         ("train.lr", "fast"): "train.lr",
         ("train.lrr", "1"): "did you mean train.lr",

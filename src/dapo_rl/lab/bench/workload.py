@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """`prompts` × `group` samples of known lengths, in `warmup` and then `repeats` measured rounds.
 
     All rounds have the same lengths, in the same order, and prompts of their own.
@@ -124,7 +124,7 @@ class Job:
 
     contender: str
     """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
-    work: Work
+    work: Workload
     variant: str = ""
 
     def to_json(self) -> str:
@@ -134,7 +134,7 @@ class Job:
     def from_json(cls, text: str) -> Job:
         fields = json.loads(text)
         work = fields.pop("work")
-        return cls(work=Work(**{**work, "settings": tuple(work["settings"])}), **fields)
+        return cls(work=Workload(**{**work, "settings": tuple(work["settings"])}), **fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.runs.directory import NOTHING, RunDirectory
 from dapo_rl.runs.display import PlainDisplay
-from dapo_rl.runs.failure import forget_failure, write_failure
+from dapo_rl.runs.error_file import forget_failure, write_failure
 from dapo_rl.runs.notes import LONGEST_NOTE, NotedDisplay, Notes, forget_notes_after
 
 

@@ -22,7 +22,7 @@ from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.outcomes import OUTCOMES
 from dapo_rl.runs.display import Display, Metrics, Pace, PlainDisplay, headline, pretraining_line
-from dapo_rl.runs.words import closing_rows, dropped, engines, graded_score, kept_and_filled, number, ranks
+from dapo_rl.runs.metric_text import closing_rows, dropped, engines, graded_score, kept_and_filled, number, ranks
 
 TREND_STEPS = 30
 

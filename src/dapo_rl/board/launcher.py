@@ -11,8 +11,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.board.jobs import JobQueue
-from dapo_rl.board.recipes import DEMO, RecipeMenu
+from dapo_rl.board.job_queue import JobQueue
+from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
 from dapo_rl.config import Config, known_keys
 from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
@@ -40,7 +40,7 @@ class Start(BaseModel):
     """Other settings by key, with their values as on the command line."""
 
 
-class Lab:
+class Launcher:
     def __init__(self, directory: Path, roots: Sequence[Path] = ()) -> None:
         """`directory` is where runs are written; recipes are offered from `roots` and the folders beside them."""
         self.menu = RecipeMenu(roots or [directory])

@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 
 @dataclass(slots=True)
-class LabJob:
+class Job:
     name: str
     path: Path
     recipe: str
@@ -82,7 +82,7 @@ class JobQueue:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._jobs: dict[str, LabJob] = {}
+        self._jobs: dict[str, Job] = {}
         self._lock = threading.RLock()
         self._closed = False
 
@@ -110,7 +110,7 @@ class JobQueue:
                 raise UserError(f"{MOST_WAITING} runs are waiting already; remove one, or wait")
             path = self._new_directory()
             command = [sys.executable, "-P", "-m", "dapo_rl.cli", "train", *words, "--run", str(path)]
-            self._jobs[path.name] = LabJob(path.name, path, recipe, command)
+            self._jobs[path.name] = Job(path.name, path, recipe, command)
             self._go_on()
             return path.name
 
@@ -174,13 +174,13 @@ class JobQueue:
         process.wait()
         self._go_on()
 
-    def _find(self, name: str) -> LabJob:
+    def _find(self, name: str) -> Job:
         job = self._jobs.get(name)
         if job is None:
             raise UserError("only runs that were started here can be stopped here")
         return job
 
-    def _find_waiting(self, name: str) -> LabJob:
+    def _find_waiting(self, name: str) -> Job:
         job = self._find(name)
         if not job.is_waiting:
             raise UserError(f"{name} does not wait any more; stop it instead")
