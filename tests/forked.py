@@ -42,7 +42,6 @@ PRELOADED = (
     "dapo_rl.runs.report_plot",
     "dapo_rl.lab.ablate.ablation",
     "dapo_rl.lab.bench.compare",
-    "dapo_rl.lab.bench.show",
     "dapo_rl.lab.bench.contender",
     "matplotlib.backends.backend_agg",
     "mpmath",

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from threading import RLock
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -45,7 +45,7 @@ ROWS: list[tuple[str, str, Callable[[float], str]]] = [
 """Rows of the table: a label, the metric, and the format of its value."""
 
 
-class LiveDisplay:
+class LiveDisplay(Display):
     """A display that is redrawn in place; notes scroll above it."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,9 +102,6 @@ class LiveDisplay:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -173,8 +173,7 @@ def _run(
         raise UserError(f"--timeout: {timeout:g} is not above 0")
     if variant is not None and against is None:
         raise UserError("--peer-variant: there is no peer; name one with --against")
-    from dapo_rl.lab.bench.compare import bench
-    from dapo_rl.lab.bench.show import print_benchmarks
+    from dapo_rl.lab.bench.compare import bench, print_benchmarks
 
     name, works = _sweep(work, sweep)
     for each in works:

@@ -1,4 +1,4 @@
-"""Runs the contenders one after the other, each in its own process, and compares their numbers."""
+"""Runs the contenders one after the other, each in its own process, and prints the comparison."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.peer_variants import all_variants, installed, variants_of
 from dapo_rl.lab.bench.roofline import Limit, Size, floor_seconds
@@ -28,7 +34,7 @@ STACK_LINES = 150
 STACK_SECONDS = 2
 
 Tell = Callable[[str, float | None], None]
-"""Reports what is being measured and, once it is done, the seconds."""
+"""Reports the current measurement and, once it is done, its seconds."""
 
 
 class ContenderError(RuntimeError):
@@ -85,7 +91,7 @@ def _compare(work: Workload, against: str | None, variant: str | None, timeout: 
 
 
 def _lengths(work: Workload) -> dict[str, Any]:
-    """What was drawn; the seed gives each length."""
+    """A summary of the drawn lengths; the seed reproduces each of them."""
     lengths = work.all_lengths
     return {
         "distribution": work.lengths or f"fixed:{work.tokens}",
@@ -204,3 +210,70 @@ def _end(process: subprocess.Popen[str]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def print_benchmarks(
+    reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None
+) -> None:
+    console = console or Console()
+    first = reports[0]
+    console.print(Text(_headline(first), style="bold"))
+    console.print(Text(_machine(first), style="dim"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in (sweep, ""):
+        if head is not None:
+            table.add_column(head)
+    for head in ("seconds", "tokens/s", "peak memory", "of the limit", "ratio"):
+        table.add_column(head, justify="right")
+    for report in reports:
+        lead = [str(report[sweep])] if sweep else []
+        table.add_row(*lead, _name(report), *_cells(report), percent(report["limit"]["share"], 1), "")
+        peer = report.get("against", {})
+        for tried in peer.get("variants", ()):
+            name = " ".join(filter(None, (peer["name"], tried["variant"])))
+            if "error" in tried:
+                table.add_row(*lead, name, Text(tried["error"][:60], style="red"), "", "", "", "")
+            else:
+                share = report["limit"]["floor_seconds"] / tried["seconds"]
+                ratio = f"{tried['seconds'] / report['seconds']:.2f}×"
+                table.add_row(*lead, name, *_cells(tried), percent(share, 1), ratio)
+    console.print(table)
+    for report in reports:
+        if report["parts"]:
+            parts = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in report["parts"].items())
+            console.print(Text(f"of a step: {parts}"), highlight=False)
+
+
+def _headline(report: dict[str, Any]) -> str:
+    millions = report["parameters"] / 1e6
+    return (
+        f"{report['bench']}: {report['model']} ({millions:,.0f} M), {counted(report['prompts'], 'prompt')} × "
+        f"{counted(report['group'], 'sample')} × {_tokens(report)} after "
+        f"{report['prompt_tokens']}, {report['dtype']} on {report['device']}"
+    )
+
+
+def _tokens(report: dict[str, Any]) -> str:
+    lengths = report["lengths"]
+    if lengths["distribution"].startswith("fixed:"):
+        return counted(report["tokens"], "token")
+    return (
+        f"{lengths['distribution']} tokens (median {lengths['median']:,.0f}, mean {lengths['mean']:,.0f}, longest "
+        f"{lengths['longest']:,}, cap {lengths['cap']:,})"
+    )
+
+
+def _machine(report: dict[str, Any]) -> str:
+    machine, limit = report["machine"], report["limit"]
+    name = machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads"
+    rates = f"{limit['bandwidth_bytes_per_s'] / 1e9:,.1f} GB/s, {limit['matmul_flops_per_s'] / 1e12:,.3g} TFLOP/s"
+    return f"{name}; torch {machine['torch']}; measured {rates}"
+
+
+def _name(report: dict[str, Any]) -> str:
+    return "dapo" if report["bench"] == "update" else f"dapo, {report['engine']}"
+
+
+def _cells(numbers: dict[str, Any]) -> tuple[str, str, str]:
+    memory = f"{numbers['peak_memory_bytes'] / 2**30:,.2f} GiB"
+    return f"{numbers['seconds']:.3f}", f"{numbers['tokens_per_second']:,.0f}", memory

@@ -11,54 +11,29 @@ import os
 import sys
 import traceback
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job, Workload
+from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job
+
+MEASURES = {
+    "limit": "machine:measure_limit",
+    "trl": "trl:measure_trl",
+    "generate": "rollout:measure_generate",
+    "rollout": "rollout:measure_engine",
+    "update": "update:measure_update",
+    "step": "step:measure_step",
+}
+"""The module and function that measure a contender; for an engine, ours or a peer's, by the kind of work."""
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """Runs a contender. Modules are imported here, so that each contender loads only its own."""
-    if job.contender == "limit":
-        return measure_limit(job.work)
-    if job.contender == "trl":
-        from dapo_rl.lab.bench.trl import measure_trl
-
-        return asdict(measure_trl(job.work, job.variant))
-    if job.contender == "generate":
-        from dapo_rl.lab.bench.rollout import measure_generate
-
-        return asdict(measure_generate(job.work, job.variant))
-    if job.work.kind == "rollout":
-        from dapo_rl.lab.bench.rollout import measure_engine
-
-        return asdict(measure_engine(job.work, job.variant))
-    if job.work.kind == "update":
-        from dapo_rl.lab.bench.update import measure_update
-
-        return asdict(measure_update(job.work))
-    from dapo_rl.lab.bench.step import measure_step
-
-    return asdict(measure_step(job.work))
-
-
-def measure_limit(work: Workload) -> dict[str, Any]:
-    """The machine's rates, and what `auto` resolves to on it."""
-    from dapo_rl.lab.bench.machine import bandwidth, describe_machine, matmul_rate
-    from dapo_rl.lab.bench.model_shapes import check_model
-    from dapo_rl.models.load import compute_dtype, pick_device
-
-    check_model(work.model)
-    device = pick_device(work.device)
-    dtype = compute_dtype(work.config().model, device)
-    return {
-        "device": device.type,
-        "dtype": str(dtype).removeprefix("torch."),
-        "machine": describe_machine(device),
-        "bandwidth_bytes_per_s": bandwidth(device),
-        "matmul_flops_per_s": matmul_rate(device, dtype),
-    }
+    """Runs a contender. Its module is imported here, so that each contender loads only its own."""
+    where = MEASURES.get(job.contender) or MEASURES[job.work.kind]
+    module, _, name = where.partition(":")
+    return asdict(getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(job.work, job.variant))
 
 
 def main() -> None:

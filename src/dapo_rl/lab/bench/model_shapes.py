@@ -1,7 +1,8 @@
-"""Models of known shapes with random weights, so that benchmarks download nothing."""
+"""Models of known shapes with random weights, and prompts of random tokens: benchmarks download nothing."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,103 +15,25 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import find_model, load_model, pick_device
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": {
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.2-1b": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-0.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-3b": {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-7b": {
-        "model_type": "qwen2",
-        "vocab_size": 152064,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-    },
-    "qwen2.5-32b": {
-        "model_type": "qwen2",
-        "vocab_size": 152064,
-        "hidden_size": 5120,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "tie_word_embeddings": False,
-    },
+_COLUMNS = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta", "tie_word_embeddings"),
+)
+_ROWS: dict[str, tuple[Any, ...]] = {
+    "smollm2-135m": ("llama", 49152, 576, 1536, 30, 9, 3, 8192, 1e-5, 1e5, True),
+    "llama-3.2-1b": ("llama", 128256, 2048, 8192, 16, 32, 8, 131072, 1e-5, 5e5, True),
+    "qwen2.5-0.5b": ("qwen2", 151936, 896, 4864, 24, 14, 2, 32768, 1e-6, 1e6, True),
+    "qwen2.5-1.5b": ("qwen2", 151936, 1536, 8960, 28, 12, 2, 32768, 1e-6, 1e6, True),
+    "qwen2.5-3b": ("qwen2", 151936, 2048, 11008, 36, 16, 2, 32768, 1e-6, 1e6, True),
+    "qwen2.5-7b": ("qwen2", 152064, 3584, 18944, 28, 28, 4, 32768, 1e-6, 1e6, False),
+    "qwen2.5-32b": ("qwen2", 152064, 5120, 27648, 64, 40, 8, 32768, 1e-6, 1e6, False),
 }
+SHAPES: dict[str, dict[str, Any]] = {name: dict(zip(_COLUMNS, row, strict=True)) for name, row in _ROWS.items()}
 """The parts of the published configurations that affect the computation."""
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+ATTEMPTS = 20
+"""How often a random text is extended until it has the wanted number of tokens."""
 
 
 def open_model(name: str, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, Any]:
@@ -147,3 +70,24 @@ def synthetic_tokenizer(size: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([PAD, BOS, EOS])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def random_prompts(tokenizer: Any, count: int, length: int, seed: int) -> list[str]:
+    """Distinct prompts of a given length, as text, so that every contender reads the same tokens."""
+    rng = random.Random(seed)
+    special = set(tokenizer.all_special_ids)
+    plain = [i for i in range(min(len(tokenizer), 50_000)) if i not in special]
+    return [_random_text(tokenizer, plain, length, rng) for _ in range(count)]
+
+
+def _random_text(tokenizer: Any, plain: list[int], length: int, rng: random.Random) -> str:
+    """A text of `length` tokens, or slightly fewer if the tokenizer keeps merging random pieces."""
+    text, added = "", len(tokenizer("").input_ids)
+    ids: list[int] = []
+    for _ in range(ATTEMPTS):
+        ids = ids[: length - added] + [rng.choice(plain) for _ in range(length - added - len(ids))]
+        text = tokenizer.decode(ids)
+        ids = tokenizer(text, add_special_tokens=False).input_ids
+        if len(ids) + added == length:
+            break
+    return text

@@ -14,9 +14,8 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.model_shapes import open_model
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
 from dapo_rl.lab.bench.peer_variants import GENERATE_VARIANTS, vllm_options
-from dapo_rl.lab.bench.prompts import random_prompts
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, Workload

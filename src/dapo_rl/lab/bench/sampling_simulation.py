@@ -22,12 +22,13 @@ from rich.text import Text
 from torch import Tensor
 
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Completion, Request, SamplingParams
-from dapo_rl.lab.bench.rounds import Rounds
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.models.weights import WeightSource
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
-from dapo_rl.rollout.sampler import Sampler
-from dapo_rl.types import Prompt, Trajectory, Verdict
+from dapo_rl.rollout.sampler import Prompts, Sampler
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict, Verifier
 
 LONGEST = 4096
 
@@ -176,6 +177,75 @@ class SaysSo:
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
         return [right if sample.text == "right" else wrong for sample in samples]
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Dynamic sampling in rounds, as in other libraries: each batch of prompts starts when the last one is done.
+
+    `fill` samples rounds of `round_size × n` prompts until n groups pass, and drops the surplus.
+
+    verl's recipe uses rounds of three batches and stops the run after `most` rounds. ms-swift uses rounds of one batch
+    and, if `most` rounds are not enough, trains on the first round unfiltered (`gives_up`).
+    """
+
+    prompts: Prompts
+    engine: Engine
+    verifier: Verifier
+    params: SamplingParams
+    group_size: int
+    round_size: int = 1
+    most: int = 10**9
+    gives_up: bool = False
+    draws: int = 0
+
+    def fill(self, n: int) -> SampledBatch:
+        kept: list[Group] = []
+        dropped: list[tuple[Group, Outcome]] = []
+        sampled: list[Group] = []
+        rounds = 0
+        while len(kept) < n and rounds < self.most:
+            rounds += 1
+            for group in self._round(n * self.round_size):
+                sampled.append(group)
+                outcome = _outcome(group)
+                if outcome != "kept":
+                    dropped.append((group, outcome))
+                elif len(kept) < n:
+                    kept.append(group)
+                else:
+                    dropped.append((group, "surplus"))
+        if len(kept) < n and self.gives_up:
+            first = sampled[:n]
+            dropped = [(group, "surplus" if _outcome(group) == "kept" else _outcome(group)) for group in sampled[n:]]
+            kept = first
+        tokens = sum(group.tokens for group in sampled)
+        return SampledBatch(
+            tuple(kept), tuple(dropped), tuple(sampled), version=self.engine.version, tokens_generated=tokens
+        )
+
+    def _round(self, size: int) -> list[Group]:
+        drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}
+        self.draws += size
+        for name, (draw, prompt) in drawn.items():
+            seed = derive_seed(0, prompt.id, draw)
+            self.engine.submit(Request(name, prompt.token_ids, self.group_size, self.params, seed))
+        samples: dict[str, dict[int, Trajectory]] = {name: {} for name in drawn}
+        while completions := self.engine.poll():
+            for completion in completions:
+                samples[completion.request_id][completion.index] = completion.sample
+        groups = []
+        for name, (draw, prompt) in drawn.items():
+            responses = tuple(samples[name][i] for i in range(self.group_size))
+            groups.append(Group(draw, prompt, responses, tuple(self.verifier(prompt, responses))))
+        return groups
+
+
+def _outcome(group: Group) -> Outcome:
+    correct = {verdict.correct for verdict in group.verdicts}
+    if len(correct) > 1:
+        return "kept"
+    return "all_correct" if correct == {True} else "all_wrong"
 
 
 class Strategy(Protocol):

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from dapo_rl.build import build_policy, memory_plan
-from dapo_rl.lab.bench.model_shapes import open_model
-from dapo_rl.lab.bench.prompts import random_prompts
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, Workload
@@ -21,7 +20,7 @@ NOISE = 0.01
 """The standard deviation of the noise on old log-probabilities, similar to their change over one or two updates."""
 
 
-def measure_update(work: Workload) -> Measurement:
+def measure_update(work: Workload, variant: str = "") -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     plan = memory_plan(config, model, work.longest, engine_rests=False, has_engine=False)

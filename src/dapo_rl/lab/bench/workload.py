@@ -1,4 +1,4 @@
-"""What a benchmark measures: a workload, the same for every contender."""
+"""The workload of a benchmark, the same for every contender."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import signal
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
@@ -33,7 +35,7 @@ OPTIONS = {
 class Workload:
     """`prompts` × `group` samples of known lengths, in `warmup` and then `repeats` measured rounds.
 
-    All rounds have the same lengths, in the same order, and prompts of their own.
+    All rounds have the same lengths in the same order, but different prompts.
     """
 
     kind: Kind
@@ -132,14 +134,12 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        fields = json.loads(text)
-        work = fields.pop("work")
-        return cls(work=Workload(**{**work, "settings": tuple(work["settings"])}), **fields)
+        return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What the process of a contender reports."""
+    """The report of a contender's process."""
 
     seconds: tuple[float, ...]
     """One per repeat."""

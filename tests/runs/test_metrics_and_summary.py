@@ -5,6 +5,7 @@ import math
 import os
 
 import pytest
+from dapo_rl.runs.records import parse_metrics, read_summary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from dapo_rl.lab.ablate.plan import Arm
 from dapo_rl.lab.ablate.results import outcome
 from dapo_rl.lab.ablate.runs import ArmRun
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.report_plot import report_figure
 
 GOOD = {"step": 1, "acc/mean": 0.5, "reward/mean": None, "sampling/kept": 4, "actor/entropy": 0.25}
