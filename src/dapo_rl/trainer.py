@@ -34,14 +34,13 @@ from dapo_rl.moving.grpo_script import refuse_arguments, refuse_models, script_s
 from dapo_rl.moving.one_process import OneProcess
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.runs.config_file import ConfigFile
-from dapo_rl.runs.directory import NOTHING, RunDirectory, new_run_directory
+from dapo_rl.runs.directory import NOTHING, LogLength, RunDirectory, new_run_directory
 from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.error_file import write_failure
 from dapo_rl.runs.interrupts import Interrupts
 from dapo_rl.runs.live_display import make_display
-from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.notes import NotedDisplay, Notes
-from dapo_rl.runs.settings import check_same_run
+from dapo_rl.runs.resume import check_same_run
 from dapo_rl.runs.trackers import Trackers
 from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train import loop

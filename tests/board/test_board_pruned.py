@@ -5,7 +5,8 @@ from board_runs import make_run
 from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
-from dapo_rl.board.groups import UnreadableError, groups_of, search
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.groups import groups_of, search
 from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.server import create_app

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
 from dapo_rl.board.detokenize import EMBEDDED, pieces, tokenizer_of
-from dapo_rl.board.groups import UnreadableError, group_of, groups_of, own_parts, search
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.groups import group_of, groups_of, own_parts, search
 from dapo_rl.board.ledger import ledger
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import paper_table
-from dapo_rl.runs.settings import flat
+from dapo_rl.recipe import flat
 
 ROWS = [
     ("VAPO", 60, {}),

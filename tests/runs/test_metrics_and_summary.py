@@ -5,16 +5,16 @@ import math
 import os
 
 import pytest
-from dapo_rl.runs.records import parse_metrics, read_summary
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import Arm
-from dapo_rl.lab.ablate.results import outcome
+from dapo_rl.lab.ablate.results import final_metrics
 from dapo_rl.lab.ablate.runs import ArmRun
 from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.metrics_and_summary import parse_metrics, read_summary
 from dapo_rl.runs.report_plot import report_figure
 
 GOOD = {"step": 1, "acc/mean": 0.5, "reward/mean": None, "sampling/kept": 4, "actor/entropy": 0.25}
@@ -96,13 +96,13 @@ def test_what_is_taken_for_metrics_can_be_drawn_and_summed(changes):
         return
     rows = [record, GOOD | {"step": record["step"] + 1}]
     report_figure(rows, [(record["step"], 0.5)], "a run").draw_without_rendering()
-    assert outcome(SUMMARY, rows).accuracy_before == 0.25
+    assert final_metrics(SUMMARY, rows).accuracy_before == 0.25
 
 
 def test_the_summary_of_a_run_comes_back(run):
     run.write_summary(SUMMARY | {"accuracy_after": math.nan})
     assert run.read_summary() == SUMMARY
-    assert outcome(run.read_summary(), []).generated_per_trained == 1.25
+    assert final_metrics(run.read_summary(), []).generated_per_trained == 1.25
 
 
 @settings(deadline=None)
@@ -115,7 +115,7 @@ def test_any_summary_is_one_or_none(tmp_path_factory, changes):
     path = tmp_path_factory.mktemp("s") / "summary.json"
     path.write_text(json.dumps(SUMMARY | changes if isinstance(changes, dict) else changes))
     if summary := read_summary(path):
-        outcome(summary, [])
+        final_metrics(summary, [])
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b"{", b"null"])

@@ -62,7 +62,7 @@ class Guard:
     """Rejects requests that are not for this server, and adds headers that isolate the page."""
 
     def __init__(self, app: Any, bound: str, token: str | None = None) -> None:
-        """`token` is what reading needs; None: nothing."""
+        """`token` is needed to read; None if reading needs none."""
         self._app, self._bound, self._token = app, bound, token
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

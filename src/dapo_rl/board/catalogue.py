@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dapo_rl.board.ablation import BoardAblation
 from dapo_rl.board.evaluation import BoardEvaluation
-from dapo_rl.board.files import Identity, identity
+from dapo_rl.board.files import Identity, identity, shown_name
 from dapo_rl.board.reports import BoardReport
 from dapo_rl.board.run import BoardRun
 
@@ -104,14 +104,14 @@ class Catalogue:
         seen: set[str] = set()
         for root in self._roots:
             above = os.path.realpath(root)
-            own = _shown(os.path.basename(above))
+            own = shown_name(os.path.basename(above))
             for path, make in self._directories_below(str(root), DEPTH, found):
                 inner = os.path.relpath(path, root) if path != str(root) else ""
                 real = os.path.join(above, inner) if inner else above  # links below a root are not followed
                 if real in seen:
                     continue
                 seen.add(real)
-                name = _shown(inner.replace(os.sep, "/")) or own
+                name = shown_name(inner.replace(os.sep, "/")) or own
                 if name in taken:
                     name = f"{own}/{name}"
                 while name in taken:
@@ -142,7 +142,7 @@ class Catalogue:
 
 
 def _look_into(directory: str) -> tuple[list[str], type[BoardReport] | None]:
-    """The subdirectories, and what the directory itself is besides."""
+    """The subdirectories, and the kind of report that the directory contains, if any."""
     try:
         with os.scandir(directory) as entries:
             listed = list(entries)
@@ -152,8 +152,3 @@ def _look_into(directory: str) -> tuple[list[str], type[BoardReport] | None]:
     report = next((REPORTS[name] for name in REPORTS if name in names), None)
     inner = (e.name for e in listed if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
     return sorted(inner), report
-
-
-def _shown(name: str) -> str:
-    """A name that is safe in JSON and URLs even if the file system's is not UTF-8."""
-    return os.fsencode(name).decode("utf-8", "replace")

@@ -23,12 +23,12 @@ LONGEST_LINE = 1 << 20
 LARGEST_LOG = 1 << 30
 MOST_NAMES, LONGEST_NAME = 1000, 200
 MOST_VALUES = 64 << 20
-"""Limits far beyond what a run writes; anything beyond them is ignored."""
+"""Limits far above those of real runs; anything beyond them is ignored."""
 LAST_STEP = 10**12
 
 
 class MetricsLog:
-    """`metrics.jsonl`, read incrementally: each refresh reads what was appended, or the whole file if it is new."""
+    """`metrics.jsonl`, read incrementally: each refresh reads the appended lines, or the whole file if it is new."""
 
     def __init__(self, find: Callable[[], Path | None], names: Set[str] | None = None) -> None:
         """`find` returns the path once the file exists; `names` are the metrics to keep, by default all."""
@@ -54,7 +54,7 @@ class MetricsLog:
         """Whether the last refresh stopped before the end of the file."""
 
     def refresh(self, most: int = LARGEST_LOG) -> None:
-        """Reads what is new, about `most` bytes at a time."""
+        """Reads new lines, about `most` bytes at a time."""
         with self._lock:
             try:
                 path = self._find()
@@ -141,7 +141,7 @@ class MetricsLog:
 
     @property
     def problem(self) -> str | None:
-        """What was not read, in one line."""
+        """Describes skipped lines, in one line; None if all were read."""
         if self._is_cut:
             return f"too long, read up to step {self.last_step}"
         if self._skipped:

@@ -31,6 +31,11 @@ def identity(path: str) -> Identity | None:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def shown_name(name: str) -> str:
+    """A name that is safe in JSON and URLs even if the file system's is not UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
 def regular(path: str, inside: str) -> bool:
     """Whether it is a regular file that is under `inside` after links are resolved."""
     return os.path.isfile(path) and is_inside(path, inside)

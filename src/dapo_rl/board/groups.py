@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -15,13 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapo_rl.board.detokenize import pieces, tokenizer_of
-from dapo_rl.board.extra_columns import extras_of
 from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.rollout_table import read_table
+from dapo_rl.board.rollout_table import extras_of, read_table
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.samples import TEXTS, lengths_of, matches, outcomes_shown, pattern_of
-
-__all__ = ["UnreadableError", "group_of", "groups_of", "search", "tokens_by_outcome"]
 
 OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")
 OF_A_VERDICT = ("correct", "status", "score", "reward", "advantage")
@@ -168,7 +164,7 @@ def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
-    """A sample counts once for what its group shares, the prompt and the truth, and once for what is its own."""
+    """Searches the prompt and the truth once per group, and the response and the answer of every sample."""
     table = _with_shown_outcomes(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
     first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
     pattern = pattern_of(query)
@@ -187,12 +183,3 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
                 | {"text": (row[where] or "")[max(0, start - EXCERPT) : end + EXCERPT]}
             )
     return found
-
-
-def tokens_by_outcome(path: Path) -> dict[str, int]:
-    """Where the tokens of a step's groups went."""
-    table = read_table(path, ["fate", "token_ids"])
-    counts: Counter[str] = Counter()
-    for outcome, length in zip(table.column("fate").to_pylist(), lengths_of(table).to_pylist(), strict=True):
-        counts[str(outcome)] += length
-    return dict(counts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.board.files import UnreadableError, identity
-from dapo_rl.board.groups import tokens_by_outcome
+from dapo_rl.board.rollout_table import read_table
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.run_files import LARGEST_COUNT, as_count
+from dapo_rl.board.samples import lengths_of
 
 BARS = 160
 
@@ -52,10 +54,15 @@ def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
 
 
 def _tokens(path: Path) -> dict[str, int] | None:
+    """Where the tokens of a step's groups went."""
     try:
-        return tokens_by_outcome(path)
+        table = read_table(path, ["fate", "token_ids"])
     except UnreadableError:
         return None
+    counts: Counter[str] = Counter()
+    for outcome, length in zip(table.column("fate").to_pylist(), lengths_of(table).to_pylist(), strict=True):
+        counts[str(outcome)] += length
+    return dict(counts)
 
 
 def _whole(value: float) -> int:

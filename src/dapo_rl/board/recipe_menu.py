@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo_rl.board.files import Identity, Remembered, identity, load_yaml, read_all
+from dapo_rl.board.files import Remembered, load_yaml, read_all, shown_name
 from dapo_rl.board.run import problem_line
 from dapo_rl.board.run_files import LARGEST_CONFIG, read_settings
 from dapo_rl.config import Config
@@ -34,8 +34,8 @@ class OfferedRecipe:
 class RecipeMenu:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._folders = list(_folders(roots))
-        self._known: dict[str, tuple[Identity | None, str | None]] = {}
-        self._sections: dict[str, tuple[Identity | None, bool]] = {}
+        self._settings: dict[Path, Remembered] = {}
+        self._sections: dict[Path, Remembered] = {}
 
     def offered(self) -> dict[str, OfferedRecipe]:
         """The recipes by name: those of the package, the demo first, and the files in the folders."""
@@ -45,7 +45,7 @@ class RecipeMenu:
             for path in _files(folder):
                 if recipes_only and not self._is_recipe(path):
                     continue
-                name = f"{label}/{_shown(path.name)}"
+                name = f"{label}/{shown_name(path.name)}"
                 while name in found:
                     name += "'"
                 if len(found) <= MOST_RECIPES:
@@ -64,23 +64,16 @@ class RecipeMenu:
 
     def _is_recipe(self, path: Path) -> bool:
         """Whether a YAML file has sections of a recipe, right or wrong; a project's folder has other files too."""
-        now, key = identity(str(path)), str(path)
-        if self._sections.get(key, (None, False))[0] != now:
-            reader = Remembered(key, os.path.realpath(path.parent), _sections_of)
-            self._sections[key] = now, bool(reader.look())
-        return self._sections[key][1]
+        make = Remembered(str(path), os.path.realpath(path.parent), _sections_of)
+        return bool(self._sections.setdefault(path, make).look())
 
     def _problem(self, path: Path, folder: Path) -> str | None:
-        now = identity(str(path))
-        known = self._known.get(str(path))
-        if known is None or known[0] != now:
-            reader = Remembered(str(path), os.path.realpath(folder), read_settings)
-            read = reader.look()
-            why = reader.problem or (read[2] if read else "is not a file")
-            if "=" in str(path):
-                why = "its path contains =, so it would be read as a setting; rename it"
-            known = self._known[str(path)] = (now, problem_line(why) if why else None)
-        return known[1]
+        if "=" in str(path):
+            return "its path contains =, so it would be read as a setting; rename it"
+        file = self._settings.setdefault(path, Remembered(str(path), os.path.realpath(folder), read_settings))
+        read = file.look()
+        why = file.problem or (read[2] if read else "is not a file")
+        return problem_line(why) if why else None
 
 
 def _sections_of(path: str) -> set[str]:
@@ -98,7 +91,7 @@ def _folders(roots: Sequence[Path]) -> Iterator[tuple[str, Path, bool]]:
             real = os.path.realpath(folder)
             if real not in seen:
                 seen.add(real)
-                yield _shown(os.path.basename(real)), folder, folder == here.parent
+                yield shown_name(os.path.basename(real)), folder, folder == here.parent
 
 
 def _files(folder: Path) -> list[Path]:
@@ -109,7 +102,3 @@ def _files(folder: Path) -> list[Path]:
     except OSError:
         return []
     return [folder / name for name in sorted(names) if name != "config.yaml" and not name.startswith(".")]
-
-
-def _shown(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")

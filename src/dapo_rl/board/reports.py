@@ -1,4 +1,4 @@
-"""What stands in the list beside runs: a directory with a report, a picture, and a page of its own."""
+"""Ablations and evaluations: directories with a report and a picture, which are listed beside runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RunsByPath = Mapping[str, BoardRun]
 
 
 class BoardReport(ABC):
-    """The directory of an ablation or an evaluation, and what was read from it so far."""
+    """The directory of an ablation or an evaluation, with its cached content."""
 
     kind: ClassVar[str]
     picture_name: ClassVar[str]

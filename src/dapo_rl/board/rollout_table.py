@@ -1,7 +1,8 @@
-"""Reads rollout tables into the columns and types that a run writes, whatever types the file has."""
+"""Reads rollout tables into the columns and types that a run writes, whatever the file has, and others by name."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,8 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dapo_rl.base.parquet import SizeLimit, TooLargeError, check_size, decoded_bytes, open_parquet, plain_type
-from dapo_rl.board.extra_columns import MOST_COLUMNS, is_showable
+from dapo_rl.base.quote import cut
 from dapo_rl.board.files import UnreadableError, open_regular
+from dapo_rl.board.run_files import LARGEST_COUNT
 from dapo_rl.runs.rollouts import SCHEMA
 
 TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
@@ -22,8 +24,10 @@ KNOWN = {
     *("version_first", "version_last", "score", "correct", "status", "reward", "length_penalty", "advantage", "fate"),
     *("token_ids", "logps", "train_logps", "entropies", "clipped", "values", "advantages"),
 }
-"""Columns that have a place of their own on the page; all others are shown by name."""
+"""Columns that the page lays out itself; it shows all others by name."""
 MOST_ROWS = 200_000
+MOST_COLUMNS, MOST_VALUES, LONGEST_VALUE = 64, 200, 2000
+"""Limits on the columns that the board does not know, such as those that reward functions add."""
 FINE_BYTES, MOST_BYTES, MOST_DECODED = 256 << 20, 4 << 30, 16 << 30
 """Limits on the columns of a step: the size that a file of any size may have, that of the rows in memory at a time, and
 that of all rows that are looked through for a group."""
@@ -124,3 +128,51 @@ def _one_by_one(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.Array:
         except Exception:  # a date out of Python's range, a nested list, …
             values.append(None)
     return pa.array(values, wanted)
+
+
+def is_showable(kind: pa.DataType) -> bool:
+    """Whether values of a type are scalars, or mappings of names to them."""
+    if pa.types.is_dictionary(kind):
+        return is_showable(kind.value_type)
+    return not (pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)) or (
+        pa.types.is_map(kind) or pa.types.is_struct(kind)
+    )
+
+
+def extras_of(table: pa.Table, names: Iterable[str]) -> list[dict[str, Any]]:
+    """The values of each row by name; those of a mapping by `column.name`. Missing values are left out."""
+    rows: list[dict[str, Any]] = [{} for _ in range(table.num_rows)]
+    for name in names:
+        for row, scalar in zip(rows, table.column(name), strict=True):
+            for key, value in _named(name, _python(scalar)):
+                if (shown := _plain(value)) is not None and len(row) < MOST_VALUES:
+                    row[cut(key, LONGEST_VALUE)] = shown
+    return rows
+
+
+def _python(scalar: pa.Scalar) -> Any:
+    try:
+        if isinstance(scalar, pa.MapScalar) and scalar.is_valid:
+            first = scalar.values.slice(0, MOST_VALUES).to_pylist()
+            return [(entry["key"], entry["value"]) for entry in first]
+        return scalar.as_py()
+    except Exception:  # a date out of Python's range, text that is not UTF-8, …
+        return None
+
+
+def _named(name: str, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"{name}.{key}", inner) for key, inner in value.items()]
+    if isinstance(value, list):  # a map
+        return [(f"{name}.{key}", inner) for key, inner in value]
+    return [(name, value)]
+
+
+def _plain(value: Any) -> bool | int | float | str | None:
+    if value is None or isinstance(value, dict | list | tuple | bytes):
+        return None
+    if isinstance(value, bool) or (isinstance(value, int) and abs(value) <= LARGEST_COUNT):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return cut(str(value), LONGEST_VALUE)

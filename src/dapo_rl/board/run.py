@@ -39,12 +39,17 @@ RECENT = {
 }
 TOTALS = {"tokens": "sampling/tokens_generated", "seconds": "timing_s/step"}
 ACCURACY = "eval/accuracy"
+PROCESSES = {
+    "engines": re.compile(r"engine/([0-9]{1,6})/(queue|version|tokens_per_s|busy|lost)"),
+    "ranks": re.compile(r"rank/([0-9]{1,6})/(tokens|busy|memory_gib)"),
+}
+MOST_PROCESSES = 4096
 AT_A_TIME = 32 << 20
 """Bytes of a log to read per refresh of the row, so that a long log does not delay the others."""
 
 
 class BoardRun:
-    """A run directory, and what was read from it so far."""
+    """A run directory with its cached content."""
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         self.name, self.path = name, path
@@ -116,7 +121,7 @@ class BoardRun:
         return self.file("rollouts", _rollout_name(step))
 
     def why_no_rollout(self, step: int) -> str:
-        """What to say of a step that has no rollout file."""
+        """Explains why a step has no rollout file."""
         keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
             return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
@@ -133,6 +138,15 @@ class BoardRun:
                     found[step] = accuracy
         steps, values = (log or self.log).column(ACCURACY)
         return found | {int(step): float(value) for step, value in zip(steps, values, strict=True)}
+
+    def processes(self, kind: str) -> list[dict[str, Any]]:
+        """The latest figures of each engine or rank of a run on a cluster, by its number."""
+        found: dict[int, dict[str, Any]] = {}
+        for name in self.log.names:
+            if (match := PROCESSES[kind].fullmatch(name)) and (len(found) < MOST_PROCESSES or int(match[1]) in found):
+                row = found.setdefault(int(match[1]), {"number": int(match[1])})
+                row[match[2]] = as_number(self.log.latest(name))
+        return [found[number] for number in sorted(found)]
 
     @property
     def state(self) -> str:
@@ -223,7 +237,7 @@ class BoardRun:
         return problem_line(": ".join(part for part in parts if part)) or None
 
     def _problem(self) -> str | None:
-        """What cannot be read, in one line."""
+        """Lists the files that cannot be read, in one line."""
         read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
         no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self.real))

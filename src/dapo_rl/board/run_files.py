@@ -6,20 +6,21 @@ import json
 import math
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 from dapo_rl.board.curves import LAST_STEP
-from dapo_rl.board.files import UnreadableError, load_yaml, read_all
+from dapo_rl.board.files import UnreadableError, load_yaml, open_regular, read_all
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
-from dapo_rl.recipe import put
-from dapo_rl.runs.settings import flat
+from dapo_rl.recipe import flat, put
 
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
 LARGEST_ERROR = 1 << 20
 LONGEST_TEXT = 300
 LONGEST_TRACEBACK = 20_000
+NOTES_TAIL, MOST_NOTES, LONGEST_NOTE = 256 << 10, 500, 4000
 LARGEST_COUNT = 2**53
 """JavaScript represents integers exactly up to here."""
 
@@ -38,6 +39,16 @@ def as_count(value: Any, largest: int = LAST_STEP) -> int | None:
 
 def as_text(value: Any, longest: int = LONGEST_TEXT) -> str | None:
     return value[:longest] if isinstance(value, str) else None
+
+
+def as_list(value: Any, most: int) -> list[Any]:
+    """The first values of a list; empty if it is not one."""
+    return value[:most] if isinstance(value, list) else []
+
+
+def as_items(value: Any, most: int, longest: int = LONGEST_TEXT) -> list[tuple[str, Any]]:
+    """The first entries of a mapping; empty if it is not one."""
+    return [(str(key)[:longest], inner) for key, inner in list(value.items())[:most]] if isinstance(value, dict) else []
 
 
 def as_time(value: Any) -> float | str | None:
@@ -130,3 +141,29 @@ def is_alive(owner: tuple[int, str] | None) -> bool:
     except (OSError, OverflowError):
         return False
     return True
+
+
+def read_notes(path: Path | None) -> list[dict[str, Any]]:
+    """The latest notes of notes.jsonl, oldest first. Lines that are not notes are skipped."""
+    if path is None:
+        return []
+    try:
+        with open_regular(str(path)) as file:
+            start = max(0, file.seek(0, 2) - NOTES_TAIL)
+            file.seek(start)
+            lines = file.read(NOTES_TAIL).split(b"\n")
+    except OSError:
+        return []
+    notes = [_note(line) for line in (lines[1:] if start else lines)]
+    return [note for note in notes if note is not None][-MOST_NOTES:]
+
+
+def _note(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    text = as_text(found.get("text"), LONGEST_NOTE) if isinstance(found, dict) else None
+    if text is None:
+        return None
+    return {"time": as_time(found.get("time")), "step": as_count(found.get("step")), "text": text}

@@ -40,7 +40,7 @@ class SampleFilter:
 
 
 def samples_of(path: Path, wanted: SampleFilter, first: int, limit: int) -> dict[str, Any]:
-    """A page of the samples, with the number that match and what can be filtered on."""
+    """A page of the samples, with the number of matches and the values to filter by."""
     table, places = _chosen(path, wanted)
     rewards, lengths = (pc.min_max(table.column(name)).as_py() for name in ("worth", "length"))
     return {
@@ -92,7 +92,7 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
 
 @lru_cache(maxsize=8)
 def _index(path: Path, _now: Identity | None) -> pa.Table:
-    """What the list shows of every sample: reading the lengths takes the tokens of the whole step, so it is kept."""
+    """The columns of the list. Cached, since computing lengths reads the tokens of the whole step."""
     table = read_table(path, [*IN_LIST, "response", "token_ids"])
     found = {name: table.column(name) for name in IN_LIST}
     found["fate"] = outcomes_shown(table)

@@ -1,4 +1,4 @@
-"""Watches all runs for all pages: a thread reads what has changed, and keeps rows and messages as JSON.
+"""Watches all runs for all pages: a thread reads changed runs, and keeps rows and messages as JSON.
 
 Requests read no files: a list returns the current rows, and a live page gets the messages after the last one it has.
 The thread ends when there were no requests for a while, and the next request starts it again.
@@ -26,7 +26,7 @@ PATIENCE_SECONDS, TELL_SECONDS = 0.3, 0.15
 """How long a list waits for rows that are not read yet, and how often a long look publishes its results so far."""
 IDLE_SECONDS = 30.0
 ALL_FILES_EVERY = 40
-"""Every so many looks, the files of a finished run are checked too, since one may have been edited in place."""
+"""Interval, in looks, at which the files of finished runs are checked too, since they may be edited in place."""
 MESSAGES_KEPT = 32
 
 
@@ -134,7 +134,7 @@ class Watcher:
             self._closed.wait(0.01 if is_behind else pause)
 
     def look(self) -> bool:
-        """Reads and publishes what has changed; returns whether there is more of a log to read."""
+        """Reads and publishes changes; returns whether a log has more to read."""
         self.looks += 1
         began = time.monotonic()
         runs = self._catalogue.runs(0.0)
@@ -181,7 +181,7 @@ class Watcher:
         return row
 
     def _tell(self, runs: Mapping[str, BoardRun], rows: dict[str, str], lists: Mapping[str, str] | None = None) -> None:
-        """Publishes a message with what is new; rows keep the order of the runs."""
+        """Publishes a message with the changes; rows keep the order of the runs."""
         with self._told:
             changed = {name: row for name, row in rows.items() if self._rows.get(name) != row}
             gone = [name for name in self._rows if name not in runs]

@@ -13,8 +13,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.rows import Rows
 from dapo_rl.errors import UserError
-from dapo_rl.recipe import parse_value, put
-from dapo_rl.runs.settings import flat
+from dapo_rl.recipe import flat, parse_value, put
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     # DAPO, Sec. 4.1: AIME 2024 as in verl's file, avg@32.

@@ -56,7 +56,7 @@ class DryAnswer:
     parts: tuple[RewardPart, ...] = ()
     """The reward functions that the score is the weighted sum of; empty for a built-in verifier."""
     extra: Mapping[str, Loggable] = field(default_factory=dict)
-    """What the functions log for this response."""
+    """Values that the functions log for this response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class DryRow:
     row: str
     """The number of its row in the data."""
     prompt: str
-    """What the model sees: the prompt's tokens as text, with special tokens."""
+    """The prompt's tokens as text, with special tokens, as the model sees them."""
     prompt_tokens: int
     ground_truth: str | None
     outcome: Outcome
-    """What dynamic sampling does with the group."""
+    """The outcome of the group under dynamic sampling."""
     answers: tuple[DryAnswer, ...]
 
 

@@ -1,4 +1,4 @@
-"""What a dry run tells about a recipe: each finding is one line with what to do about it."""
+"""Findings of a dry run about a recipe: one line each, with a remedy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the findings are about."""
+    """The input of the finders."""
 
     config: Config
     prompts: PromptSet
@@ -98,7 +98,7 @@ def _verifier(facts: Facts) -> Iterator[Advice]:
 
 
 def _constant(facts: Facts) -> Iterator[Advice]:
-    """Failed verdicts have a score of their own, so they are left out."""
+    """Failed verdicts are left out, since their score is a placeholder."""
     judged = [verdict for verdict in facts.verdicts if not verdict.failed]
     right = sum(verdict.correct for verdict in judged)
     if len(judged) < 2 or 0 < right < len(judged):
@@ -140,7 +140,7 @@ def _groups(facts: Facts) -> Iterator[Advice]:
 
 
 def _unparseable(facts: Facts) -> Iterator[Advice]:
-    """A response that was cut off is expected to have no answer, so it counts only if none has ended."""
+    """Truncated responses usually have no answer, so they count only if no response ended."""
     pairs = list(zip(facts.samples, facts.verdicts, strict=True))
     ended = [verdict for sample, verdict in pairs if not sample.truncated] or facts.verdicts
     count, total, reward = sum(verdict.status == "unparseable" for verdict in ended), len(ended), facts.config.reward
@@ -167,7 +167,7 @@ def _cut_off(facts: Facts) -> Iterator[Advice]:
 
 
 def _overlong(facts: Facts) -> Iterator[Advice]:
-    """A length penalty that is larger than what graded scores differ by."""
+    """A length penalty that outweighs the differences between graded scores."""
     config, overlong = facts.config, facts.config.overlong
     judged = [verdict for verdict in facts.verdicts if not verdict.failed]
     excess = max(0, config.sampling.max_new_tokens - config.overlong_max_length) / config.overlong_max_length

@@ -15,12 +15,13 @@ from dapo_rl.base.files import atomic_write, remove_leftovers, sync
 from dapo_rl.base.lock import acquire
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
 from dapo_rl.runs.error_file import forget_failure
+from dapo_rl.runs.metrics_and_summary import parse_metrics, read_summary
 from dapo_rl.runs.notes import forget_notes_after
-from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 MOST_LOG = 4 << 30
@@ -28,6 +29,8 @@ MOST_LOG = 4 << 30
 NOTHING = -1
 """The step to forget after so that nothing is left, not even the evaluation before the first step."""
 
+LOG_LENGTH = "log.json"
+"""The file of a checkpoint with the length of the log."""
 AGAIN = "resume it with --resume (in Python: train(resume=True)), or name another with --run (run_dir)"
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
@@ -37,7 +40,7 @@ class RunDirectory:
     """The paths of a run directory, and functions that read and write its files. One process writes at a time."""
 
     def __init__(self, path: str | Path, again: str = AGAIN) -> None:
-        """`again` says what to do if it already contains a run."""
+        """`again` is the advice given if the directory already contains a run."""
         self.path = Path(path)
         self._again = again
         self.config_path = self.path / NAME
@@ -148,8 +151,7 @@ class RunDirectory:
     def forget_after(
         self, last_step: int, length: Mapping[str, int] | None = None, logged: int | None = None
     ) -> str | None:
-        """Deletes what was recorded after `last_step`, from which a run resumes, temporary files left by a crash, and
-        the failure that ended the run.
+        """Deletes records after `last_step`, from which a run resumes, temporary files of a crash, and error.json.
 
         `logged` is the last step in the log, if that is an earlier one. `length` is the length of the log in the
         checkpoint of that step. Returns a note for the user if it differs.
@@ -263,6 +265,28 @@ class RunDirectory:
             return b""
         except OSError as error:
             raise UserError(f"{self.metrics_path}: cannot be read: {error.strerror}; move it away") from None
+
+
+class SavedLog(Saved):
+    lines: Count
+    bytes: Count
+
+
+class LogLength:
+    """The checkpoint part that saves the length of the log, so that a resumed run can tell whether it was changed."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self.loaded: dict[str, int] | None = None
+        """The length in the checkpoint that was loaded last."""
+
+    def save(self, directory: Path) -> None:
+        write_state(directory / LOG_LENGTH, self._directory.metrics_length())
+
+    def load(self, directory: Path) -> None:
+        path = directory / LOG_LENGTH
+        with restoring(path):
+            self.loaded = parse_state(SavedLog, read_state(path)).model_dump()
 
 
 def new_run_directory(name: str = "dapo") -> Path:

@@ -74,7 +74,7 @@ def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
 
 
 def engines(metrics: Mapping[str, Any]) -> str | None:
-    """What several engines did in a step, in one line; None if the run has one, in its own process."""
+    """One line on the engines of a step; None if the run has a single engine in its own process."""
     named = {name.split("/")[1] for name in metrics if re.fullmatch(r"engine/\d+/queue", name)}
     if not named:
         return None
@@ -95,7 +95,7 @@ def engines(metrics: Mapping[str, Any]) -> str | None:
 
 
 def ranks(metrics: Mapping[str, Any]) -> str | None:
-    """What the ranks did in a step, in one line; None if the run has none."""
+    """One line on the ranks of a step; None if the run has none."""
     named = {name.split("/")[1] for name in metrics if re.fullmatch(r"rank/\d+/tokens", name)}
     if not named:
         return None

@@ -1,4 +1,4 @@
-"""Reads and validates what a run wrote: lines of metrics.jsonl, and summary.json."""
+"""Reads and validates lines of metrics.jsonl, and summary.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dapo_rl.base.reading import read_bytes
 
 LARGEST_STEP, LARGEST = 2**53, 1e100
-"""Limits well above what a run writes; larger numbers would overflow in sums and plots."""
+"""Limits well above the values of real runs; larger numbers would overflow in sums and plots."""
 MOST_BYTES = 16 << 20
 """Size limit of a summary and of a line of metrics, which usually takes a few KiB."""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ from dapo_rl.base.quote import cut
 from dapo_rl.outcomes import LOGGED, OUTCOMES
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from dapo_rl.runs.metric_text import has_critic, is_pretraining
-from dapo_rl.runs.records import LARGEST
+from dapo_rl.runs.metrics_and_summary import LARGEST
 
 Values = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
@@ -59,25 +59,38 @@ def report_figure(metrics: Rows, evaluations: Evaluations, title: str) -> Figure
     (length, reward, entropy, probability), (held_out, clipping, outcomes, all_right) = (row[:4] for row in panels)
     _length(length, rows)
     _reward(reward, rows)
-    _entropy(entropy, rows)
-    _probability(probability, rows)
+    _curve(entropy, rows, "Entropy", "nats per token", "actor/entropy", GREEN, headroom=0.08)
+    _curve(probability, rows, "Mean probability of sampled tokens", "probability", "actor/prob", PURPLE)
     _held_out(held_out, rows, evaluations)
     _clipping(clipping, rows)
     _outcomes(outcomes, rows)
-    _all_right(all_right, rows)
+    share = "sampling/all_correct_share"
+    _curve(all_right, rows, "Prompts that are all right", "share of the groups drawn", share, GREEN, headroom=0.08)
+    all_right.yaxis.set_major_formatter(percent_tick)
     steps = [row["step"] for row in rows] + [step for step, _ in evaluations] or [0]
     of_critic = [row[4] for row in panels if critic]
     if critic:
         _explained(of_critic[0], rows)
-        _value_loss(of_critic[1], rows)
+        loss = "critic/vf_loss"
+        _curve(of_critic[1], rows, "Value loss", "half the squared error", loss, ORANGE, headroom=0.2)
     for axis in (axis for row in panels for axis in row):
         _finish(axis, min(steps), max(steps))
         _pretraining(axis, rows, labelled=axis in of_critic)
     return figure
 
 
+def _curve(
+    axis: Axes, rows: Rows, title: str, unit: str, metric: str, color: str, headroom: float | None = None
+) -> None:
+    """A panel of one metric; with `headroom`, its scale starts at zero."""
+    axis_title(axis, title, unit)
+    _line(axis, rows, metric, color)
+    if headroom is not None:
+        _from_zero(axis, headroom)
+
+
 def _length(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Response length", "tokens")
+    axis_title(axis, "Response length", "tokens")
     _line(axis, rows, "response_length/max", SKY, "longest", faint=True)
     _line(axis, rows, "response_length/mean", BLUE, "mean")
     _from_zero(axis)
@@ -85,7 +98,7 @@ def _length(axis: Axes, rows: Rows) -> None:
 
 
 def _reward(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Reward and training accuracy", "mean over samples")
+    axis_title(axis, "Reward and training accuracy", "mean over samples")
     _line(axis, rows, "reward/mean", BLUE, "reward, shaped")
     _line(axis, rows, "acc/mean", ORANGE, "accuracy")
     names = reward_functions(rows)
@@ -101,24 +114,13 @@ def reward_functions(rows: Rows) -> list[str]:
     return [match[1] for match in found if match]
 
 
-def _entropy(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Entropy", "nats per token")
-    _line(axis, rows, "actor/entropy", GREEN)
-    _from_zero(axis)
-
-
-def _probability(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Mean probability of sampled tokens", "probability")
-    _line(axis, rows, "actor/prob", PURPLE)
-
-
 def _held_out(axis: Axes, rows: Rows, evaluations: Evaluations) -> None:
     known = sorted((step, accuracy) for step, accuracy in evaluations if accuracy is not None and np.isfinite(accuracy))
     if not known:
-        _head(axis, "Reward (no held-out prompts)", "mean over samples")
+        axis_title(axis, "Reward (no held-out prompts)", "mean over samples")
         _line(axis, rows, "reward/mean", BLUE)
         return
-    _head(axis, "Held-out accuracy", "share of correct samples")
+    axis_title(axis, "Held-out accuracy", "share of correct samples")
     steps, accuracies = zip(*known, strict=True)
     axis.plot(steps, accuracies, color=VERMILION, marker="o", markersize=5 if len(steps) <= 60 else 2)
     rising = accuracies[-1] >= accuracies[0]
@@ -126,15 +128,15 @@ def _held_out(axis: Axes, rows: Rows, evaluations: Evaluations) -> None:
     if len(known) > 1:
         _value_label(axis, known[0], "left", above=not rising)
     axis.margins(y=0.2)
-    axis.yaxis.set_major_formatter(_percent)
+    axis.yaxis.set_major_formatter(percent_tick)
 
 
 def _clipping(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Clipped tokens", "share of trained tokens")
+    axis_title(axis, "Clipped tokens", "share of trained tokens")
     _line(axis, rows, "actor/pg_clipfrac_high", BLUE, "at the upper bound")
     _line(axis, rows, "actor/pg_clipfrac_low", ORANGE, "at the lower bound")
     _from_zero(axis, headroom=0.4)
-    axis.yaxis.set_major_formatter(_percent)
+    axis.yaxis.set_major_formatter(percent_tick)
     lines, labels = axis.get_legend_handles_labels()
     if np.isfinite(_values(rows, "actor/clipped_high_prob")).any():
         right = axis.twinx()
@@ -148,7 +150,7 @@ def _clipping(axis: Axes, rows: Rows) -> None:
 
 
 def _outcomes(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Outcome of the groups drawn", "groups per step")
+    axis_title(axis, "Outcome of the groups drawn", "groups per step")
     steps = _values(rows, "step")
     dropped = {outcome: np.nan_to_num(_values(rows, f"sampling/{outcome}")) for outcome in LOGGED}
     filled = np.nan_to_num(_values(rows, "sampling/filled_up"))
@@ -169,25 +171,12 @@ def _outcomes(axis: Axes, rows: Rows) -> None:
     _legend(axis, loc="upper left", ncols=3)
 
 
-def _all_right(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Prompts that are all right", "share of the groups drawn")
-    _line(axis, rows, "sampling/all_correct_share", GREEN)
-    _from_zero(axis)
-    axis.yaxis.set_major_formatter(_percent)
-
-
 def _explained(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Explained variance of the critic", "1 is perfect, 0 is a constant")
+    axis_title(axis, "Explained variance of the critic", "1 is perfect, 0 is a constant")
     _line(axis, rows, "critic/vf_explained_var", BLUE)
     axis.axhline(0, color=GREY, linewidth=0.8)
     # The first values can be far below 0, where the size means nothing.
     axis.set_ylim(bottom=max(axis.get_ylim()[0], -1.0))
-
-
-def _value_loss(axis: Axes, rows: Rows) -> None:
-    _head(axis, "Value loss", "half the squared error")
-    _line(axis, rows, "critic/vf_loss", ORANGE)
-    _from_zero(axis, headroom=0.2)
 
 
 def _pretraining(axis: Axes, rows: Rows, *, labelled: bool) -> None:
@@ -202,7 +191,7 @@ def _pretraining(axis: Axes, rows: Rows, *, labelled: bool) -> None:
         axis.text(start, 0.99, " value\n pre-training", transform=at, va="top", fontsize=9, color="#666666")
 
 
-def _head(axis: Axes, title: str, unit: str) -> None:
+def axis_title(axis: Axes, title: str, unit: str) -> None:
     axis.set_title(title, loc="left", fontsize=12)
     axis.set_ylabel(unit)
 
@@ -230,13 +219,22 @@ def _value_label(axis: Axes, point: tuple[int, float], side: str, *, above: bool
 def _finish(axis: Axes, first: int, last: int) -> None:
     margin = max(0.04 * (last - first), 0.5)
     axis.set_xlim(first - margin, last + margin)
-    axis.set_xlabel("rollout step")
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axis.grid(color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    step_axis(axis)
     if not axis.has_data():
         axis.text(0.5, 0.5, "no data", transform=axis.transAxes, ha="center", va="center", color=GREY)
+
+
+def step_axis(axis: Axes) -> None:
+    """Rollout steps on the horizontal axis."""
+    axis.set_xlabel("rollout step")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    light_grid(axis)
+
+
+def light_grid(axis: Axes, which: Literal["both", "x", "y"] = "both") -> None:
+    axis.grid(axis=which, color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _line(axis: Axes, rows: Rows, name: str, color: str, label: str = "", *, faint: bool = False) -> None:
@@ -277,7 +275,7 @@ def _values(rows: Rows, name: str) -> Values:
     return np.array([float(row[name]) if _is_number(row.get(name)) else np.nan for row in rows], dtype=np.float64)
 
 
-def _percent(share: float, position: float) -> str:
+def percent_tick(share: float, position: float) -> str:
     return f"{100 * share:.3g}%"
 
 

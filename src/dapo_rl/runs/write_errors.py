@@ -1,5 +1,5 @@
-"""What a run cannot write, for example because the disk is full. The run continues without it and tries again; it ends
-with an error only if something is still missing then."""
+"""Failed writes, for example on a full disk. The run continues and tries again; it ends with an error only if a file is
+still missing at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unsaved:
         return what in self._errors
 
     def add(self, what: str, error: UnsavedError, then: str) -> None:
-        """`then` says what the run does about it."""
+        """`then` describes how the run continues."""
         before = self._errors.get(what)
         self._errors[what] = error
         if not isinstance(before, UnsavedError) or before.reason != error.reason:
@@ -51,7 +51,7 @@ class Unsaved:
             self._errors[what] = error
 
     def raise_errors(self, rest: str) -> None:
-        """Raises one error that names everything that is missing; `rest` says what there is instead."""
+        """Raises one error that names everything that is missing; `rest` names the files that exist."""
         if not self._errors:
             return
         remedies = dict.fromkeys(e.remedy for e in self._errors.values() if isinstance(e, UnsavedError) and e.remedy)

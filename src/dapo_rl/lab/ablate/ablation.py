@@ -19,8 +19,7 @@ from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_t
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED, TO_ACCURACY
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
 from dapo_rl.lab.ablate.results import ArmResult, collect
-from dapo_rl.lab.ablate.runs import ArmRun, all_runs
-from dapo_rl.lab.ablate.schedule import run_all
+from dapo_rl.lab.ablate.runs import ArmRun, all_runs, run_all
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
 from dapo_rl.runs.directory import new_run_directory
 

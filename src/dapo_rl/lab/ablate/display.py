@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Protocol, Self, TextIO
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -17,22 +17,7 @@ from rich.text import Text
 from dapo_rl.base.format import counted, duration, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.plan import AblationPlan
-from dapo_rl.lab.ablate.runs import ArmRun
-
-
-class AblationDisplay(Protocol):
-    """A context manager, so that the terminal is restored afterwards."""
-
-    def changed(self, run: ArmRun) -> None:
-        """Called when a run started, made a step or ended."""
-
-    def note(self, text: str) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+from dapo_rl.lab.ablate.runs import ArmRun, RunObserver
 
 
 class AblationPace:
@@ -82,21 +67,12 @@ class PlainAblationDisplay:
     def note(self, text: str) -> None:
         write_line(self._stream, text)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
 
 class LiveAblationDisplay:
     """A table of arms and seeds, redrawn in place; failures scroll above it."""
 
     def __init__(self, console: Console, plan: AblationPlan, runs: Sequence[ArmRun]) -> None:
         self._console, self._plan, self._runs, self._pace = console, plan, runs, AblationPace(runs)
-        self._live = Live(self, console=console, refresh_per_second=4)
 
     def changed(self, run: ArmRun) -> None:
         if run.state == "failed":
@@ -104,15 +80,6 @@ class LiveAblationDisplay:
 
     def note(self, text: str) -> None:
         self._console.print(Text(printable(text)))
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
     def __rich__(self) -> RenderableType:
         left = duration(self._pace.seconds_left)
@@ -138,8 +105,13 @@ def _cell(run: ArmRun) -> Text:
     return Text(f"{what}  {accuracy:>5}", style=style)
 
 
-def ablation_display(plan: AblationPlan, runs: Sequence[ArmRun], stream: TextIO | None = None) -> AblationDisplay:
-    stream = stream or sys.stdout
-    console = Console(file=stream)
-    live = stream.isatty() and not console.is_dumb_terminal
-    return LiveAblationDisplay(console, plan, runs) if live else PlainAblationDisplay(stream, runs)
+@contextmanager
+def ablation_display(plan: AblationPlan, runs: Sequence[ArmRun]) -> Iterator[RunObserver]:
+    """Live on a terminal, which is restored at the end; otherwise lines."""
+    console = Console(file=sys.stdout)
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
+        yield PlainAblationDisplay(sys.stdout, runs)
+        return
+    display = LiveAblationDisplay(console, plan, runs)
+    with Live(display, console=console, refresh_per_second=4):
+        yield display

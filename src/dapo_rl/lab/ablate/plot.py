@@ -13,12 +13,12 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted
-from dapo_rl.lab.ablate.interval import INTERVAL
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
+from dapo_rl.lab.ablate.statistics import INTERVAL
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-from dapo_rl.runs.report_plot import SMOOTH_BEYOND, smooth
+from dapo_rl.runs.report_plot import SMOOTH_BEYOND, axis_title, light_grid, smooth, step_axis
 
 TITLES = {
     "ladder": "Techniques added one by one",
@@ -74,9 +74,9 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
         ends[0].set_title(TITLES[part], loc="left", fontsize=12)
         _label_arms(ends, of_part)
         _curves(accuracy, [[r.accuracies for r in result.runs] for result in of_part], styles)
-        _head(accuracy, "Held-out accuracy", "% correct")
+        axis_title(accuracy, "Held-out accuracy", "% correct")
         _curves(entropy, [[r.entropies for r in result.runs] for result in of_part], styles, smoothed=True)
-        _head(entropy, "Entropy", "nats per token")
+        axis_title(entropy, "Entropy", "nats per token")
         entropy.set_ylim(bottom=0)
     for column in (-2, -1):
         _same_scale([row[column] for row in rows])
@@ -117,9 +117,7 @@ def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], nam
     axis.margins(x=0.12)
     axis.set_xlabel("final held-out accuracy, %" if name == "accuracy" else quantity.head)
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axis.grid(axis="x", color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    light_grid(axis, "x")
 
 
 def _label_arms(axes: Sequence[Axes], results: Sequence[ArmResult]) -> None:
@@ -154,11 +152,7 @@ def _curves(axis: Axes, arms: Sequence[Sequence[Curve]], styles: Sequence[Style]
         )
         if len(values) > 1:
             axis.fill_between(steps, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0)
-    axis.set_xlabel("rollout step")
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axis.grid(color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    step_axis(axis)
 
 
 def _same_scale(axes: Sequence[Axes]) -> None:
@@ -167,11 +161,6 @@ def _same_scale(axes: Sequence[Axes]) -> None:
     for axis in axes:
         if limits:
             axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-
-
-def _head(axis: Axes, title: str, unit: str) -> None:
-    axis.set_title(title, loc="left", fontsize=12)
-    axis.set_ylabel(unit)
 
 
 def _label(text: str) -> str:
