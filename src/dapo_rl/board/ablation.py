@@ -16,7 +16,7 @@ import numpy as np
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
-from dapo_rl.board.curves import MetricsLog, plain_curve, smooth_curve
+from dapo_rl.board.curves import plain_curve, smooth_curve
 from dapo_rl.board.files import Remembered, UnreadableError
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
@@ -26,6 +26,7 @@ from dapo_rl.lab.ablate.quantities import TABLE
 from dapo_rl.lab.ablate.report import arm_heads
 from dapo_rl.lab.ablate.statistics import INTERVAL
 from dapo_rl.recipe import flat
+from dapo_rl.runs.metrics_log import MetricsLog
 
 CURVES = (
     *(ACCURACY, "acc/mean", "actor/entropy"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
+from dapo_rl.base.reading import open_regular
 from dapo_rl.errors import UserError
 from dapo_rl.recipe import check_values
 
@@ -43,18 +43,6 @@ def regular(path: str, inside: str) -> bool:
 
 def is_inside(path: str, directory: str) -> bool:
     return os.path.realpath(path).startswith(os.path.join(directory, ""))
-
-
-def open_regular(path: str) -> BinaryIO:
-    """Opens a regular file; a pipe or device that has replaced it is rejected without blocking."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("is not a file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def read_all(path: str, largest: int) -> bytes:

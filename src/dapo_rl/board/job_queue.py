@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.files import open_regular
+from dapo_rl.base.reading import open_regular
 from dapo_rl.errors import UserError
 
 AT_ONCE = 1

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.board.curves import MetricsLog
 from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
 from dapo_rl.board.run_files import (
     LARGEST_COUNT,
@@ -27,6 +26,7 @@ from dapo_rl.board.run_files import (
     wrong_in_summary,
 )
 from dapo_rl.objectives import GAE
+from dapo_rl.runs.metrics_log import MetricsLog
 
 LONGEST_PROBLEM = 200
 ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")

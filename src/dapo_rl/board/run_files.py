@@ -9,12 +9,13 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.curves import LAST_STEP
-from dapo_rl.board.files import UnreadableError, load_yaml, open_regular, read_all
+from dapo_rl.base.reading import open_regular
+from dapo_rl.board.files import UnreadableError, load_yaml, read_all
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipe import flat, put
+from dapo_rl.runs.metrics_log import LAST_STEP
 
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
 LARGEST_ERROR = 1 << 20

@@ -16,12 +16,10 @@ import yaml
 
 from dapo_rl.base.files import atomic_write, remove_directory
 from dapo_rl.base.quote import printable
-from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.metric_text import number
-from dapo_rl.runs.metrics_and_summary import parse_metrics
+from dapo_rl.runs.metrics_log import MetricsLog
 
 POLL_SECONDS = 0.2
 STOPPING = (
@@ -52,7 +50,7 @@ class ArmRun:
         self.message = ""
         self.exit_code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._read = 0
+        self._log = MetricsLog(lambda: self.directory.metrics_path, {"eval/accuracy"})
         self._follow()
         if self.is_finished():
             self.state = "done"
@@ -142,25 +140,9 @@ class ArmRun:
             self.directory.write_summary(summary)
 
     def _follow(self) -> None:
-        """Reads new lines of the run log. A resumed run may have truncated it."""
-        try:
-            check_is_file(self.directory.metrics_path)
-            with self.directory.metrics_path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read:
-                    self._read = 0
-                file.seek(self._read)
-                lines = file.read()
-        except OSError:  # none yet; if it is unreadable, the run itself reports that
-            return
-        whole = lines[: lines.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                metrics = parse_metrics(line)
-                self.step = metrics["step"]
-                accuracy = number(metrics, "eval/accuracy")
-                if accuracy == accuracy:
-                    self.accuracy = accuracy
+        """Reads new lines of the run log."""
+        self._log.refresh()
+        self.step, self.accuracy = self._log.last_step, self._log.latest("eval/accuracy")
 
     def _last_words(self, code: int) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
