@@ -26,10 +26,10 @@ from dapo_rl.board.run_files import (
     wrong_in_summary,
 )
 from dapo_rl.objectives import GAE
+from dapo_rl.runs.directory import rollout_name, rollout_step
 from dapo_rl.runs.metrics_log import MetricsLog
 
 LONGEST_PROBLEM = 200
-ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
 WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "error.json", "rollouts")
 RECENT = {
     "reward": "reward/mean",
@@ -101,7 +101,7 @@ class BoardRun:
             changed = os.stat(directory).st_mtime_ns
             if self._rollouts[0] != changed:
                 names = os.listdir(directory) if is_inside(directory, self.real) else []
-                self._rollouts = changed, sorted(step for name in names if (step := _rollout_step(name)) is not None)
+                self._rollouts = changed, sorted(step for name in names if (step := rollout_step(name)) is not None)
         except OSError:
             return []
         return self._rollouts[1]
@@ -113,12 +113,12 @@ class BoardRun:
             if not is_inside(directory, self.real):
                 return False
             with os.scandir(directory) as entries:
-                return any(_rollout_step(entry.name) is not None for entry in entries)
+                return any(rollout_step(entry.name) is not None for entry in entries)
         except OSError:
             return False
 
     def rollout(self, step: int) -> Path | None:
-        return self.file("rollouts", _rollout_name(step))
+        return self.file("rollouts", rollout_name(step))
 
     def why_no_rollout(self, step: int) -> str:
         """Explains why a step has no rollout file."""
@@ -273,12 +273,3 @@ def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
 
 def problem_line(text: str) -> str:
     return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
-
-
-def _rollout_name(step: int) -> str:
-    return f"step-{step:06d}.parquet"
-
-
-def _rollout_step(name: str) -> int | None:
-    match = ROLLOUT.fullmatch(name)
-    return int(match[1]) if match and _rollout_name(int(match[1])) == name else None

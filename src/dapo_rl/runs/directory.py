@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -106,7 +107,7 @@ class RunDirectory:
             release()
 
     def rollout(self, step: int) -> Path:
-        return self.rollouts_path / f"step-{step:06d}.parquet"
+        return self.rollouts_path / rollout_name(step)
 
     def read_config(self) -> Config:
         """The settings in config.yaml; raises if any are missing."""
@@ -202,9 +203,8 @@ class RunDirectory:
 
     def rollout_steps(self) -> list[int]:
         """The steps with a rollout file, in order; files with other names are ignored."""
-        numbers = (file.stem.removeprefix("step-") for file in self.rollouts_path.glob("step-*.parquet"))
-        steps = {int(number) for number in numbers if number.isdecimal()}
-        return sorted(step for step in steps if self.rollout(step).is_file())
+        files = self.rollouts_path.glob("step-*.parquet")
+        return sorted(step for file in files if (step := rollout_step(file.name)) is not None and file.is_file())
 
     def _remove_rollouts(self, steps: Sequence[int]) -> None:
         for step in steps:
@@ -287,6 +287,16 @@ class LogLength:
         path = directory / LOG_LENGTH
         with restoring(path):
             self.loaded = parse_state(SavedLog, read_state(path)).model_dump()
+
+
+def rollout_name(step: int) -> str:
+    return f"step-{step:06d}.parquet"
+
+
+def rollout_step(name: str) -> int | None:
+    """The step of a rollout file; None for any other name."""
+    match = re.fullmatch(r"step-([0-9]{6,12})\.parquet", name)
+    return int(match[1]) if match and rollout_name(int(match[1])) == name else None
 
 
 def new_run_directory(name: str = "dapo") -> Path:
