@@ -9,12 +9,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dapo_rl.base.reading import open_regular
 from dapo_rl.board.files import UnreadableError, load_yaml, read_all
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipe import flat, put
+from dapo_rl.runs.metrics_and_summary import Summary
 from dapo_rl.runs.metrics_log import LAST_STEP
 
 LARGEST_CONFIG, LARGEST_SUMMARY, LARGEST_LOCK = 1 << 20, 4 << 20, 1 << 10
@@ -99,23 +102,14 @@ def read_error(path: str) -> dict[str, Any]:
 
 
 def wrong_in_summary(summary: dict[str, Any]) -> str | None:
-    """The first displayed value that a run would not write."""
-    tokens, listed = summary.get("tokens", {}), summary.get("evaluations", [])
-    right = {
-        "finished": isinstance(summary.get("finished", True), bool),
-        "wall_seconds": summary.get("wall_seconds") is None or as_number(summary["wall_seconds"]) is not None,
-        "tokens": tokens is None
-        or (isinstance(tokens, dict) and all(as_count(value, LARGEST_COUNT) is not None for value in tokens.values())),
-        "evaluations": listed is None or (isinstance(listed, list) and all(map(_is_evaluation, listed))),
-    }
-    wrong = [name for name, fine in right.items() if not fine]
-    return f"{wrong[0]} has an unexpected value" if wrong else None
-
-
-def _is_evaluation(entry: Any) -> bool:
-    if not isinstance(entry, dict) or as_count(entry.get("step", 0)) is None:
-        return False
-    return entry.get("accuracy") is None or as_number(entry["accuracy"]) is not None
+    """The first value that a run would not write; a missing one is not wrong."""
+    try:
+        Summary.model_validate(summary)
+    except ValidationError as error:
+        for each in error.errors(include_url=False, include_input=False):
+            if each["type"] != "missing":
+                return f"{each['loc'][0]} has an unexpected value"
+    return None
 
 
 def read_owner(path: str) -> tuple[int, str] | None:

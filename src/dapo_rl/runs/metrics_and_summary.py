@@ -46,21 +46,21 @@ class _EvaluationRecord(_Record):
     accuracy: _Number | None
 
 
-class _Summary(_Record):
+class Summary(_Record):
     finished: bool
     steps: _Step
     accuracy_before: _Number | None = None
     accuracy_after: _Number | None = None
-    evaluations: list[_EvaluationRecord] = []
     wall_seconds: _Number | None = None
-    tokens: dict[str, _Number | None] = {}
+    tokens: dict[str, Annotated[_Number, Field(ge=0)] | None] | None = None
+    evaluations: list[_EvaluationRecord] | None = None
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a run; empty if it is missing or invalid. Resuming the run writes a new one."""
     try:
         summary = json.loads(read_bytes(path, MOST_BYTES))
-        _Summary.model_validate(summary)
+        Summary.model_validate(summary)
     except (OSError, ValueError, RecursionError, ValidationError):
         return {}
     assert isinstance(summary, dict)
