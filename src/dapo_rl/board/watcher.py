@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dapo_rl.base.json_value import json_value
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.files import Identity
 from dapo_rl.board.run import BoardRun, broken_row
@@ -32,15 +33,7 @@ MESSAGES_KEPT = 32
 
 def dumps(content: Any) -> str:
     """JSON in ASCII, with null for numbers that are not finite."""
-    return json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return json.dumps(json_value(content), allow_nan=False, separators=(",", ":"))
 
 
 def _event(message: str) -> bytes:

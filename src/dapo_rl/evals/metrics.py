@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo_rl.base.json_value import json_value
 from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.objectives.pass_rate import pass_at_k
 from dapo_rl.types import Verdict
@@ -76,7 +77,7 @@ class ModelMetrics:
             "samples": len(self.prompt_ids) * self.k,
             "tokens": self.tokens,
             "graded": self.graded,
-            "metrics": {name: _numbers(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
+            "metrics": {name: json_value(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
             "statuses": self.statuses,
             "verifier_errors": self.verifier_errors,
         }
@@ -114,7 +115,7 @@ def compare(first: ModelMetrics, second: ModelMetrics, seed: int) -> list[dict[s
         if name in second.values:
             ours = [first.values[name][i] for i, _ in shared]
             theirs = [second.values[name][j] for _, j in shared]
-            found = _numbers(asdict(difference(ours, theirs, seed)))
+            found = json_value(asdict(difference(ours, theirs, seed)))
             differences.append({"metric": name, "model": second.model, "against": first.model, **found})
     return differences
 
@@ -134,11 +135,6 @@ def _metrics_of(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
 
 def _failed(row: dict[str, Any]) -> bool:
     return Verdict(0.0, False, row["status"]).failed
-
-
-def _numbers(record: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN."""
-    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in record.items()}
 
 
 def avg(correct: Sequence[bool]) -> float:

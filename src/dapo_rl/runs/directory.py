@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
+from dapo_rl.base.json_value import json_value
 from dapo_rl.base.lock import acquire
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.reading import read_bytes
@@ -120,7 +120,7 @@ class RunDirectory:
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Appends one line of JSON and flushes it to the operating system. A line that cannot be written, which raises
         an UnsavedError, is written with the next one."""
-        line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
+        line = {"step": step, **json_value(metrics)}
         self._unlogged.append((step, json.dumps(line, allow_nan=False).encode() + b"\n"))
         self.finish_log()
 
@@ -216,7 +216,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         with saved_so_far(self.summary_path):
-            atomic_write(self.summary_path, json.dumps(_json_value(summary), indent=2, allow_nan=False) + "\n")
+            atomic_write(self.summary_path, json.dumps(json_value(summary), indent=2, allow_nan=False) + "\n")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -343,21 +343,3 @@ def _append(path: Path, content: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _json_number(value: float | None) -> float | int | None:
-    """A plain number from a scalar of any array library; None for NaN and infinity, which JSON does not have."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(inner) for inner in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value if isinstance(value, str) else _json_number(value)
