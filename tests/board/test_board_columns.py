@@ -114,6 +114,7 @@ def test_the_same_values_in_other_types_are_shown_the_same(board, large):
         pa.list_(pa.int32()): pa.large_list(pa.int64()),
         pa.list_(pa.float32()): pa.large_list(pa.float64()) if large else pa.list_(pa.float64()),
         pa.list_(pa.int8()): pa.list_(pa.uint8()) if large else pa.list_(pa.float32()),
+        pa.list_(pa.bool_()): pa.list_(pa.int8()),
     }
     pq.write_table(table.cast(pa.schema([(name, other[TYPES[name]]) for name in table.column_names])), path)
     assert [answer.json() for answer in ask(client)] == expected

@@ -43,9 +43,9 @@ def test_values_of_tokens_that_share_a_character_and_of_an_environment(tmp_path)
     """A piece has the value before its first token, and the largest advantage of its tokens."""
     run = make_run(tmp_path / "a", steps=1, **{"model.name": "elsewhere"})
     row = credited(kept(make_group(1, [("2", True)])))
-    (sample,) = row.trained.samples
-    masked = replace(sample, mask=np.array([True, True, False]))
-    run.write_rollouts(1, [replace(row, trained=replace(row.trained, samples=(masked,)))], None)
+    (sample,) = row.group.samples
+    masked = sample.replace(mask=np.array([True, True, False]))
+    run.write_rollouts(1, [replace(row, group=replace(row.group, samples=(masked,)))], None)
     (read,) = opened(run, 1)["samples"]
     assert (read["value"], read["advantages"]) == ([-0.5, 0.25, None], [0.5, 0.375, None])
     (tmp_path / "a" / "model").mkdir()
