@@ -33,17 +33,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 DAPO = Path(sys.executable).with_name("dapo")
-MAIN_MODULES = ("dapo_rl.cli", "dapo_rl.lab.bench.worker")
+MAIN_MODULES = ("dapo_rl.cli", "dapo_rl.lab.bench.contender")
 STARTS_OTHERS = ("ablate", "bench", "board", "launch")
 PRELOADED = (
     "dapo_rl.cli",
     "dapo_rl.trainer",
     "dapo_rl.evals.run",
-    "dapo_rl.runs.plots",
-    "dapo_rl.lab.ablate.command",
-    "dapo_rl.lab.bench.run",
-    "dapo_rl.lab.bench.show",
-    "dapo_rl.lab.bench.worker",
+    "dapo_rl.runs.report_plot",
+    "dapo_rl.lab.ablate.ablation",
+    "dapo_rl.lab.bench.compare",
+    "dapo_rl.lab.bench.contender",
     "matplotlib.backends.backend_agg",
     "mpmath",
     "pandas",

@@ -14,7 +14,7 @@ LAYERS = [
     {"choices", "engine_specs"},
     {"objectives"},
     {"convert.settings", "recipes"},
-    {"version", "types", "palette", "fates", "config", "demo", "completion"},
+    {"version", "types", "palette", "outcomes", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "convert"},
     {"compat"},
@@ -34,7 +34,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SIDEWAYS = {
-    ("fates", "palette"),
+    ("outcomes", "palette"),
     ("completion", "config"),
     ("demo", "config"),
 }
@@ -53,7 +53,7 @@ WITHOUT_TORCH = {
         "choices",
         "engine_specs",
         "palette",
-        "fates",
+        "outcomes",
         "codec",
         "config",
         "demo",

@@ -25,12 +25,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE
-from dapo_rl.lab.ablate.repetition import repetition_by_step
-from dapo_rl.lab.ablate.results import collect
+from dapo_rl.lab.ablate.results import collect, repetition_by_step
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
+from dapo_rl.lab.ablate.statistics import SeedDifference, paired_difference
 from dapo_rl.palette import BLUE, GREEN, GREY, VERMILION
 from dapo_rl.runs.directory import RunDirectory
 
@@ -184,7 +183,7 @@ def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
     names = dict.fromkeys((*experiment.compared, *more))
     arms = []
     for result in collect(plan, all_runs(plan, directory)):
-        outcomes = [(each.run.seed, each.outcome) for each in result.runs if each.outcome is not None]
+        outcomes = [(each.run.seed, each.final) for each in result.runs if each.final is not None]
         arms.append(
             {
                 "label": result.arm.label,
@@ -193,7 +192,7 @@ def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
                     for seed, found in outcomes
                 ],
                 "curves": {
-                    f"{panel.curve} by {panel.x}": _band(panel, [each.run for each in result.runs if each.outcome])
+                    f"{panel.curve} by {panel.x}": _band(panel, [each.run for each in result.runs if each.final])
                     for panel in experiment.panels
                 },
             }

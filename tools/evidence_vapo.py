@@ -18,7 +18,7 @@ import evidence
 from evidence import ACCURACY, DOCS, STEP, TOKENS, Panel
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
+from dapo_rl.lab.ablate.statistics import SeedDifference, paired_difference
 
 
 @dataclass(frozen=True, slots=True)

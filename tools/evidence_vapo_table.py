@@ -18,11 +18,11 @@ from evidence import DOCS
 from matplotlib.figure import Figure
 
 from dapo_rl.base.files import atomic_write
-from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE
 from dapo_rl.lab.ablate.results import collect
 from dapo_rl.lab.ablate.runs import all_runs
+from dapo_rl.lab.ablate.statistics import SeedDifference, paired_difference
 
 NAME = "vapo-table"
 COMPARED = ("steps_to", "accuracy")
@@ -42,7 +42,7 @@ def gather(directory: Path) -> dict[str, Any]:
     plan = AblationPlan.load(directory / "plan.json")
     arms = []
     for result in collect(plan, all_runs(plan, directory)):
-        outcomes = [(each.run.seed, each.outcome) for each in result.runs if each.outcome is not None]
+        outcomes = [(each.run.seed, each.final) for each in result.runs if each.final is not None]
         numbers = [
             {
                 "seed": seed,

@@ -297,9 +297,9 @@ def survivors(
             code = run_tests(root, tests, timeout, fork)
         finally:
             mutant.path.write_bytes(source)
-        fate = {0: "SURVIVED", None: "killed, by the time limit"}.get(code, "killed")
+        outcome = {0: "SURVIVED", None: "killed, by the time limit"}.get(code, "killed")
         place = f"{mutant.path.relative_to(root)}:{mutant.line}"
-        print(f"[{number}/{len(mutants)}] {place}: {mutant.kind}: {fate}", flush=True)
+        print(f"[{number}/{len(mutants)}] {place}: {mutant.kind}: {outcome}", flush=True)
         if code == 0:
             yield mutant
 

@@ -20,8 +20,8 @@ from dapo_rl.config import Config, known_keys, source_name
 from dapo_rl.convert.command import CONVERT_HELP, convert_command
 from dapo_rl.demo import DEFAULT_RECIPE, chosen_settings, start_from
 from dapo_rl.errors import UserError
-from dapo_rl.evals.command import EVAL_HELP, eval_command
-from dapo_rl.lab.bench.command import app as bench_app
+from dapo_rl.evals.eval_cli import EVAL_HELP, eval_command
+from dapo_rl.lab.bench.bench_cli import app as bench_app
 from dapo_rl.launch.command import app as launch_app
 from dapo_rl.recipes import measured, packaged_recipe, recipe_names, split_arguments
 from dapo_rl.version import __version__
@@ -310,7 +310,7 @@ def ablate(
         bool, typer.Option("--keep-models", help="Keep the model and the checkpoints of finished runs.")
     ] = False,
 ) -> None:
-    from dapo_rl.lab.ablate.command import run_ablation
+    from dapo_rl.lab.ablate.ablation import run_ablation
 
     recipe, overrides = split_arguments(arguments)
     code = run_ablation(

@@ -36,7 +36,7 @@ from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.training import RunTraining
 from dapo_rl.runs.directory import RunDirectory, new_run_directory
 from dapo_rl.runs.display import Display
-from dapo_rl.runs.live import make_display
+from dapo_rl.runs.live_display import make_display
 from dapo_rl.runs.notes import NotedDisplay
 
 if TYPE_CHECKING:

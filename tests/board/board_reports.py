@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dapo_rl.demo import DEFAULT_RECIPE
-from dapo_rl.evals.figures import Figures, compare
+from dapo_rl.evals.metrics import ModelMetrics, compare
 from dapo_rl.lab.ablate.plan import AblationPlan, grid
 from dapo_rl.lab.ablate.report import ablation_json
 from dapo_rl.lab.ablate.results import collect
@@ -60,7 +60,7 @@ def run_arm(run: ArmRun, base: float) -> None:
     directory.write_summary(summary | {"tokens": {"total": 30, "trained": 20}, "wall_seconds": 3.0})
 
 
-def figures(model: str, right: Sequence[Sequence[bool]]) -> Figures:
+def figures(model: str, right: Sequence[Sequence[bool]]) -> ModelMetrics:
     """Of two samples for each problem."""
     values = {
         "avg@2": [sum(samples) / 2 for samples in right],
@@ -71,7 +71,7 @@ def figures(model: str, right: Sequence[Sequence[bool]]) -> Figures:
         "truncated": [0.0 for _ in right],
     }
     ids = [f"p{i}" for i in range(len(right))]
-    return Figures(model, 2, ids, values, 100, {"correct": sum(map(sum, right))}, "")
+    return ModelMetrics(model, 2, ids, values, 100, {"correct": sum(map(sum, right))}, "")
 
 
 def make_evaluation(path: Path, second: str = "runs/mine") -> dict[str, object]:

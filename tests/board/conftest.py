@@ -4,7 +4,7 @@ browser outlives the browser tests: Playwright's event loop would run on in this
 import pytest
 from one_browser import end_browser
 
-from dapo_rl.board.watch import Watcher
+from dapo_rl.board.watcher import Watcher
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,8 +12,8 @@ import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.server import create_app
 
 TOKEN = "the-token"
@@ -89,8 +89,8 @@ def test_others_only_read(runs):
 
 def test_where_runs_are_allowed_they_need_the_token_in_the_header_too(runs, monkeypatch):
     started = []
-    monkeypatch.setattr(Lab, "start", lambda self, wanted: started.append(wanted) or "lab-001")
-    client = shared(runs, Lab(runs))
+    monkeypatch.setattr(Launcher, "start", lambda self, wanted: started.append(wanted) or "lab-001")
+    client = shared(runs, Launcher(runs))
     client.get(f"/?token={TOKEN}")
     assert client.get("/api/lab").status_code == 200
     body = {"techniques": []}
@@ -103,7 +103,7 @@ def test_where_runs_are_allowed_they_need_the_token_in_the_header_too(runs, monk
 
 
 def test_on_this_machine_reading_needs_nothing(runs):
-    client = TestClient(create_app(Catalogue([runs]), Lab(runs), TOKEN), base_url="http://127.0.0.1:8765")
+    client = TestClient(create_app(Catalogue([runs]), Launcher(runs), TOKEN), base_url="http://127.0.0.1:8765")
     for path in ("/", "/api/runs", "/static/app.js", "/api/lab", f"/?token={TOKEN}"):
         answer = client.get(path)
         assert answer.status_code == 200

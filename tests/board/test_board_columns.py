@@ -11,14 +11,14 @@ import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board import table as table_module
+from dapo_rl.board import rollout_table as table_module
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import groups_of
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
+from dapo_rl.board.rollout_table import TYPES
 from dapo_rl.board.samples import Order
 from dapo_rl.board.server import create_app
-from dapo_rl.board.table import TYPES
 
 ROWS = 4
 VALUES = {
@@ -62,7 +62,7 @@ COLUMNS = (
 def board(tmp_path_factory):
     root = tmp_path_factory.mktemp("foreign")
     run = make_run(root / "a", steps=1)
-    app = create_app(Catalogue([root]), Lab(root), "token")
+    app = create_app(Catalogue([root]), Launcher(root), "token")
     with TestClient(app, base_url="http://127.0.0.1") as client:  # one event loop for thousands of requests
         yield run.rollout(1), pq.read_table(run.rollout(1)), client
 
@@ -114,6 +114,7 @@ def test_the_same_values_in_other_types_are_shown_the_same(board, large):
         pa.list_(pa.int32()): pa.large_list(pa.int64()),
         pa.list_(pa.float32()): pa.large_list(pa.float64()) if large else pa.list_(pa.float64()),
         pa.list_(pa.int8()): pa.list_(pa.uint8()) if large else pa.list_(pa.float32()),
+        pa.list_(pa.bool_()): pa.list_(pa.int8()),
     }
     pq.write_table(table.cast(pa.schema([(name, other[TYPES[name]]) for name in table.column_names])), path)
     assert [answer.json() for answer in ask(client)] == expected

@@ -14,8 +14,8 @@ import uvicorn
 from board_runs import make_run
 
 from dapo_rl.board import connections
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.connections import BoardProtocol, LoopErrors, most_connections
-from dapo_rl.board.read import Catalogue
 from dapo_rl.board.server import Server, create_app
 
 

@@ -12,9 +12,9 @@ import yaml
 from board_runs import ADVANTAGES, VALUES, credited, kept, make_critic_run, make_group, make_run
 from fastapi.testclient import TestClient
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.groups import group_of
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
@@ -32,7 +32,7 @@ def test_values_and_advantages_of_tokens(tmp_path):
         assert (sample["value"], sample["advantages"]) == (list(VALUES), list(ADVANTAGES))
         assert sample["advantage"] == pytest.approx(sum(ADVANTAGES) / 3)
     assert opened(run, 11)["fate"] == "kept"  # all right, and yet trained on
-    client = TestClient(create_app(Catalogue([tmp_path]), Lab(tmp_path), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
     assert client.get("/api/group?run=a&step=1&draw=10").json()["samples"][0]["value"] == list(VALUES)
     # Their lists are no columns of the downloads, and not unknown ones either.
     header, *_ = client.get("/api/rows.csv?run=a&step=1").text.splitlines()
@@ -43,9 +43,9 @@ def test_values_of_tokens_that_share_a_character_and_of_an_environment(tmp_path)
     """A piece has the value before its first token, and the largest advantage of its tokens."""
     run = make_run(tmp_path / "a", steps=1, **{"model.name": "elsewhere"})
     row = credited(kept(make_group(1, [("2", True)])))
-    (sample,) = row.trained.samples
-    masked = replace(sample, mask=np.array([True, True, False]))
-    run.write_rollouts(1, [replace(row, trained=replace(row.trained, samples=(masked,)))], None)
+    (sample,) = row.group.samples
+    masked = sample.replace(mask=np.array([True, True, False]))
+    run.write_rollouts(1, [replace(row, group=replace(row.group, samples=(masked,)))], None)
     (read,) = opened(run, 1)["samples"]
     assert (read["value"], read["advantages"]) == ([-0.5, 0.25, None], [0.5, 0.375, None])
     (tmp_path / "a" / "model").mkdir()

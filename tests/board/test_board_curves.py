@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from dapo_rl.board.curves import MetricsLog, curve, smooth_curve, thin
+from dapo_rl.board.curves import curve, smooth_curve, thin
+from dapo_rl.runs.metrics_log import MetricsLog
 
 
 def log_of(path):
@@ -50,7 +51,7 @@ def test_a_second_look_reads_only_what_is_new(tmp_path, monkeypatch):
 
 
 def test_a_log_is_behind_until_its_end_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.board.curves.CHUNK", 64)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 64)
     path = tmp_path / "metrics.jsonl"
     log = log_of(path)
     assert not log.is_behind  # there is nothing to read

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo_rl.board import run as run_module
-from dapo_rl.board.curves import MOST_NAMES, MetricsLog, curve
-from dapo_rl.board.lab import Lab
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.curves import curve
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue
 from dapo_rl.board.run import BoardRun
 from dapo_rl.board.server import create_app, events
-from dapo_rl.board.watch import Watcher, dumps
+from dapo_rl.board.watcher import Watcher, dumps
+from dapo_rl.runs.metrics_log import MOST_NAMES, MetricsLog
 
 FILES = (
     "config.yaml",
@@ -163,8 +164,8 @@ def board(whole, tmp_path_factory):
         copy = shutil.copytree(whole, root / names[file, name])
         damage(copy / file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dapo_rl.board.curves.LARGEST_LOG", 8 << 20)  # so that the huge one is read in no time
-        yield create_app(Catalogue([root]), Lab(root), "token"), names
+        patch.setattr("dapo_rl.runs.metrics_log.LARGEST_LOG", 8 << 20)  # so that the huge one is read in no time
+        yield create_app(Catalogue([root]), Launcher(root), "token"), names
 
 
 def first_event(app):
@@ -270,7 +271,7 @@ def test_a_request_that_json_cannot_repeat_is_answered(board, body):
 
 def test_a_name_that_is_not_utf_8_can_be_asked_for(whole, tmp_path):
     shutil.copytree(whole, os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    client = TestClient(create_app(Catalogue([tmp_path]), Lab(tmp_path), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
     name = client.get("/api/runs").json()["runs"][0]["name"]
     assert name == "caf\N{REPLACEMENT CHARACTER}"
     assert client.get("/api/settings", params={"run": name}).status_code == 200
@@ -308,7 +309,7 @@ def changing(tmp_path_factory):
     root = tmp_path_factory.mktemp("changing")
     (root / "run").mkdir()
     (root / "run" / "config.yaml").write_text("")
-    client = TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    client = TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
     return root / "run", client
 
 
@@ -391,8 +392,8 @@ def test_values_that_are_no_numbers_leave_the_rest_of_the_line(tmp_path):
 
 
 def test_a_line_of_a_hundred_megabytes_takes_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.board.curves.LONGEST_LINE", 4096)
-    monkeypatch.setattr("dapo_rl.board.curves.CHUNK", 1024)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.LONGEST_LINE", 4096)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1024)
     path = tmp_path / "log"
     path.write_bytes(b'{"step": 1, "a": 1}\n' + b"x" * 100_000)
     log = MetricsLog(lambda: path)
@@ -419,16 +420,16 @@ def test_a_million_names_take_no_memory(tmp_path):
 
 
 def test_a_log_without_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.board.curves.MOST_VALUES", 100)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.MOST_VALUES", 100)
     log = log_of(tmp_path / "log", b"".join(b'{"step": %d, "a": 1}\n' % step for step in range(1000)))
     assert log.problem == "too long, read up to step 49"
     monkeypatch.undo()
-    monkeypatch.setattr("dapo_rl.board.curves.LARGEST_LOG", 10_000)
-    monkeypatch.setattr("dapo_rl.board.curves.CHUNK", 1000)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.LARGEST_LOG", 10_000)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1000)
     path = tmp_path / "zeros"
     path.write_bytes(b"")
     os.truncate(path, 1 << 40)
-    monkeypatch.setattr("dapo_rl.board.curves.LONGEST_LINE", 5000)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.LONGEST_LINE", 5000)
     log = MetricsLog(lambda: path)
     log.refresh()
     assert log.problem == "too long, read up to step 0"
@@ -436,7 +437,7 @@ def test_a_log_without_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
 
 def test_a_long_log_is_read_in_parts_so_that_others_have_their_turn(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "AT_A_TIME", 2000)
-    monkeypatch.setattr("dapo_rl.board.curves.CHUNK", 1000)
+    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1000)
     for name in ("long", "short"):
         shutil.copytree(whole, tmp_path / name)
     (tmp_path / "long" / "metrics.jsonl").write_bytes(b"".join(b'{"step": %d}\n' % step for step in range(1, 1001)))

@@ -11,9 +11,9 @@ import pytest
 from board_runs import finish, kept, make_group, make_run
 from fastapi.testclient import TestClient
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.downloads import AT_ONCE, COLUMNS, csv_text, file_name, safe_cell
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.server import create_app
 
 FORMULA = '=HYPERLINK("http://evil.example","x")'
@@ -26,7 +26,7 @@ def client(tmp_path):
     make_run(tmp_path / "runs" / "-b")
     (tmp_path / "outside.png").write_bytes(b"secret")
     root = tmp_path / "runs"
-    return TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    return TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
 
 
 def read_csv(answer):

@@ -8,11 +8,11 @@ import pytest
 from board_runs import append_line, finish, make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.notes import MOST_NOTES, read_notes
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.run import BoardRun
+from dapo_rl.board.run_files import MOST_NOTES, read_notes
 from dapo_rl.board.server import create_app
-from dapo_rl.board.watch import Watcher
+from dapo_rl.board.watcher import Watcher
 
 ERROR = {
     "time": 1.8e9,

@@ -14,11 +14,12 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from dapo_rl.board import server, watch
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board import server
+from dapo_rl.board import watcher as watch
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.watch import ALL_FILES_EVERY, Watcher
+from dapo_rl.board.watcher import ALL_FILES_EVERY, Watcher
 
 RUNS, PAGES = 2000, 50
 FINISHED = json.dumps({"finished": True, "tokens": {"total": 5}, "evaluations": [], "wall_seconds": 1.0})
@@ -268,20 +269,20 @@ def test_the_watcher_rests_when_nobody_asks(tmp_path, monkeypatch):
 
 
 def test_logs_that_nobody_asks_for_are_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.board.read.MOST_LOGS", 2)
+    monkeypatch.setattr("dapo_rl.board.catalogue.MOST_LOGS", 2)
     for name in "abc":
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("")
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n')
     catalogue = Catalogue([tmp_path])
-    client = TestClient(server.create_app(catalogue, Lab(tmp_path), "token"), base_url="http://127.0.0.1")
+    client = TestClient(server.create_app(catalogue, Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
     for name in "abca":
         assert client.get("/api/metrics", params={"run": name}).json() == {"names": ["x"]}
     assert [name for name, run in catalogue.runs().items() if "log" in run.__dict__] == ["a", "c"]
 
 
 def test_the_end_of_the_board_is_the_end_of_its_live_pages(tmp_path, caplog):
-    app = server.create_app(Catalogue([tmp_path]), Lab(tmp_path), "token")
+    app = server.create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token")
     listening = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=20, lifespan="off")
     board = server.Server(settings, app.state.watcher)

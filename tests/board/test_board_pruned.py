@@ -4,10 +4,11 @@ import pytest
 from board_runs import make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.groups import UnreadableError, groups_of, search
-from dapo_rl.board.lab import Lab
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.groups import groups_of, search
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue
 from dapo_rl.board.server import create_app
 
 DELETED = "The groups of step 1 were deleted: log.keep_rollouts=2 keeps those of the newest steps."
@@ -24,7 +25,7 @@ def run(tmp_path):
 @pytest.fixture
 def client(run):
     root = run.path.parent
-    return TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    return TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
 
 
 def test_a_step_whose_groups_were_deleted_says_so(client):

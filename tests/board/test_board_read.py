@@ -10,10 +10,11 @@ import pytest
 from board_runs import append_line, finish, make_run
 from tokenizers import Tokenizer
 
-from dapo_rl.board.groups import UnreadableError, group_of, groups_of, own_parts, search
+from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
+from dapo_rl.board.detokenize import EMBEDDED, pieces, tokenizer_of
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.groups import group_of, groups_of, own_parts, search
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.tokens import EMBEDDED, pieces, tokenizer_of
 
 
 def test_runs_are_found_below_a_directory_and_named_after_it(tmp_path):
@@ -291,7 +292,7 @@ def test_a_small_file_of_many_gigabytes_is_refused_in_one_line(tmp_path, monkeyp
             groups_of(run.rollout(step))
     board = Catalogue([tmp_path]).find("a")
     assert search(board, "x", [1, 3])["hits"] == []
-    assert [bar["step"] for bar in ledger(board)["bars"]] == [1, 3]  # of the first only the fates are read
+    assert [bar["step"] for bar in ledger(board)["bars"]] == [1, 3]  # of the first only the outcomes are read
 
 
 def test_a_group_of_too_many_tokens_is_refused_in_one_line(tmp_path, monkeypatch):

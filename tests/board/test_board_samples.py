@@ -10,9 +10,9 @@ import pytest
 from board_runs import kept, make_group, make_run
 from fastapi.testclient import TestClient
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.groups import group_of, groups_of, search
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
 from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
@@ -44,7 +44,7 @@ def run(tmp_path):
 @pytest.fixture
 def client(run):
     root = run.path.parent
-    return TestClient(create_app(Catalogue([root]), Lab(root), "token"), base_url="http://127.0.0.1")
+    return TestClient(create_app(Catalogue([root]), Launcher(root), "token"), base_url="http://127.0.0.1")
 
 
 def places(run, **wanted):
@@ -71,15 +71,15 @@ ALL = [(1, 0), (1, 1), (5, 0), (5, 1), (5, 2), (6, 0), (6, 1)]
         ({"sort": "advantage", "down": True}, [(1, 0), (1, 1), *ALL[2:]]),
         ({"sort": "advantage"}, [(1, 1), (1, 0), *ALL[2:]]),
         ({"verdicts": ("timeout", "unparseable")}, [(6, 0), (6, 1)]),
-        ({"fates": ("kept", "verifier_error"), "verdicts": ("correct", "timeout")}, [(1, 0), (6, 0)]),
+        ({"outcomes": ("kept", "verifier_error"), "verdicts": ("correct", "timeout")}, [(1, 0), (6, 0)]),
         ({"min_reward": 0.0, "max_reward": 0.75}, [(1, 0), (6, 0)]),
-        ({"min_length": 3, "max_length": 4, "fates": ("all_correct",)}, [(5, 2)]),
+        ({"min_length": 3, "max_length": 4, "outcomes": ("all_correct",)}, [(5, 2)]),
         ({"words": "IDEA"}, [(1, 1)]),
         ({"words": "[X]"}, [(5, 0), (5, 1), (5, 2)]),  # in the prompt, as plain text
         ({"words": "(1+1)"}, [(5, 0)]),
         ({"words": ".*"}, []),
-        ({"words": "3", "fates": ("kept",)}, [(1, 1)]),  # in its answer only
-        ({"fates": ("nothing",)}, []),
+        ({"words": "3", "outcomes": ("kept",)}, [(1, 1)]),  # in its answer only
+        ({"outcomes": ("nothing",)}, []),
     ],
 )
 def test_order_and_filters(run, wanted, expected):
@@ -90,7 +90,7 @@ def test_a_page_and_what_can_be_filtered_on(client):
     answer = client.get("/api/samples?run=a&step=1&sort=length&down=true&first=1&limit=2").json()
     assert [(row["draw"], row["sample"], row["length"]) for row in answer["rows"]] == [(5, 2, 4), (1, 0, 3)]
     assert (answer["total"], answer["matched"]) == (7, 7)
-    assert answer["fates"] == {"kept": 2, "all_correct": 3, "verifier_error": 2}
+    assert answer["outcomes"] == {"kept": 2, "all_correct": 3, "verifier_error": 2}
     assert answer["verdicts"] == {"correct": 4, "wrong": 1, "timeout": 1, "unparseable": 1}
     assert (answer["rewards"], answer["lengths"]) == ([-1.25, 1.0], [2, 9])
     assert client.get("/api/samples?run=a&step=1&verdict=wrong&verdict=timeout").json()["matched"] == 2
@@ -126,10 +126,10 @@ def test_a_group_that_filled_the_batch_is_not_said_to_differ(run, client):
     run.write_rollouts(1, rows, 0)
     assert [group["fate"] for group in groups_of(run.rollout(1))] == ["kept", "filled"]
     assert client.get("/api/group?run=a&step=1&draw=2").json()["fate"] == "filled"
-    assert places(run, fates=("filled",)) == [(2, 0), (2, 1)]
-    assert places(run, fates=("kept",)) == [(1, 0), (1, 1)]
+    assert places(run, outcomes=("filled",)) == [(2, 0), (2, 1)]
+    assert places(run, outcomes=("kept",)) == [(1, 0), (1, 1)]
     assert {hit["fate"] for hit in search(Catalogue([run.path]).find("a"), "2", [1])["hits"]} == {"kept", "filled"}
-    said = {fate["key"]: fate["why"] for fate in client.get("/api/vocabulary").json()["fates"]}
+    said = {outcome["key"]: outcome["why"] for outcome in client.get("/api/vocabulary").json()["outcomes"]}
     assert "all advantages are 0" in said["filled"]
     assert "differ" not in said["filled"]
     # Its tokens were trained on.

@@ -12,9 +12,9 @@ import pytest
 from board_runs import HOSTILE, make_run
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.guard import host_allowed, token_matches
-from dapo_rl.board.lab import DEFAULT_RECIPE, Lab, Start, overrides_for
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.access import host_allowed, token_matches
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import DEFAULT_RECIPE, Launcher, Start, overrides_for
 from dapo_rl.board.server import STATIC, create_app, ranges
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
@@ -27,7 +27,7 @@ def client(tmp_path):
     make_run(tmp_path / "runs" / "a")
     make_run(tmp_path / "runs" / "b", **{"algo.clip_high": 0.2}, text=HOSTILE)
     make_run(tmp_path / "outside")
-    app = create_app(Catalogue([tmp_path / "runs"]), Lab(tmp_path / "runs"), TOKEN)
+    app = create_app(Catalogue([tmp_path / "runs"]), Launcher(tmp_path / "runs"), TOKEN)
     return TestClient(app, base_url="http://127.0.0.1:8765")
 
 
@@ -169,7 +169,7 @@ def test_the_page_has_no_script_of_its_own_and_nothing_from_elsewhere():
 
 def test_actions_need_the_token(client, monkeypatch):
     started = []
-    monkeypatch.setattr(Lab, "start", lambda self, wanted: started.append(wanted) or "lab-001")
+    monkeypatch.setattr(Launcher, "start", lambda self, wanted: started.append(wanted) or "lab-001")
     body = {"techniques": ["Clip-Higher"], "steps": 1}
     for headers in ({}, {"X-Dapo-Token": ""}, {"X-Dapo-Token": TOKEN[:-1]}, {"Authorization": TOKEN}):
         assert client.post("/api/lab/start", json=body, headers=headers).status_code == 403
@@ -232,7 +232,7 @@ def test_the_switches_are_settings():
 def test_a_directory_for_runs_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be created|not a directory"):
-        Lab(tmp_path / "file").start(Start(techniques=[]))
+        Launcher(tmp_path / "file").start(Start(techniques=[]))
 
 
 def test_the_board_does_without_torch():

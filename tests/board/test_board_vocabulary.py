@@ -2,21 +2,21 @@
 
 from fastapi.testclient import TestClient
 
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.server import create_app
-from dapo_rl.fates import FATES
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
+from dapo_rl.outcomes import OUTCOMES
 
 
 def client(tmp_path):
-    app = create_app(Catalogue([tmp_path]), Lab(tmp_path), "token")
+    app = create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token")
     return TestClient(app, base_url="http://127.0.0.1:8765")
 
 
-def test_the_fates(tmp_path):
-    answer = client(tmp_path).get("/api/vocabulary").json()["fates"]
-    assert [fate["key"] for fate in answer] == list(FATES)
+def test_the_outcomes(tmp_path):
+    answer = client(tmp_path).get("/api/vocabulary").json()["outcomes"]
+    assert [outcome["key"] for outcome in answer] == list(OUTCOMES)
     assert answer[0] == {
         "key": "kept",
         "label": "trained on",
@@ -24,7 +24,7 @@ def test_the_fates(tmp_path):
         "role": "good",
         "why": "The rewards of its samples differ: it was trained on.",
     }
-    roles = {fate["key"]: fate["role"] for fate in answer}
+    roles = {outcome["key"]: outcome["role"] for outcome in answer}
     assert (roles["carried"], roles["verifier_error"], roles["stale"]) == ("calm", "bad", "dropped")
 
 

@@ -17,9 +17,9 @@ import uvicorn
 import yaml
 from board_runs import HOSTILE, finish, make_run, metrics_of
 
-from dapo_rl.board import jobs, server
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board import job_queue, server
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need Playwright")
 expect = sync_api.expect
@@ -59,12 +59,12 @@ def runs(tmp_path):
 @pytest.fixture
 def quick_jobs(monkeypatch):
     """The Lab's runs start in milliseconds."""
-    monkeypatch.setattr(jobs, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen}))
+    monkeypatch.setattr(job_queue, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen}))
 
 
 @contextmanager
 def served(directory):
-    lab = Lab(directory)
+    lab = Launcher(directory)
     listening = socket.create_server(("127.0.0.1", 0))
     app = server.create_app(Catalogue([directory]), lab, TOKEN)
     instance = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))

@@ -25,8 +25,8 @@ from test_browser import (  # noqa: F401  (`browser` and `quick_jobs` are fixtur
 )
 
 from dapo_rl.board import server
-from dapo_rl.board.lab import Lab
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
 
 pytestmark = [
     pytest.mark.slow,
@@ -250,7 +250,7 @@ def test_a_board_shown_to_others(browser, root):  # noqa: F811
 
 
 def test_others_who_may_start_runs(browser, root):  # noqa: F811
-    with shown_to_others(root, Lab(root)) as address, opened(browser, address, f"?token={TOKEN}#/lab") as page:
+    with shown_to_others(root, Launcher(root)) as address, opened(browser, address, f"?token={TOKEN}#/lab") as page:
         expect(page.get_by_role("button", name="Start the run")).to_be_enabled()
         assert page.url.endswith("/#/lab")
 

@@ -233,7 +233,7 @@ def steps_of(engine, **settings):
         assert generated == decided + fill.tokens_cancelled + sampler.carried_tokens, "counted twice, or not at all"
         kept = [(group.draw, group.prompt.id, list(group.samples)) for group in fill.kept]
         left = (sampler.carried_tokens, sampler.begun_tokens)
-        steps.append((kept, [(group.draw, fate) for group, fate in fill.dropped], left))
+        steps.append((kept, [(group.draw, outcome) for group, outcome in fill.dropped], left))
         engine.receive(version, Numbers(version))
     return steps
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from dapo_rl.cluster.ray_watch import if_ray_ends, vital_processes
 from dapo_rl.cluster.session import import_ray, ray_cluster
 from dapo_rl.config import ClusterSettings
-from dapo_rl.runs.failure import write_failure
+from dapo_rl.runs.error_file import write_failure
 
 with ray_cluster(ClusterSettings(backend="ray")), if_ray_ends(lambda error: write_failure(Path(), 7, error)):
     ray = import_ray()

@@ -88,7 +88,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("fail", FAILURES, ids=lambda fail: fail.__name__)
 def test_the_samples_of_the_failed_step_are_kept_and_the_error_says_where(fail, tmp_path, capsys):
-    path, (kind, fates) = tmp_path / "run", FAILURES[fail]
+    path, (kind, outcomes) = tmp_path / "run", FAILURES[fail]
     with fail(path) as trainer, pytest.raises(kind) as ended:
         trainer.train()
     file = path / "rollouts" / "step-000001.parquet"
@@ -97,7 +97,7 @@ def test_the_samples_of_the_failed_step_are_kept_and_the_error_says_where(fail, 
     if kind is not RuntimeError:
         assert json.loads((path / "error.json").read_text())["message"] == said
     table = pq.read_table(file).to_pylist()
-    assert fates <= {row["fate"] for row in table}
+    assert outcomes <= {row["fate"] for row in table}
     assert len({(row["draw"], row["sample"]) for row in table}) == len(table) > 0
 
     summary = json.loads((path / "summary.json").read_text())
@@ -105,10 +105,10 @@ def test_the_samples_of_the_failed_step_are_kept_and_the_error_says_where(fail, 
     tokens = Counter()
     for row in table:
         tokens[row["fate"]] += len(row["token_ids"])
-    counted = {fate: count for fate, count in summary["tokens"].items() if count}
+    counted = {outcome: count for outcome, count in summary["tokens"].items() if count}
     total = counted.pop("total")
     assert sum(counted.values()) == total
-    assert {fate: counted[fate] for fate in tokens} == tokens
+    assert {outcome: counted[outcome] for outcome in tokens} == tokens
     assert total >= sum(tokens.values()) > 0
 
     run = BoardRun("run", path)

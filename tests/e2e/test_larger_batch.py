@@ -36,8 +36,8 @@ def test_groups_that_would_be_too_old_are_trained_on_whether_or_not_the_step_is_
     tokens = dict(summary["tokens"])
     assert tokens.pop("total") == sum(tokens.values())
     assert tokens.get("surplus", 0) == tokens["cancelled"] == 0
-    fates = pq.read_table(tmp_path / "whole" / "rollouts" / "step-000002.parquet")["fate"].to_pylist()
-    assert fates.count("kept") == 4 * second
+    outcomes = pq.read_table(tmp_path / "whole" / "rollouts" / "step-000002.parquet")["fate"].to_pylist()
+    assert outcomes.count("kept") == 4 * second
 
     calls = [0]
 

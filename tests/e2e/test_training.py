@@ -87,13 +87,13 @@ def test_every_generated_token_is_accounted_for(finished):
     path, _, summary = finished
     tokens = summary["tokens"]
     assert tokens["total"] > 0
-    assert sum(count for fate, count in tokens.items() if fate != "total") == tokens["total"]
+    assert sum(count for outcome, count in tokens.items() if outcome != "total") == tokens["total"]
     lines = without_times(path)[1:]
     assert tokens["total"] == sum(line["sampling/tokens_generated"] for line in lines)
     assert tokens["trained"] == sum(line["sampling/tokens_trained"] for line in lines)
 
 
-def test_rollouts_hold_every_group_with_its_fate(finished):
+def test_rollouts_hold_every_group_with_its_outcome(finished):
     path, _, _ = finished
     for line in without_times(path)[1:]:
         table = pq.read_table(path / "rollouts" / f"step-{line['step']:06d}.parquet").to_pylist()

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from dapo_rl.evals.figures import Figures, compare
+from dapo_rl.evals.metrics import ModelMetrics, compare
 from dapo_rl.evals.plot import draw_evaluation, evaluation_figure
 from dapo_rl.evals.table import print_evaluation
 
@@ -17,7 +17,7 @@ def report(k=2):
         values = {f"avg@{k}": shares, "pass@1": shares, f"pass@{k}": [float(s > 0) for s in shares]}
         values |= {f"cons@{k}": [float(s > 0.5) for s in shares]}
         values |= {"response_length": [10.0] * len(ids), "truncated": [0.0] * len(ids)}
-        return Figures(model, k, ids, values, 100, {"correct": 1}, "")
+        return ModelMetrics(model, k, ids, values, 100, {"correct": 1}, "")
 
     first = figures(HOSTILE, [0.5, 1.0, 0.0], ["0", "1", "2"])
     second = figures("other", [1.0, 1.0, 0.5, 0.0], ["1", "2", "3", "4"])

@@ -26,8 +26,7 @@ from dapo_rl.rewards.trainer_state import SavedRewards
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.rollout.trajectory_file import FILE as TRAJECTORIES
-from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.log_length import LogLength, SavedLog
+from dapo_rl.runs.directory import LogLength, RunDirectory, SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
 from dapo_rl.train.progress import SavedProgress
 from dapo_rl.train.random_state import SavedRandom

@@ -16,7 +16,7 @@ from dapo_rl.cluster.rank import RankPolicy
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
 from dapo_rl.cluster.session import ray_cluster
 from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
-from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.model_shapes import open_model
 from dapo_rl.train.policy import HFPolicy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]

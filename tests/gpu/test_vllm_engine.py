@@ -12,7 +12,7 @@ from support import ids, weights_of
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.vllm import VLLMEngine
-from dapo_rl.lab.bench.shapes import open_model
+from dapo_rl.lab.bench.model_shapes import open_model
 
 pytestmark = pytest.mark.gpu
 

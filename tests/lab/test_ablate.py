@@ -11,18 +11,18 @@ from rich.console import Console
 from support import REPOSITORY
 
 from dapo_rl.config import PRESETS, Config
+from dapo_rl.config.recipe import flat
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.interval import t_interval, t_quantile
-from dapo_rl.lab.ablate.picture import ablation_figure, draw_ablation
+from dapo_rl.lab.ablate.display import LiveAblationDisplay, PlainAblationDisplay
 from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
+from dapo_rl.lab.ablate.plot import ablation_figure, draw_ablation
 from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown, print_ablation
 from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
-from dapo_rl.lab.ablate.show import LiveAblationDisplay, PlainAblationDisplay
+from dapo_rl.lab.ablate.statistics import t_interval, t_quantile
 from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
 from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.settings import flat
 
 DEFAULT = packaged_recipe("demo")
 PAPER = packaged_recipe("dapo-math-qwen2.5-32b")

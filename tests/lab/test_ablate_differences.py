@@ -12,14 +12,21 @@ import pytest
 from rich.console import Console
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.command import _compared, _plan
-from dapo_rl.lab.ablate.differences import detectable_errors, paired_difference, power_of_test
+from dapo_rl.lab.ablate.ablation import _compared, _plan
 from dapo_rl.lab.ablate.plan import AblationPlan, grid, paper_table
 from dapo_rl.lab.ablate.quantities import COMPARABLE, OTHERS, TABLE
-from dapo_rl.lab.ablate.repetition import repeated_share, repetition_by_step
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
-from dapo_rl.lab.ablate.results import Outcome, collect, outcome, step_of_accuracy, tokens_until
+from dapo_rl.lab.ablate.results import (
+    FinalMetrics,
+    collect,
+    final_metrics,
+    repeated_share,
+    repetition_by_step,
+    step_of_accuracy,
+    tokens_until,
+)
 from dapo_rl.lab.ablate.runs import all_runs
+from dapo_rl.lab.ablate.statistics import detectable_errors, paired_difference, power_of_test
 from dapo_rl.lab.ablate.techniques import TABLES, PaperTable, Technique
 from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
@@ -98,20 +105,20 @@ def run_of(accuracies, tokens=100.0):
 
 
 def test_the_numbers_of_a_run_by_hand():
-    found = outcome(*run_of({0: 0.2, 2: 0.6, 4: 0.8}), 0.7)
+    found = final_metrics(*run_of({0: 0.2, 2: 0.6, 4: 0.8}), 0.7)
     # 0.7 is half of the way from step 2 to 4: step 3, after 100 + 200 + 300 tokens.
     assert (found.steps_to, found.tokens_to, found.reached) == (pytest.approx(3), pytest.approx(600), True)
     assert found.mean_accuracy == pytest.approx(0.7)  # not the one before the first step
     assert found.mean_entropy == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
     assert (found.mean_length, found.mean_truncated) == (pytest.approx(25), pytest.approx(0.25))
     assert (found.clipped_high, found.clipped_prob) == (pytest.approx(0.01), pytest.approx(0.2))
-    late = outcome(*run_of({0: 0.2, 2: 0.6, 4: 0.8}), 0.9)
+    late = final_metrics(*run_of({0: 0.2, 2: 0.6, 4: 0.8}), 0.9)
     assert (late.steps_to, late.tokens_to, late.reached) == (4, pytest.approx(1000), False)
-    assert outcome(*run_of({0: 0.2}), None).steps_to is None
+    assert final_metrics(*run_of({0: 0.2}), None).steps_to is None
 
 
 def test_every_quantity_is_a_number_of_a_run():
-    assert set(COMPARABLE) <= set(Outcome.__dataclass_fields__)
+    assert set(COMPARABLE) <= set(FinalMetrics.__dataclass_fields__)
     assert not set(TABLE) & set(OTHERS)
 
 

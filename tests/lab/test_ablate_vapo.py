@@ -2,9 +2,9 @@
 
 import pytest
 
+from dapo_rl.config.recipe import flat
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import paper_table
-from dapo_rl.runs.settings import flat
 
 ROWS = [
     ("VAPO", 60, {}),

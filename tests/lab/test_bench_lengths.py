@@ -11,12 +11,12 @@ from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.command import app
-from dapo_rl.lab.bench.floor import Limit, Size, rollout_floor, update_floor
+from dapo_rl.lab.bench.bench_cli import app
+from dapo_rl.lab.bench.compare import _run
 from dapo_rl.lab.bench.lengths import SIGMA, draw_lengths, fixed_length, longest_length
-from dapo_rl.lab.bench.run import _run
+from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.update import _samples
-from dapo_rl.lab.bench.work import Job, Work
+from dapo_rl.lab.bench.workload import Job, Workload
 
 
 def work(**changes):
@@ -33,7 +33,7 @@ def work(**changes):
         "repeats": 1,
         "warmup": 0,
     }
-    return Work(**(settings | changes))
+    return Workload(**(settings | changes))
 
 
 def drawn(spec, cap, samples=20_000, seed=0):
@@ -164,7 +164,7 @@ LENGTHS = ((1, 3), (2, 1))
 
 @pytest.fixture
 def chosen(monkeypatch):
-    monkeypatch.setattr("dapo_rl.lab.bench.work.draw_lengths", lambda *_: LENGTHS)
+    monkeypatch.setattr("dapo_rl.lab.bench.workload.draw_lengths", lambda *_: LENGTHS)
     return work(lengths="uniform:1:4")
 
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from dapo_rl.cli import app
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import SimulatedEngine, World, simulate, strategies
+from dapo_rl.lab.bench.sampling_simulation import SimulatedEngine, World, simulate, strategies
 
 NAMES = list(strategies(SimulatedEngine(World(1.0, 4), 1), 4, 8))
 SIZE = {"prompts": 8, "group": 4, "slots": 64, "steps": 12, "seed": 1}

@@ -7,11 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.floor import Limit, Size, rollout_floor, update_floor
-from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import SHAPES, check_model, shape_config, synthetic_tokenizer
-from dapo_rl.lab.bench.variants import all_variants, variants_of, vllm_options
-from dapo_rl.lab.bench.work import Job, Work
+from dapo_rl.lab.bench.model_shapes import SHAPES, check_model, random_prompts, shape_config, synthetic_tokenizer
+from dapo_rl.lab.bench.peer_variants import all_variants, variants_of, vllm_options
+from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
+from dapo_rl.lab.bench.workload import Job, Workload
 from dapo_rl.models.load import TINY
 from dapo_rl.train.disk import DiskNeed
 
@@ -40,7 +39,7 @@ def work(**changes):
         "repeats": 2,
         "warmup": 1,
     }
-    return Work(**(settings | changes))
+    return Workload(**(settings | changes))
 
 
 def on_meta(name):

@@ -97,8 +97,8 @@ def test_the_survivors_are_those_that_no_test_runs(project):
     before = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
     done = run(project, "--count", "99")
     assert done.returncode == 1, done.stderr
-    fates = re.findall(r"^\[\d/\d\] made_up/sums\.py:(\d): ([^:]+): (.*)$", done.stdout, re.MULTILINE)
-    assert sorted(fates) == [
+    outcomes = re.findall(r"^\[\d/\d\] made_up/sums\.py:(\d): ([^:]+): (.*)$", done.stdout, re.MULTILINE)
+    assert sorted(outcomes) == [
         ("2", "operator", "killed"),
         ("2", "returned value", "killed"),
         ("6", "off by one", "SURVIVED"),

@@ -10,7 +10,7 @@ from fit_rates import MEASURED, errors, fit_shares
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import NoWeights, World
+from dapo_rl.lab.bench.sampling_simulation import NoWeights, World
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.picture import draw_plan

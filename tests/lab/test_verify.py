@@ -99,7 +99,7 @@ def test_a_constant_reward():
     result = verify(reward__verifier=reward_file("return [0.25] * len(completions)"))
     (line,) = (line for line in findings(result, "warning") if "nothing to learn" in line)
     assert line.startswith("all 9 responses are wrong, with the score 0.25: there is nothing to learn; use easier")
-    assert [row.fate for row in result.rows] == ["all_wrong"] * 3
+    assert [row.outcome for row in result.rows] == ["all_wrong"] * 3
     check_trainable(result)
 
 
@@ -114,7 +114,7 @@ def test_without_dynamic_sampling_the_length_penalty_is_still_a_signal():
     result = verify(rows=8, samples=4, reward__verifier=verifier, sampling__dynamic=False)
     (line,) = (line for line in findings(result, "warning") if "nothing to learn" in line)
     assert "there is nothing to learn but to avoid the length penalty" in line
-    assert {row.fate for row in result.rows} == {"kept"}
+    assert {row.outcome for row in result.rows} == {"kept"}
 
 
 @pytest.mark.parametrize("metric", ["auto", "correct", "score"])
@@ -162,7 +162,7 @@ def test_a_reward_that_crashes_would_stop_the_run():
     (line,) = findings(result, "error")
     assert line.startswith("the verifier failed on 9 of 9 responses; the first: score raised ZeroDivision")
     assert "3 of 3 groups, more than reward.max_error_share 0.5 allows" in line
-    assert [row.fate for row in result.rows] == ["verifier_error"] * 3
+    assert [row.outcome for row in result.rows] == ["verifier_error"] * 3
     with pytest.raises(UserError, match="dapo train would stop: the verifier failed on 9 of 9") as stopped:
         check_trainable(result)
     assert "line 2, in <listcomp>" in stopped.value.more or "line 2, in score" in stopped.value.more

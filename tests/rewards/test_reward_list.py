@@ -8,7 +8,7 @@ from dapo_rl.config import Config, RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.build import VERIFIERS, recorded_verifier
-from dapo_rl.runs.settings import check_same_run
+from dapo_rl.runs.resume import check_same_run
 from dapo_rl.types import Prompt, RewardPart, Trajectory
 
 PROMPT = Prompt("p1", "2+3=", (1, 2), "5")

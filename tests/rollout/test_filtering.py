@@ -46,7 +46,7 @@ def sampler_for(*groups, verifier=judge, **changes):
 
 
 def outcome(fill):
-    return {g.draw: "kept" for g in fill.kept} | {g.draw: fate for g, fate in fill.dropped}
+    return {g.draw: "kept" for g in fill.kept} | {g.draw: outcome for g, outcome in fill.dropped}
 
 
 @pytest.mark.parametrize("scores", [("1", "-1"), ("1", "0"), ("3 yes", "2 no"), ("0 yes", "1 no"), ("1 yes", "1 no")])
@@ -157,10 +157,10 @@ ALL_RIGHT, MIXED, ALL_WRONG = "1/0.1,1/0.9", "1/0.5,-1/0.5", "-1/0.1,-1/0.2"
 
 
 def test_a_minor_reward_does_not_keep_a_group():
-    fates, notes = outcomes(ALL_RIGHT, MIXED, ALL_WRONG)
-    assert fates[0] == "all_correct"
-    assert fates[1] == fates[4] == "kept"
-    assert fates[2] == "all_wrong"
+    found, notes = outcomes(ALL_RIGHT, MIXED, ALL_WRONG)
+    assert found[0] == "all_correct"
+    assert found[1] == found[4] == "kept"
+    assert found[2] == "all_wrong"
     assert notes == (
         "length adds at most half as much as math: groups are kept if math differs; sampling.metric=score compares the "
         "sums of all rewards",
@@ -168,28 +168,28 @@ def test_a_minor_reward_does_not_keep_a_group():
 
 
 def test_sums_decide_between_rewards_of_one_size():
-    fates, notes = outcomes("1/0,1/1", "0/1,0/1", "0/1,1/0", "1/1,0/1", weight=1.0)
-    assert [fates[n] for n in (0, 1, 2, 3)] == ["kept", "all_wrong", "no_spread", "kept"]
+    found, notes = outcomes("1/0,1/1", "0/1,0/1", "0/1,1/0", "1/1,0/1", weight=1.0)
+    assert [found[n] for n in (0, 1, 2, 3)] == ["kept", "all_wrong", "no_spread", "kept"]
     assert notes == ()
 
 
 def test_the_larger_reward_counts_wherever_it_stands():
-    fates, notes = outcomes("1/5,1/5", "1/5,0/5", "1/5,1/80", weight=0.1)  # contributes up to 7.5
-    assert [fates[n] for n in (0, 1, 2)] == ["all_correct", "kept", "kept"]
+    found, notes = outcomes("1/5,1/5", "1/5,0/5", "1/5,1/80", weight=0.1)  # contributes up to 7.5
+    assert [found[n] for n in (0, 1, 2)] == ["all_correct", "kept", "kept"]
     assert "math adds at most half as much as length: groups are kept if length differs" in notes[-1]
 
 
 def test_a_group_to_which_only_a_minor_reward_applies_is_kept_by_it():
-    fates, _ = outcomes("1/,-1/", "/0.1,/0.9", "/0.4,/0.4", MIXED, n=3)
-    assert [fates[n] for n in (0, 1, 2, 3)] == ["kept", "kept", "all_wrong", "kept"]
+    found, _ = outcomes("1/,-1/", "/0.1,/0.9", "/0.4,/0.4", MIXED, n=3)
+    assert [found[n] for n in (0, 1, 2, 3)] == ["kept", "kept", "all_wrong", "kept"]
 
 
 def test_a_reward_of_weight_0_does_not_count():
-    fates, _ = outcomes("1/0,1/1", MIXED, weight=0.0, n=1)
-    assert [fates[n] for n in (0, 1)] == ["all_correct", "kept"]
+    found, _ = outcomes("1/0,1/1", MIXED, weight=0.0, n=1)
+    assert [found[n] for n in (0, 1)] == ["all_correct", "kept"]
 
 
 @pytest.mark.parametrize(("metric", "first"), [("correct", "all_correct"), ("score", "kept")])
 def test_explicit_settings_win_with_several_rewards(metric, first):
-    fates, notes = outcomes(ALL_RIGHT, MIXED, MIXED, metric=metric)
-    assert (fates[0], fates[1], notes) == (first, "kept", ())
+    found, notes = outcomes(ALL_RIGHT, MIXED, MIXED, metric=metric)
+    assert (found[0], found[1], notes) == (first, "kept", ())

@@ -7,7 +7,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sam
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.rollout.filtering import Grading, fate_of
+from dapo_rl.rollout.filtering import Grading, outcome_of
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.batch import make_batch
 from dapo_rl.types import Group, Verdict
@@ -26,8 +26,8 @@ def group_of(samples):
     return Group(0, make_prompt("p"), made, tuple(Verdict(1.0 if r else -1.0, r, "") for r in right))
 
 
-def fate(samples, config):
-    return fate_of(group_of(samples), config.sampling, None, Grading(), config.masking)
+def outcome(samples, config):
+    return outcome_of(group_of(samples), config.sampling, None, Grading(), config.masking)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def fate(samples, config):
     ],
 )
 def test_by_hand(samples, in_baseline, apart):
-    assert fate(samples, config_of()) == in_baseline
+    assert outcome(samples, config_of()) == in_baseline
     without = config_of(**{"overlong.masked_in_baseline": False})
-    assert fate(samples, without) == apart
-    assert fate(samples, config_of(**{"overlong.mask_truncated": False})) in ("kept", "all_correct", "all_wrong")
+    assert outcome(samples, without) == apart
+    assert outcome(samples, config_of(**{"overlong.mask_truncated": False})) in ("kept", "all_correct", "all_wrong")
     # The advantages of a critic do not compare samples: what is left learns.
     critic = config_of(**{"overlong.masked_in_baseline": False, "algo.advantage": "gae"})
-    assert fate(samples, critic) == in_baseline
+    assert outcome(samples, critic) == in_baseline
     unfiltered = config_of(**{"overlong.masked_in_baseline": False, "sampling.dynamic": False})
-    assert fate(samples, unfiltered) == "kept"
+    assert outcome(samples, unfiltered) == "kept"
 
 
 @settings(max_examples=200, deadline=None)
@@ -71,7 +71,7 @@ def test_a_group_is_kept_if_and_only_if_it_has_a_gradient(samples, masks, in_bas
     )
     (trained,) = make_batch([group_of(samples)], config)
     learns = any(sample.loss_mask.any() and sample["advantages"].any() for sample in trained.samples)
-    assert (fate(samples, config) == "kept") == learns
+    assert (outcome(samples, config) == "kept") == learns
 
 
 def test_the_sampler_replaces_a_group_of_which_nothing_is_left_to_prefer():

@@ -64,12 +64,12 @@ def test_only_groups_that_are_partly_right_are_kept_and_every_drop_has_its_reaso
     sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, CRASH]), surplus="drop")
     fill = sampler.fill(3)
     assert draws(fill.kept) == [1, 5, 9]
-    reasons = {group.draw: fate for group, fate in fill.dropped}
+    reasons = {group.draw: outcome for group, outcome in fill.dropped}
     assert {n: reasons[n] for n in range(9) if n in reasons} == {
         0: "all_correct", 2: "all_wrong", 3: "verifier_error",
         4: "all_correct", 6: "all_wrong", 7: "verifier_error", 8: "all_correct",
     }  # fmt: skip
-    assert sum(fill.fates().values()) == len(fill.sampled)
+    assert sum(fill.outcomes().values()) == len(fill.sampled)
 
 
 def test_without_dynamic_sampling_everything_but_verifier_errors_is_kept():
@@ -78,7 +78,7 @@ def test_without_dynamic_sampling_everything_but_verifier_errors_is_kept():
     assert draws(fill.kept) == [0, 1, 2]
     fill = sampler.fill(3)
     assert draws(fill.kept) == [4, 5, 6]
-    assert [(g.draw, fate) for g, fate in fill.dropped] == [(3, "verifier_error")]
+    assert [(g.draw, outcome) for g, outcome in fill.dropped] == [(3, "verifier_error")]
 
 
 def test_trap_1_the_filter_sees_correctness_and_not_length():
@@ -92,7 +92,7 @@ def test_trap_1_the_filter_sees_correctness_and_not_length():
     sampler, _ = sampler_for(script, surplus="drop")
     fill = sampler.fill(2)
     assert all(any(v.correct for v in group.verdicts) for group in fill.kept)
-    assert {fate for g, fate in fill.dropped if g.draw % 2 == 0} == {"all_wrong"}
+    assert {outcome for g, outcome in fill.dropped if g.draw % 2 == 0} == {"all_wrong"}
 
 
 def test_trap_7_groups_are_admitted_in_the_order_drawn_not_in_the_order_finished():
@@ -151,8 +151,8 @@ def test_trap_9_a_verifier_that_crashed_is_no_wrong_answer():
     sampler, _ = sampler_for(by_number([CRASH, MIXED]), surplus="drop")
     fill = sampler.fill(2)
     assert draws(fill.kept) == [1, 3]
-    assert fill.fates()["verifier_error"] >= 2
-    assert fill.fates()["all_wrong"] == 0
+    assert fill.outcomes()["verifier_error"] >= 2
+    assert fill.outcomes()["all_wrong"] == 0
 
 
 def test_a_verifier_that_fails_too_often_stops_the_run():
@@ -173,14 +173,14 @@ def test_scores_can_be_the_metric():
     sampler, _ = sampler_for(by_number([RIGHT, MIXED]), metric="score", surplus="drop")
     fill = sampler.fill(2)
     assert draws(fill.kept) == [1, 3]
-    assert fill.fates()["no_spread"] >= 2
+    assert fill.outcomes()["no_spread"] >= 2
 
 
 def test_a_filter_of_the_users_own():
     sampler, _ = sampler_for(by_number([MIXED]), keep=lambda group: group.draw % 3 == 0, surplus="drop")
     fill = sampler.fill(2)
     assert draws(fill.kept) == [0, 3]
-    assert fill.fates()["filtered"] >= 2
+    assert fill.outcomes()["filtered"] >= 2
 
     sampler, _ = sampler_for(by_number([MIXED]), keep=lambda group: group.missing)
     with pytest.raises(UserError, match=r"sampling.filter: AttributeError"):
@@ -237,7 +237,7 @@ def test_surplus_is_carried_into_the_next_step():
     sampler, engine, _, first = surplus_of("carry")
     assert draws(first.kept) == [0, 1, 2, 3, 4, 5]
     assert first.carried_over == 2
-    assert first.fates()["surplus"] == 0
+    assert first.outcomes()["surplus"] == 0
     engine.receive(1)
     second = sampler.fill(6)
     assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
@@ -246,13 +246,13 @@ def test_surplus_is_carried_into_the_next_step():
 
 def test_surplus_can_be_dropped():
     sampler, _, _, first = surplus_of("drop")
-    assert [(g.draw, fate) for g, fate in first.dropped] == [(6, "surplus"), (7, "surplus")]
+    assert [(g.draw, outcome) for g, outcome in first.dropped] == [(6, "surplus"), (7, "surplus")]
     assert draws(sampler.fill(1).kept) == [8]
 
 
 def test_surplus_prompts_can_be_sampled_again_first():
     sampler, _, _, first = surplus_of("requeue")
-    assert first.fates()["surplus"] == 2
+    assert first.outcomes()["surplus"] == 2
     second = sampler.fill(2)
     assert [g.prompt.id for g in second.kept] == ["p6", "p7"]
     assert draws(second.kept) == [8, 9], "a draw of its own, so other random numbers"

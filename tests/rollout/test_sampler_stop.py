@@ -97,7 +97,7 @@ def result(fill):
 
 
 def columns_of(sampler, ledger):
-    """Tokens by fate, with the step that was interrupted."""
+    """Tokens by outcome, with the step that was interrupted."""
     if sampler.so_far is not None:
         ledger = ledger.with_interrupted(sampler.so_far)
     return Counter(ledger.columns(sampler.carried_tokens, sampler.begun_tokens))
@@ -202,8 +202,8 @@ class FirstTokenVerifier:
         return [Verdict(float(r), r, "correct" if r else "wrong") for r in right]
 
 
-def fates(fill):
-    return [*((group.draw, "kept") for group in fill.kept), *((group.draw, fate) for group, fate in fill.dropped)]
+def outcomes(fill):
+    return [*((group.draw, "kept") for group in fill.kept), *((group.draw, outcome) for group, outcome in fill.dropped)]
 
 
 def all_samples(fill):
@@ -249,7 +249,7 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     new, engine = start(prompts)
     engine.receive(1, weights_of(newer))
     continued = moved(sampler, new).fill(4)
-    assert fates(continued) == fates(undisturbed)
+    assert outcomes(continued) == outcomes(undisturbed)
     assert continued.tokens_generated == undisturbed.tokens_generated
     assert continued.earlier_seconds > undisturbed.earlier_seconds == 0
     expected, actual = all_samples(undisturbed), all_samples(continued)

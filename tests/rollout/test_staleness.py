@@ -15,7 +15,7 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
-from dapo_rl.lab.bench.sampling import EndlessPrompts, SaysSo, SimulatedEngine, World
+from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SaysSo, SimulatedEngine, World
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.staleness import Ahead, may_start
@@ -82,7 +82,7 @@ def test_no_group_is_older_than_the_bound_and_no_good_one_is_left_out(lengths, o
         assert len(ages) >= n
         assert max(ages) <= staleness
         assert all(age == staleness for age in ages[n:]), "only groups that would be too old exceed the batch"
-        assert {fate for _, fate in fill.dropped} <= {"all_wrong"}
+        assert {outcome for _, outcome in fill.dropped} <= {"all_wrong"}
         assert fill.tokens_cancelled == 0
         if staleness == 0:
             assert (len(fill.kept), fill.carried_over, fill.in_flight) == (n, 0, 0)

@@ -10,7 +10,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling import EndlessPrompts, SimulatedEngine, World
+from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SimulatedEngine, World
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict
 
@@ -77,7 +77,7 @@ def leftovers(surplus):
     sampler = Sampler(prompts, ScriptedEngine(script), TextVerifier(), SamplingParams(100), settings, cap=50, seed=0)
     fill = sampler.fill(12)
     assert [group.draw for group in fill.kept] == list(range(12))
-    assert [(group.draw, fate) for group, fate in fill.dropped] == [(12, "surplus"), (13, "all_wrong")]
+    assert [(group.draw, outcome) for group, outcome in fill.dropped] == [(12, "surplus"), (13, "all_wrong")]
     assert fill.tokens_cancelled > 0
     prompts.drawn.clear()
     sampler.fill(12)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from dapo_rl.runs.plots import draw_report, report_figure, smooth
+from dapo_rl.runs.report_plot import draw_report, report_figure, smooth
 
 
 def rows(n):
@@ -60,7 +60,7 @@ def test_a_few_steps_show_every_value():
         "Mean probability of sampled tokens",
         "Held-out accuracy",
         "Clipped tokens",
-        "Fate of the groups drawn",
+        "Outcome of the groups drawn",
         "Prompts that are all right",
     ]
     (entropy,) = panel(figure, "Entropy").lines
@@ -68,13 +68,13 @@ def test_a_few_steps_show_every_value():
     (held_out,) = panel(figure, "Held-out").lines
     assert held_out.get_xydata().tolist() == [[0, 0.1], [4, 0.75]]
     assert sorted(texts(panel(figure, "Held-out"))) == ["10.0%", "75.0%"]
-    assert labels(panel(figure, "Fate of")) == ["kept", "all right", "all wrong"]  # no empty reasons
+    assert labels(panel(figure, "Outcome of")) == ["kept", "all right", "all wrong"]  # no empty reasons
     assert labels(panel(figure, "Clipped"))[2] == "mean probability at the upper bound (right)"
 
 
 def test_groups_that_filled_a_batch_have_their_own_colour():
     filled = [row | {"sampling/filled_up": 6} for row in rows(4)]
-    axis = panel(report_figure(filled, [], "x"), "Fate of")
+    axis = panel(report_figure(filled, [], "x"), "Outcome of")
     assert labels(axis) == ["kept", "no signal", "all right", "all wrong"]
     tops = [part.get_paths()[0].vertices[:, 1].max() for part in axis.collections]
     assert tops == [10, 16, 19, 20]
@@ -89,7 +89,7 @@ def test_many_steps_are_smoothed_over_the_raw_line():
 
 def test_the_stack_is_as_high_as_the_groups_drawn():
     for count in (1, 5, 30):
-        axis = panel(report_figure(rows(count), [], "x"), "Fate of")
+        axis = panel(report_figure(rows(count), [], "x"), "Outcome of")
         top = axis.dataLim.y1
         assert top == pytest.approx(20)
         assert axis.get_ylim()[0] == 0
@@ -165,8 +165,8 @@ def test_the_evaluation_before_the_first_step_starts_its_own_curve_alone():
             drawn, expected = ([line.get_xydata() for line in panel(f, title).get_lines()] for f in (figure, without))
             assert len(drawn) == len(expected) > 0
             assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(drawn, expected, strict=True))
-        fates = [panel(f, "Fate of the groups").collections for f in (figure, without)]
-        assert fates[0][0].get_paths()[0].vertices.tolist() == fates[1][0].get_paths()[0].vertices.tolist()
+        outcomes = [panel(f, "Outcome of the groups").collections for f in (figure, without)]
+        assert outcomes[0][0].get_paths()[0].vertices.tolist() == outcomes[1][0].get_paths()[0].vertices.tolist()
 
 
 def test_several_reward_functions_have_a_line_each():

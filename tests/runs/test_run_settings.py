@@ -4,7 +4,7 @@ import pytest
 
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
-from dapo_rl.runs.settings import FREE_TO_CHANGE, check_same_run
+from dapo_rl.runs.resume import FREE_TO_CHANGE, check_same_run
 
 RUN = Path("runs/a")
 

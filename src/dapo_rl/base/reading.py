@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 _CHUNK = 1 << 20
 _HANDED_OVER = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
@@ -24,6 +25,18 @@ def read_bytes(path: Path, most: int) -> bytes:
     if size > most:
         raise OSError(errno.EFBIG, f"it has more than {_written(most)}", str(path))
     return b"".join(parts)
+
+
+def open_regular(path: str) -> BinaryIO:
+    """Opens a regular file; a pipe or device that has replaced it is rejected without blocking."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("is not a file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def check_is_file(path: Path) -> None:

@@ -16,15 +16,17 @@ import numpy as np
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
-from dapo_rl.board.contents import as_count, as_number, as_text, read_object
-from dapo_rl.board.curves import MetricsLog, plain_curve, smooth_curve
+from dapo_rl.board.curves import plain_curve, smooth_curve
 from dapo_rl.board.files import Remembered, UnreadableError
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
-from dapo_rl.lab.ablate.interval import INTERVAL
+from dapo_rl.board.run_files import as_count, as_items, as_list, as_number, as_text, read_object
+from dapo_rl.config.recipe import flat
 from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
-from dapo_rl.lab.ablate.report import QUANTITIES
-from dapo_rl.runs.settings import flat
+from dapo_rl.lab.ablate.quantities import TABLE
+from dapo_rl.lab.ablate.report import arm_heads
+from dapo_rl.lab.ablate.statistics import INTERVAL
+from dapo_rl.runs.metrics_log import MetricsLog
 
 CURVES = (
     *(ACCURACY, "acc/mean", "actor/entropy"),
@@ -49,7 +51,7 @@ class BoardArm:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What plan.json or ablation.json contains."""
+    """The content of plan.json or ablation.json."""
 
     title: str
     recipe: str
@@ -73,7 +75,11 @@ class BoardAblation(BoardReport):
     def row_of(self, runs: RunsByPath) -> dict[str, Any]:
         content = self._content()
         done, total = self._progress(content, runs)
-        means = {arm.label: mean for arm in content.arms if (mean := _part(arm, "accuracy", "mean")) is not None}
+        means = {
+            arm.label: mean
+            for arm in content.arms
+            if (mean := as_number(_estimate(arm, "accuracy").get("mean"))) is not None
+        }
         best = max(means, key=means.__getitem__) if means else None
         return {
             "state": self._state(content, done, total),
@@ -146,19 +152,18 @@ class BoardAblation(BoardReport):
         """Only runs that the board lists: a name from the file is compared, not opened."""
         return runs.get(os.path.join(self.real, arm.directory, f"seed-{seed}"))
 
-    def _own(self, content: _Content) -> list[BoardArm]:
-        """Arms with runs of their own; an arm with the same settings as another shares its runs."""
-        return [arm for arm in content.arms if arm.directory == arm.name]
+    def _pairs(self, content: _Content, runs: RunsByPath) -> list[tuple[BoardArm, int, BoardRun | None]]:
+        """Every arm that has separate runs, with each seed. Arms with equal settings share their runs."""
+        own = [arm for arm in content.arms if arm.directory == arm.name]
+        return [(arm, seed, self._run(arm, seed, runs)) for arm in own for seed in content.seeds]
 
     def _progress(self, content: _Content, runs: RunsByPath) -> tuple[int, int]:
-        pairs = [(arm, seed) for arm in self._own(content) for seed in content.seeds]
-        states = [_state_of(arm, seed, self._run(arm, seed, runs)) for arm, seed in pairs]
-        return sum(state in ("done", "finished") for state in states), len(pairs)
+        states = [_state_of(*pair) for pair in self._pairs(content, runs)]
+        return sum(state in ("done", "finished") for state in states), len(states)
 
     def _newest(self, content: _Content, runs: RunsByPath) -> float | None:
         """When its newest run or file was started or written, so that it stands above its runs."""
-        own = [run for arm in content.arms for seed in content.seeds if (run := self._run(arm, seed, runs)) is not None]
-        dates = [self._started(), *(run.started for run in own)]
+        dates = [self._started(), *(run.started for _, _, run in self._pairs(content, runs) if run is not None)]
         return max((date for date in dates if date is not None), default=None)
 
     def _state(self, content: _Content, done: int, total: int) -> str:
@@ -169,34 +174,25 @@ class BoardAblation(BoardReport):
         return "failed" if self._first_failure(content) else "stopped"
 
     def _first_failure(self, content: _Content) -> str | None:
-        entries = ((arm, seed, _entry(arm, seed)) for arm in self._own(content) for seed in content.seeds)
-        for arm, seed, entry in entries:
+        for arm, seed, _ in self._pairs(content, {}):
+            entry = _entry(arm, seed)
             if entry.get("state") == "failed":
                 return problem_line(f"{arm.label}, seed {seed}: {as_text(entry.get('message')) or 'failed'}")
         return None
 
     def _runs(self, content: _Content, runs: RunsByPath) -> list[dict[str, Any]]:
-        rows = []
-        for arm in self._own(content):
-            for seed in content.seeds:
-                entry, run = _entry(arm, seed), self._run(arm, seed, runs)
-                names = ("accuracy_before", *QUANTITIES)
-                writes = (QUANTITIES["accuracy"][1], *(write for _, write in QUANTITIES.values()))
-                values = [as_number(entry.get(name)) for name in names]
-                rows.append(
-                    {
-                        "arm": arm.label,
-                        "seed": seed,
-                        "run": run.name if run else None,
-                        "state": _state_of(arm, seed, run),
-                        "message": as_text(entry.get("message")) or None,
-                        "cells": [
-                            "–" if value is None else _cell(write, value)
-                            for value, write in zip(values, writes, strict=True)
-                        ],
-                    }
-                )
-        return rows
+        columns = {"accuracy_before": TABLE["accuracy"]} | TABLE
+        return [
+            {
+                "arm": arm.label,
+                "seed": seed,
+                "run": run.name if run else None,
+                "state": _state_of(arm, seed, run),
+                "message": as_text(_entry(arm, seed).get("message")) or None,
+                "cells": [_cell(column.write, _entry(arm, seed).get(name)) for name, column in columns.items()],
+            }
+            for arm, seed, run in self._pairs(content, runs)
+        ]
 
     def _problem(self) -> str | None:
         found = {"plan.json": self._plan.problem, "ablation.json": self._results.problem}
@@ -233,12 +229,11 @@ def _read(path: str) -> _Content:
         raise UnreadableError("has no seeds")
     if len(listed) > MOST_ARMS or len(seeds) > MOST_SEEDS:
         raise UnreadableError(f"too large to show: {len(listed)} arms, {len(seeds)} seeds")
-    overrides = found.get("overrides")
-    words = [as_text(word) for word in overrides] if isinstance(overrides, list) else []
+    words = [as_text(word) for word in as_list(found.get("overrides"), 100)]
     return _Content(
         title=as_text(found.get("name")) or "",
         recipe=as_text(found.get("recipe")) or "",
-        overrides=tuple(word for word in words[:100] if word),
+        overrides=tuple(word for word in words if word),
         seeds=tuple(seeds),
         steps=_steps(listed[0]),
         arms=tuple(_arm(arm) for arm in listed),
@@ -249,8 +244,7 @@ def _arm(found: Mapping[str, Any]) -> BoardArm:
     name = as_text(found.get("name"))
     if not name:
         raise UnreadableError("an arm has no name")
-    changes = found.get("changes")
-    words = [f"{key}={json.dumps(value)}" for key, value in changes.items()] if isinstance(changes, dict) else []
+    words = [f"{key}={json.dumps(value)}" for key, value in as_items(found.get("changes"), 100)]
     paper = found.get("paper", found.get("paper_aime24"))
     return BoardArm(
         name=name,
@@ -288,25 +282,19 @@ def _table(arms: Sequence[BoardArm]) -> dict[str, Any] | None:
     if not any(arm.result for arm in arms):
         return None
     from_paper = any(arm.paper is not None for arm in arms)
-    accuracy, *others = QUANTITIES
-    heads = ["arm", *(["paper"] if from_paper else []), QUANTITIES[accuracy][0], "difference"]
-    heads += [QUANTITIES[name][0] for name in others] + ["seeds"]
-    rows = []
-    for arm in arms:
-        row = [{"text": arm.label, "title": arm.changes}]
-        if from_paper:
-            row.append({"text": "" if arm.paper is None else str(arm.paper), "title": ""})
-        row.append({"text": _interval(arm, accuracy), "title": ""})
-        row.append({"text": _interval(arm, "difference"), "title": _against(arm, arms)})
-        for name in others:
-            mean = _part(arm, name, "mean")
-            shown = "–" if mean is None else _cell(QUANTITIES[name][1], mean)
-            row.append({"text": shown, "title": _interval(arm, name)})
-        listed = arm.result.get("runs")
-        measured = as_count((arm.result.get(accuracy) or {}).get("n")) if _is_estimate(arm, accuracy) else 0
-        row.append({"text": f"{measured or 0}/{len(listed) if isinstance(listed, list) else 0}", "title": ""})
-        rows.append(row)
-    return {"heads": heads, "rows": rows}
+    return {"heads": arm_heads(from_paper), "rows": [_table_row(arm, arms, from_paper) for arm in arms]}
+
+
+def _table_row(arm: BoardArm, arms: Sequence[BoardArm], from_paper: bool) -> list[dict[str, str]]:
+    accuracy, *others = TABLE
+    cells = [(arm.label, arm.changes)]
+    if from_paper:
+        cells.append(("" if arm.paper is None else str(arm.paper), ""))
+    cells += [(_interval(arm, accuracy), ""), (_interval(arm, "difference"), _against(arm, arms))]
+    cells += [(_cell(TABLE[name].write, _estimate(arm, name).get("mean")), _interval(arm, name)) for name in others]
+    measured = as_count(_estimate(arm, accuracy).get("n")) or 0
+    cells.append((f"{measured}/{len(_entries(arm))}", ""))
+    return [{"text": text, "title": title} for text, title in cells]
 
 
 def _against(arm: BoardArm, arms: Sequence[BoardArm]) -> str:
@@ -315,43 +303,40 @@ def _against(arm: BoardArm, arms: Sequence[BoardArm]) -> str:
 
 
 def _interval(arm: BoardArm, name: str) -> str:
-    mean, half = _part(arm, name, "mean"), _part(arm, name, "half_width")
-    if mean is None:
-        return "–"
-    write = (lambda share: f"{100 * share:+.1f}") if name == "difference" else QUANTITIES[name][1]
-    width = QUANTITIES["accuracy" if name == "difference" else name][1]
-    if half is not None:
-        return f"{_cell(write, mean)} ± {_cell(width, half)}"
-    low, high = _part(arm, name, "low"), _part(arm, name, "high")
-    if low is None or high is None or _part(arm, name, "n") == 1:
-        return _cell(write, mean)
+    found = _estimate(arm, name)
+    write = (lambda share: f"{100 * share:+.1f}") if name == "difference" else TABLE[name].write
+    mean, half, low, high, n = (as_number(found.get(part)) for part in ("mean", "half_width", "low", "high", "n"))
+    text = _cell(write, mean)
+    if mean is not None and half is not None:
+        return f"{text} ± {_cell(TABLE['accuracy' if name == 'difference' else name].write, half)}"
+    if mean is None or low is None or high is None or n == 1:
+        return text
     ends = [_cell(write, end) for end in (low, high)]
-    return f"{_cell(write, mean)} ({'all equal' if ends[0] == ends[1] else ' to '.join(ends)})"
+    return f"{text} ({'all equal' if ends[0] == ends[1] else ' to '.join(ends)})"
 
 
-def _is_estimate(arm: BoardArm, name: str) -> bool:
-    return isinstance(arm.result.get(name), dict)
+def _estimate(arm: BoardArm, name: str) -> Mapping[str, Any]:
+    found = arm.result.get(name)
+    return found if isinstance(found, dict) else {}
 
 
-def _part(arm: BoardArm, name: str, part: str) -> float | None:
-    return as_number(arm.result[name].get(part)) if _is_estimate(arm, name) else None
+def _cell(write: Any, value: Any) -> str:
+    number = as_number(value)
+    return "–" if number is None else cut(str(write(number)), LONGEST_CELL)
 
 
-def _cell(write: Any, value: float) -> str:
-    return cut(str(write(value)), LONGEST_CELL)
+def _entries(arm: BoardArm) -> list[Any]:
+    listed = arm.result.get("runs")
+    return listed if isinstance(listed, list) else []
 
 
 def _entry(arm: BoardArm, seed: int) -> Mapping[str, Any]:
-    """What ablation.json says of a run."""
-    listed = arm.result.get("runs")
-    for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and entry.get("seed") == seed:
-            return entry
-    return {}
+    """The entry of a run in ablation.json."""
+    return next((entry for entry in _entries(arm) if isinstance(entry, dict) and entry.get("seed") == seed), {})
 
 
 def _state_of(arm: BoardArm, seed: int, run: BoardRun | None) -> str:
-    """The run's own state; what the report says of a run that is not here; `waiting` before it starts."""
+    """The state of the run, or the state in ablation.json if the run is not here; `waiting` before it starts."""
     said = as_text(_entry(arm, seed).get("state"))
     if run is None:
         return said or "waiting"

@@ -14,7 +14,7 @@ REQUEST_SECONDS = 10.0
 """From the connection, or the first byte of a further request, to the last byte of the request."""
 MOST_CONNECTIONS, FEWEST_CONNECTIONS = 512, 16
 ACCEPTED_AT_ONCE = 32
-"""asyncio accepts so many before it looks at any of them."""
+"""How many connections asyncio accepts before it handles any of them."""
 SAY_EVERY_SECONDS = 60.0
 
 
@@ -59,7 +59,7 @@ class BoardProtocol(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the request, or the rest of it, has still to come."""
+        """Whether the request has not arrived completely."""
         return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
 
     def _await_request(self) -> None:

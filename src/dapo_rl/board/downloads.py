@@ -12,12 +12,13 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Query
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.curves import smooth_curve
-from dapo_rl.board.extras import extras_of
-from dapo_rl.board.read import Catalogue
+from dapo_rl.board.http import Name, Names, Plain, Share, Step
+from dapo_rl.board.rollout_table import extras_of
 from dapo_rl.board.run import ACCURACY, BoardRun
 from dapo_rl.board.samples import Order, SampleFilter, rows_of, samples_of
-from dapo_rl.board.watch import dumps
+from dapo_rl.board.watcher import dumps
 
 COLUMNS = (
     *("step", "draw", "sample", "prompt_id", "data_source", "fate", "status", "correct", "score", "reward"),
@@ -29,13 +30,9 @@ AT_ONCE = 256
 FORMULA = re.compile(r"\s*[=+\-@\t\r\n]")
 """How a cell begins that a spreadsheet may evaluate."""
 
-Name = Annotated[str, Query(alias="run", max_length=1000)]
-Names = Annotated[list[str], Query(alias="run", max_length=64)]
-Step = Annotated[int, Query(ge=0, le=10**12)]
-
 
 def _wanted(
-    fate: Annotated[tuple[str, ...], Query(max_length=64)] = (),
+    outcome: Annotated[tuple[str, ...], Query(max_length=64, alias="fate")] = (),
     verdict: Annotated[tuple[str, ...], Query(max_length=64)] = (),
     min_reward: float | None = None,
     max_reward: float | None = None,
@@ -45,7 +42,7 @@ def _wanted(
     sort: Order = "draw",
     down: bool = False,
 ) -> SampleFilter:
-    return SampleFilter(fate, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
+    return SampleFilter(outcome, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
 
 
 Wanted = Annotated[SampleFilter, Depends(_wanted)]
@@ -63,7 +60,7 @@ def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
         run = catalogue.find(name)
         path = run.rollout(step)
         found = samples_of(path, wanted, first, limit) if path else {"rows": [], "why": run.why_no_rollout(step)}
-        return Response(dumps(found), media_type="application/json")
+        return Plain(found)
 
     @app.get("/api/rows.{kind}")
     def rows(kind: str, name: Name, step: Step, wanted: Wanted) -> Response:
@@ -80,7 +77,7 @@ def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
     def curves(
         names: Names,
         metric: Annotated[str, Query(max_length=1000)],
-        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+        share: Share = 0.1,
         first: float = -math.inf,
         last: float = math.inf,
     ) -> Response:
@@ -93,7 +90,7 @@ def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
     def reports(names: Names) -> Response:
         """Which of the runs have a report.png."""
         found = [name for name in names if catalogue.find(name).file("report.png")]
-        return Response(dumps({"runs": found}), media_type="application/json")
+        return Plain({"runs": found})
 
     @app.get("/api/report.png")
     def report(name: Name) -> Response:
@@ -104,7 +101,7 @@ def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
 
 
 def _not_found(why: str) -> Response:
-    return Response(dumps({"error": why}), 404, media_type="application/json")
+    return Plain({"error": why}, 404)
 
 
 def _attached(content: Iterator[str], name: str) -> StreamingResponse:
@@ -119,7 +116,7 @@ def file_name(name: str) -> str:
 
 
 def _points(run: BoardRun, metric: str, share: float, first: float, last: float) -> Iterator[tuple[Any, ...]]:
-    """Every point of a curve, however many there are, with the smoothed one."""
+    """All points of a curve, raw and smoothed."""
     steps, values = run.log.column(metric, first, last)
     if metric == ACCURACY and first <= 0 and (not len(steps) or steps[0] > 0) and 0 in (known := run.evaluations()):
         yield run.name, metric, 0, known[0], known[0]
@@ -129,7 +126,7 @@ def _points(run: BoardRun, metric: str, share: float, first: float, last: float)
 
 
 def rows_csv(table: Any) -> Iterator[str]:
-    """A line per sample. The values of other columns come last, each with a column of its own."""
+    """A line per sample. Unknown columns come last."""
     others = [name for name in table.column_names if name not in COLUMNS]
     extras = extras_of(table, others)
     names = list(dict.fromkeys(key for extra in extras for key in extra))

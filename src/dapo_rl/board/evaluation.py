@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.format import counted
-from dapo_rl.board.contents import LARGEST_COUNT, as_count, as_number, as_text, read_object
 from dapo_rl.board.files import Remembered, UnreadableError
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import problem_line
+from dapo_rl.board.run_files import LARGEST_COUNT, as_count, as_items, as_list, as_number, as_text, read_object
 
 LARGEST_REPORT = 4 << 20
 MOST_MODELS, MOST_METRICS, MOST_COMPARISONS, MOST_SETTINGS = 64, 64, 2000, 200
@@ -67,40 +67,27 @@ def _read(path: str) -> dict[str, Any]:
         raise UnreadableError("has no models")
     if k is None:
         raise UnreadableError("k is not a number of samples")
-    comparisons, settings = found.get("comparisons"), found.get("settings")
     return {
         "data": as_text(found.get("data")) or "",
         "k": k,
         "models": [_model(model) for model in models[:MOST_MODELS]],
         "comparisons": [
             {"metric": as_text(row.get("metric")), "model": as_text(row.get("model")), **_numbers(row)}
-            for row in (comparisons[:MOST_COMPARISONS] if isinstance(comparisons, list) else [])
+            for row in as_list(found.get("comparisons"), MOST_COMPARISONS)
             if isinstance(row, dict)
         ],
-        "settings": {
-            str(key)[:200]: as_text(str(value))
-            for key, value in list(settings.items() if isinstance(settings, dict) else [])[:MOST_SETTINGS]
-        },
+        "settings": {key: as_text(str(value)) for key, value in as_items(found.get("settings"), MOST_SETTINGS, 200)},
     }
 
 
 def _model(found: Mapping[str, Any]) -> dict[str, Any]:
-    metrics, statuses = found.get("metrics"), found.get("statuses")
+    counts = ("problems", "samples", "tokens", "verifier_errors")
+    metrics, statuses = (as_items(found.get(name), MOST_METRICS, 100) for name in ("metrics", "statuses"))
     return {
         "model": as_text(found.get("model")) or "?",
-        **{
-            name: as_count(found.get(name), LARGEST_COUNT)
-            for name in ("problems", "samples", "tokens", "verifier_errors")
-        },
-        "metrics": {
-            str(name)[:100]: _numbers(values)
-            for name, values in list(metrics.items() if isinstance(metrics, dict) else [])[:MOST_METRICS]
-            if isinstance(values, dict)
-        },
-        "statuses": {
-            str(name)[:100]: as_count(value, LARGEST_COUNT)
-            for name, value in list(statuses.items() if isinstance(statuses, dict) else [])[:MOST_METRICS]
-        },
+        **{name: as_count(found.get(name), LARGEST_COUNT) for name in counts},
+        "metrics": {name: _numbers(values) for name, values in metrics if isinstance(values, dict)},
+        "statuses": {name: as_count(value, LARGEST_COUNT) for name, value in statuses},
     }
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 
+from dapo_rl.base.reading import open_regular
 from dapo_rl.config.recipe import check_values
 from dapo_rl.errors import UserError
 
@@ -31,6 +31,11 @@ def identity(path: str) -> Identity | None:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
+def shown_name(name: str) -> str:
+    """A name that is safe in JSON and URLs even if the file system's is not UTF-8."""
+    return os.fsencode(name).decode("utf-8", "replace")
+
+
 def regular(path: str, inside: str) -> bool:
     """Whether it is a regular file that is under `inside` after links are resolved."""
     return os.path.isfile(path) and is_inside(path, inside)
@@ -38,18 +43,6 @@ def regular(path: str, inside: str) -> bool:
 
 def is_inside(path: str, directory: str) -> bool:
     return os.path.realpath(path).startswith(os.path.join(directory, ""))
-
-
-def open_regular(path: str) -> BinaryIO:
-    """Opens a regular file; a pipe or device that has replaced it is rejected without blocking."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("is not a file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def read_all(path: str, largest: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -14,14 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.extras import extras_of
+from dapo_rl.board.detokenize import pieces, tokenizer_of
 from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.rollout_table import extras_of, read_table
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.samples import TEXTS, fates_shown, lengths_of, matches, pattern_of
-from dapo_rl.board.table import read_table
-from dapo_rl.board.tokens import pieces, tokenizer_of
-
-__all__ = ["UnreadableError", "group_of", "groups_of", "search", "tokens_by_fate"]
+from dapo_rl.board.samples import TEXTS, lengths_of, matches, outcomes_shown, pattern_of
 
 OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")
 OF_A_VERDICT = ("correct", "status", "score", "reward", "advantage")
@@ -48,7 +44,7 @@ SEARCH_SECONDS = 1.5
 def groups_of(path: Path) -> list[dict[str, Any]]:
     """Every group of a step, kept or dropped, with a short summary of each sample, without responses."""
     columns = [*OF_A_GROUP, *OF_A_VERDICT]
-    table = _with_shown_fates(read_table(path, [*columns, "prompt", "token_ids"]))
+    table = _with_shown_outcomes(read_table(path, [*columns, "prompt", "token_ids"]))
     lengths = lengths_of(table).to_pylist()
     prompts = own_parts([prompt or "" for prompt in table.column("prompt").to_pylist()])
     groups: dict[Any, dict[str, Any]] = {}
@@ -83,14 +79,14 @@ def _shared_start(texts: Sequence[str]) -> str:
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 
-def _with_shown_fates(table: pa.Table) -> pa.Table:
-    return table.set_column(table.column_names.index("fate"), "fate", fates_shown(table))
+def _with_shown_outcomes(table: pa.Table) -> pa.Table:
+    return table.set_column(table.column_names.index("fate"), "fate", outcomes_shown(table))
 
 
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
     """One group with its responses, as text and as tokens."""
     columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
-    table = _with_shown_fates(read_table(path, columns, draw, others=True))
+    table = _with_shown_outcomes(read_table(path, columns, draw, others=True))
     if (tokens := pc.sum(lengths_of(table)).as_py() or 0) > MOST_TOKENS:
         raise UnreadableError(f"{path.name}: too large to show: the group has {tokens:,} tokens")
     rows = table.select(columns).to_pylist()
@@ -168,8 +164,8 @@ def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
-    """A sample counts once for what its group shares, the prompt and the truth, and once for what is its own."""
-    table = _with_shown_fates(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
+    """Searches the prompt and the truth once per group, and the response and the answer of every sample."""
+    table = _with_shown_outcomes(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
     first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
     pattern = pattern_of(query)
     found = []
@@ -187,12 +183,3 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
                 | {"text": (row[where] or "")[max(0, start - EXCERPT) : end + EXCERPT]}
             )
     return found
-
-
-def tokens_by_fate(path: Path) -> dict[str, int]:
-    """Where the tokens of a step's groups went."""
-    table = read_table(path, ["fate", "token_ids"])
-    counts: Counter[str] = Counter()
-    for fate, length in zip(table.column("fate").to_pylist(), lengths_of(table).to_pylist(), strict=True):
-        counts[str(fate)] += length
-    return dict(counts)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.contents import LARGEST_COUNT, as_count
 from dapo_rl.board.files import UnreadableError, identity
-from dapo_rl.board.groups import tokens_by_fate
+from dapo_rl.board.rollout_table import read_table
 from dapo_rl.board.run import BoardRun
+from dapo_rl.board.run_files import LARGEST_COUNT, as_count
+from dapo_rl.board.samples import lengths_of
 
 BARS = 160
 
@@ -21,10 +23,10 @@ def ledger(run: BoardRun) -> dict[str, Any]:
 
 
 def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
-    """The totals of a finished run, or those of the log until then, which distinguishes fewer fates."""
+    """The totals of a finished run, or those of the log until then, which distinguishes fewer outcomes."""
     own = run.summary().get("tokens")
     if run.state != "running" and isinstance(own, dict):
-        return {fate: tokens for fate, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
+        return {outcome: tokens for outcome, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))
     of_step = dict(zip(*(column.tolist() for column in run.log.column("sampling/tokens_generated")), strict=True))
@@ -52,10 +54,15 @@ def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
 
 
 def _tokens(path: Path) -> dict[str, int] | None:
+    """Where the tokens of a step's groups went."""
     try:
-        return tokens_by_fate(path)
+        table = read_table(path, ["fate", "token_ids"])
     except UnreadableError:
         return None
+    counts: Counter[str] = Counter()
+    for outcome, length in zip(table.column("fate").to_pylist(), lengths_of(table).to_pylist(), strict=True):
+        counts[str(outcome)] += length
+    return dict(counts)
 
 
 def _whole(value: float) -> int:

@@ -1,4 +1,4 @@
-"""What stands in the list beside runs: a directory with a report, a picture, and a page of its own."""
+"""Ablations and evaluations: directories with a report and a picture, which are listed beside runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dapo_rl.board.contents import is_alive, read_owner
 from dapo_rl.board.files import Remembered, UnreadableError, identity, read_all, regular
 from dapo_rl.board.run import BoardRun, problem_line
+from dapo_rl.board.run_files import is_alive, read_owner
 
 LARGEST_PICTURE = 32 << 20
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -20,7 +20,7 @@ RunsByPath = Mapping[str, BoardRun]
 
 
 class BoardReport(ABC):
-    """The directory of an ablation or an evaluation, and what was read from it so far."""
+    """The directory of an ablation or an evaluation, with its cached content."""
 
     kind: ClassVar[str]
     picture_name: ClassVar[str]

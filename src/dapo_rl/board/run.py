@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.board.contents import (
+from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
+from dapo_rl.board.run_files import (
     LARGEST_COUNT,
     as_count,
     as_number,
@@ -24,12 +25,11 @@ from dapo_rl.board.contents import (
     read_settings,
     wrong_in_summary,
 )
-from dapo_rl.board.curves import MetricsLog
-from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
 from dapo_rl.objectives import GAE
+from dapo_rl.runs.directory import rollout_name, rollout_step
+from dapo_rl.runs.metrics_log import MetricsLog
 
 LONGEST_PROBLEM = 200
-ROLLOUT = re.compile(r"step-([0-9]{6,12})\.parquet")
 WATCHED = ("config.yaml", "summary.json", "metrics.jsonl", "error.json", "rollouts")
 RECENT = {
     "reward": "reward/mean",
@@ -39,12 +39,17 @@ RECENT = {
 }
 TOTALS = {"tokens": "sampling/tokens_generated", "seconds": "timing_s/step"}
 ACCURACY = "eval/accuracy"
+PROCESSES = {
+    "engines": re.compile(r"engine/([0-9]{1,6})/(queue|version|tokens_per_s|busy|lost)"),
+    "ranks": re.compile(r"rank/([0-9]{1,6})/(tokens|busy|memory_gib)"),
+}
+MOST_PROCESSES = 4096
 AT_A_TIME = 32 << 20
 """Bytes of a log to read per refresh of the row, so that a long log does not delay the others."""
 
 
 class BoardRun:
-    """A run directory, and what was read from it so far."""
+    """A run directory with its cached content."""
 
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         self.name, self.path = name, path
@@ -96,7 +101,7 @@ class BoardRun:
             changed = os.stat(directory).st_mtime_ns
             if self._rollouts[0] != changed:
                 names = os.listdir(directory) if is_inside(directory, self.real) else []
-                self._rollouts = changed, sorted(step for name in names if (step := _rollout_step(name)) is not None)
+                self._rollouts = changed, sorted(step for name in names if (step := rollout_step(name)) is not None)
         except OSError:
             return []
         return self._rollouts[1]
@@ -108,15 +113,15 @@ class BoardRun:
             if not is_inside(directory, self.real):
                 return False
             with os.scandir(directory) as entries:
-                return any(_rollout_step(entry.name) is not None for entry in entries)
+                return any(rollout_step(entry.name) is not None for entry in entries)
         except OSError:
             return False
 
     def rollout(self, step: int) -> Path | None:
-        return self.file("rollouts", _rollout_name(step))
+        return self.file("rollouts", rollout_name(step))
 
     def why_no_rollout(self, step: int) -> str:
-        """What to say of a step that has no rollout file."""
+        """Explains why a step has no rollout file."""
         keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
             return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
@@ -133,6 +138,15 @@ class BoardRun:
                     found[step] = accuracy
         steps, values = (log or self.log).column(ACCURACY)
         return found | {int(step): float(value) for step, value in zip(steps, values, strict=True)}
+
+    def processes(self, kind: str) -> list[dict[str, Any]]:
+        """The latest figures of each engine or rank of a run on a cluster, by its number."""
+        found: dict[int, dict[str, Any]] = {}
+        for name in self.log.names:
+            if (match := PROCESSES[kind].fullmatch(name)) and (len(found) < MOST_PROCESSES or int(match[1]) in found):
+                row = found.setdefault(int(match[1]), {"number": int(match[1])})
+                row[match[2]] = as_number(self.log.latest(name))
+        return [found[number] for number in sorted(found)]
 
     @property
     def state(self) -> str:
@@ -223,7 +237,7 @@ class BoardRun:
         return problem_line(": ".join(part for part in parts if part)) or None
 
     def _problem(self) -> str | None:
-        """What cannot be read, in one line."""
+        """Lists the files that cannot be read, in one line."""
         read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
         no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self.real))
@@ -259,12 +273,3 @@ def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
 
 def problem_line(text: str) -> str:
     return cut(printable(" ".join(text.split())), LONGEST_PROBLEM)
-
-
-def _rollout_name(step: int) -> str:
-    return f"step-{step:06d}.parquet"
-
-
-def _rollout_step(name: str) -> int | None:
-    match = ROLLOUT.fullmatch(name)
-    return int(match[1]) if match and _rollout_name(int(match[1])) == name else None

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapo_rl.board.files import Identity, UnreadableError, identity
-from dapo_rl.board.table import read_table
+from dapo_rl.board.rollout_table import read_table
 from dapo_rl.types import VerdictStatus
 
 Order = Literal["draw", "reward", "length", "verdict", "advantage"]
@@ -28,7 +28,7 @@ OPENING = 160
 class SampleFilter:
     """Which samples of a step, and in which order. Empty tuples and None do not restrict."""
 
-    fates: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
     verdicts: tuple[str, ...] = ()
     min_reward: float | None = None
     max_reward: float | None = None
@@ -40,14 +40,14 @@ class SampleFilter:
 
 
 def samples_of(path: Path, wanted: SampleFilter, first: int, limit: int) -> dict[str, Any]:
-    """A page of the samples, with the number that match and what can be filtered on."""
+    """A page of the samples, with the number of matches and the values to filter by."""
     table, places = _chosen(path, wanted)
     rewards, lengths = (pc.min_max(table.column(name)).as_py() for name in ("worth", "length"))
     return {
         "total": table.num_rows,
         "matched": len(places),
         "rows": table.take(places.slice(first, limit)).drop_columns(["rank"]).to_pylist(),
-        "fates": Counter(map(str, table.column("fate").to_pylist())),
+        "outcomes": Counter(map(str, table.column("fate").to_pylist())),
         "verdicts": Counter(map(str, table.column("status").to_pylist())),
         "rewards": [rewards["min"], rewards["max"]],
         "lengths": [lengths["min"], lengths["max"]],
@@ -70,7 +70,7 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
     now = identity(str(path))
     table = _index(path, now)
     mask = pa.array([True] * table.num_rows)
-    for name, values in (("fate", wanted.fates), ("status", wanted.verdicts)):
+    for name, values in (("fate", wanted.outcomes), ("status", wanted.verdicts)):
         if values:
             mask = pc.and_(mask, pc.is_in(table.column(name), pa.array(values, pa.string())))
     for name, low, high in (
@@ -92,10 +92,10 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
 
 @lru_cache(maxsize=8)
 def _index(path: Path, _now: Identity | None) -> pa.Table:
-    """What the list shows of every sample: reading the lengths takes the tokens of the whole step, so it is kept."""
+    """The columns of the list. Cached, since computing lengths reads the tokens of the whole step."""
     table = read_table(path, [*IN_LIST, "response", "token_ids"])
     found = {name: table.column(name) for name in IN_LIST}
-    found["fate"] = fates_shown(table)
+    found["fate"] = outcomes_shown(table)
     found["length"] = lengths_of(table)
     # A sample that was not trained on has a score, but no length penalty and no reward.
     found["worth"] = pc.coalesce(table.column("reward"), table.column("score"))
@@ -127,9 +127,11 @@ def lengths_of(table: pa.Table) -> pa.ChunkedArray:
     return pc.fill_null(pc.list_value_length(table.column("token_ids")), 0)
 
 
-def fates_shown(table: pa.Table) -> pa.ChunkedArray:
-    """The fate of each sample's group; a group that was trained on with advantages of 0 is `filled`."""
-    draws, fates = table.column("draw"), table.column("fate")
+def outcomes_shown(table: pa.Table) -> pa.ChunkedArray:
+    """The outcome of each sample's group; a group that was trained on with advantages of 0 is `filled`."""
+    draws, outcomes = table.column("draw"), table.column("fate")
     signal = pc.fill_null(pc.not_equal(table.column("advantage"), 0), True)
     with_signal = pc.is_in(draws, pc.unique(draws.filter(signal)))
-    return pc.if_else(pc.and_(pc.fill_null(pc.equal(fates, "kept"), False), pc.invert(with_signal)), "filled", fates)
+    return pc.if_else(
+        pc.and_(pc.fill_null(pc.equal(outcomes, "kept"), False), pc.invert(with_signal)), "filled", outcomes
+    )

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import anyio
 import uvicorn
@@ -21,46 +21,33 @@ from fastapi.staticfiles import StaticFiles
 
 from dapo_rl.base.quote import printable
 from dapo_rl.board.ablation import BoardAblation
+from dapo_rl.board.access import Guard, is_loopback, token_matches
+from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
 from dapo_rl.board.connections import ACCEPTED_AT_ONCE, BoardProtocol, LoopErrors
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
-from dapo_rl.board.engines import engines_and_ranks
-from dapo_rl.board.groups import UnreadableError, group_of, groups_of, search
-from dapo_rl.board.guard import Guard, is_loopback, token_matches
-from dapo_rl.board.lab import Lab, Start
+from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.groups import group_of, groups_of, search
+from dapo_rl.board.http import Name, Names, Plain, ReportName, Share, Step
+from dapo_rl.board.launcher import Launcher, Start
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.notes import read_notes
-from dapo_rl.board.read import Catalogue, NoSuchRunError
-from dapo_rl.board.recipes import DEMO
-from dapo_rl.board.run import BoardRun
-from dapo_rl.board.watch import Watcher, dumps
+from dapo_rl.board.recipe_menu import DEMO
+from dapo_rl.board.run import PROCESSES, BoardRun
+from dapo_rl.board.run_files import read_notes
+from dapo_rl.board.watcher import Watcher
 from dapo_rl.errors import UserError
-from dapo_rl.fates import FATES
+from dapo_rl.outcomes import OUTCOMES
 
 STATIC = Path(__file__).parent / "static"
 LIVE_SECONDS = 0.2
 HEARTBEAT_SECONDS = 15.0
-
-Name = Annotated[str, Query(alias="run", max_length=1000)]
-Names = Annotated[list[str], Query(alias="run", max_length=64)]
-ReportName = Annotated[str, Query(alias="name", max_length=1000)]
-Step = Annotated[int, Query(ge=0, le=10**12)]
-
-
-class Plain(Response):
-    """JSON in ASCII, with null for numbers that are not finite."""
-
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return dumps(content).encode()
 
 
 class RefusedError(Exception):
     """An action was requested without the token, or from a board that has no Lab."""
 
 
-def create_app(catalogue: Catalogue, lab: Lab | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
+def create_app(catalogue: Catalogue, lab: Launcher | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
     """The board of a catalogue; without a Lab it is read-only. Beyond this machine, reading needs the token too."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
     app.add_middleware(Guard, bound=bound, token=None if is_loopback(bound) else token)
@@ -88,7 +75,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def _explain(_request: Request, error: Any) -> Plain:
-    """What is wrong with a request, without its values, which are untrusted."""
+    """Explains an invalid request without repeating its values, which are untrusted."""
     first = error.errors()[0]
     return Plain({"error": f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"}, 422)
 
@@ -99,11 +86,11 @@ def _serve_page(app: FastAPI) -> None:
     @app.get("/api/vocabulary")
     def vocabulary() -> Plain:
         """The labels and colours that the page shares with Python."""
-        fates = [
-            {"key": key, "label": fate.label_of_tokens, "tint": fate.tint, "role": fate.role, "why": fate.why}
-            for key, fate in FATES.items()
+        outcomes = [
+            {"key": key, "label": each.label_of_tokens, "tint": each.tint, "role": each.role, "why": each.why}
+            for key, each in OUTCOMES.items()
         ]
-        return Plain({"fates": fates})
+        return Plain({"outcomes": outcomes})
 
     @app.get("/")
     def page() -> FileResponse:
@@ -149,7 +136,7 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
         names: Names,
         metric: Annotated[list[str], Query(max_length=64)],
         points: Annotated[int, Query(ge=10, le=5000)] = 600,
-        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+        share: Share = 0.1,
         first: float = -math.inf,
         last: float = math.inf,
     ) -> Plain:
@@ -173,11 +160,13 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/engines")
     def engines(names: Names) -> Plain:
-        return Plain({run.name: engines_and_ranks(run) for run in catalogue.with_logs(names)})
+        return Plain(
+            {run.name: {kind: run.processes(kind) for kind in PROCESSES} for run in catalogue.with_logs(names)}
+        )
 
     @app.get("/api/record")
     def record(names: Names) -> Plain:
-        """What a run wrote about itself: why it failed, and its notes."""
+        """Why a run failed, and its notes."""
         runs = [catalogue.find(name) for name in names]
         return Plain({r.name: {"error": r.error(), "notes": read_notes(r.file("notes.jsonl"))} for r in runs})
 
@@ -195,7 +184,7 @@ def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
     def arms(
         name: ReportName,
         points: Annotated[int, Query(ge=10, le=2000)] = 300,
-        share: Annotated[float, Query(ge=0, le=1)] = 0.1,
+        share: Share = 0.1,
     ) -> Plain:
         """The curves of an ablation's arms."""
         found = catalogue.report(name)
@@ -251,7 +240,7 @@ def ranges(steps: Sequence[int]) -> list[list[int]]:
     return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
 
 
-def _serve_lab(app: FastAPI, lab: Lab | None, token: str) -> None:
+def _serve_lab(app: FastAPI, lab: Launcher | None, token: str) -> None:
     if lab is None:
         _refuse_runs(app)
         return
@@ -272,30 +261,20 @@ def _serve_lab(app: FastAPI, lab: Lab | None, token: str) -> None:
 
     @app.post("/api/lab/check", dependencies=allowed)
     def check_choice(wanted: Start) -> Plain:
-        """What is wrong with a choice; to find out is no error."""
+        """Returns the problem with a choice of settings, if any; a problem is not an error of the request."""
         try:
             lab.check(wanted)
         except UserError as error:
             return Plain({"problem": printable(str(error))})
         return Plain({"problem": None})
 
-    @app.post("/api/lab/stop", dependencies=allowed)
-    def stop(name: Name) -> Plain:
-        lab.queue.stop(name)
-        return Plain({})
-
-    @app.post("/api/lab/remove", dependencies=allowed)
-    def remove(name: Name) -> Plain:
-        lab.queue.remove(name)
-        return Plain({})
-
-    @app.post("/api/lab/sooner", dependencies=allowed)
-    def sooner(name: Name) -> Plain:
-        lab.queue.sooner(name)
-        return Plain({})
-
     @app.post("/api/lab/token", dependencies=allowed)
     def check() -> Plain:
+        return Plain({})
+
+    @app.post("/api/lab/{action}", dependencies=allowed)
+    def act(action: Literal["stop", "remove", "sooner"], name: Name) -> Plain:
+        getattr(lab.queue, action)(name)
         return Plain({})
 
 
@@ -329,7 +308,7 @@ def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) 
     if workshop not in roots:
         roots.append(workshop)
     is_local = is_loopback(host)
-    lab = Lab(workshop, roots) if is_local or allow_runs else None
+    lab = Launcher(workshop, roots) if is_local or allow_runs else None
     token = secrets.token_urlsafe(18)
     app = create_app(Catalogue(roots), lab, token, host)
     listening = _listen(host, port)
@@ -360,7 +339,7 @@ def _announce(host: str, port: int, token: str, has_lab: bool, roots: Sequence[P
     is_local = is_loopback(host)
     name = host if is_local else _reachable(host)
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/"
-    # Browsers do not send what follows a #; beyond this machine the server has to see the token.
+    # Browsers do not send the part after a #; beyond this machine the server needs to see the token.
     print(f"board   {address}{'#' if is_local else '?'}token={token}", flush=True)
     need = "to read the board" if not has_lab else "to start and stop runs" if is_local else "to read and to start runs"
     print(f"token   {token}   (needed {need}; included in the address above)", flush=True)

@@ -159,6 +159,17 @@ def put(settings: dict[str, Any], key: str, value: Any) -> None:
     _put(settings, key, value, None)
 
 
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted key, without sections."""
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            result |= flat(value, f"{prefix}{name}.")
+        else:
+            result[prefix + name] = value
+    return result
+
+
 def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
     """Sets each `key=value`; a later one wins."""
     for word in overrides:

@@ -1,4 +1,4 @@
-"""Metrics of a model's responses, with confidence intervals over problems.
+"""Metrics of models' responses, with confidence intervals over problems, and the differences between models.
 
 The samples of a problem are not independent, so the bootstrap resamples problems: an interval covers the choice of
 problems.
@@ -7,18 +7,25 @@ problems.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dapo_rl.base.json_value import json_value
+from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.objectives.pass_rate import pass_at_k
+from dapo_rl.types import Verdict
 
 RESAMPLES = 10_000
 LEVEL = 0.95
 EXACT_UP_TO = 12
 """Up to this many problems, the permutation test enumerates all 2ⁿ ways to swap two models."""
+COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", "score", "correct", "status", "detail")
+"""The columns of the responses that the metrics need."""
 
 Values = NDArray[np.float64]
 
@@ -42,6 +49,92 @@ class Difference:
     p: float
     """Two-sided p-value of the permutation test."""
     problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetrics:
+    """The metrics of a model for every problem."""
+
+    model: str
+    k: int
+    prompt_ids: list[str]
+    values: dict[str, list[float]]
+    """A value per problem for each metric; NaN if there is none."""
+    tokens: int
+    statuses: dict[str, int]
+    first_error: str
+    graded: bool = False
+    """Whether samples that are both right, or both wrong, have different scores."""
+
+    @property
+    def verifier_errors(self) -> int:
+        return self.statuses.get("timeout", 0) + self.statuses.get("error", 0)
+
+    def report(self, seed: int) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "problems": len(self.prompt_ids),
+            "samples": len(self.prompt_ids) * self.k,
+            "tokens": self.tokens,
+            "graded": self.graded,
+            "metrics": {name: json_value(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
+            "statuses": self.statuses,
+            "verifier_errors": self.verifier_errors,
+        }
+
+
+def read_metrics(model: str, responses: ResponseFile) -> ModelMetrics:
+    rows = responses.read(COLUMNS)
+    problems: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        problems.setdefault(row["problem"], []).append(row)
+    k = max(row["sample"] for row in rows) + 1
+    values: dict[str, list[float]] = {}
+    for samples in problems.values():
+        for name, value in _metrics_of(samples, k).items():
+            values.setdefault(name, []).append(value)
+    failed = [row for row in rows if _failed(row)]
+    return ModelMetrics(
+        model=model,
+        k=k,
+        prompt_ids=[samples[0]["prompt_id"] for samples in problems.values()],
+        values=values,
+        tokens=sum(row["tokens"] for row in rows),
+        graded=is_graded((row["correct"], row["score"]) for row in rows if not _failed(row)),
+        statuses=dict(sorted(Counter(row["status"] for row in rows).items())),
+        first_error=failed[0]["detail"] if failed else "",
+    )
+
+
+def compare(first: ModelMetrics, second: ModelMetrics, seed: int) -> list[dict[str, Any]]:
+    """The second model minus the first for each metric, on the problems that both answered."""
+    at = {prompt_id: i for i, prompt_id in enumerate(second.prompt_ids)}
+    shared = [(i, at[prompt_id]) for i, prompt_id in enumerate(first.prompt_ids) if prompt_id in at]
+    differences = []
+    for name in first.values:
+        if name in second.values:
+            ours = [first.values[name][i] for i, _ in shared]
+            theirs = [second.values[name][j] for _, j in shared]
+            found = json_value(asdict(difference(ours, theirs, seed)))
+            differences.append({"metric": name, "model": second.model, "against": first.model, **found})
+    return differences
+
+
+def _metrics_of(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
+    judged = [row for row in samples if not _failed(row)]
+    correct = [row["correct"] for row in judged]
+    return {
+        f"avg@{k}": avg(correct),
+        **{f"pass@{j}": passed(correct, j) for j in powers_of_two(k)},
+        f"cons@{k}": consensus(correct, [row["vote"] for row in judged]),
+        "score": mean([row["score"] for row in judged]),
+        "response_length": sum(row["tokens"] for row in samples) / len(samples),
+        "truncated": sum(row["finish_reason"] == "length" for row in samples) / len(samples),
+    }
+
+
+def _failed(row: dict[str, Any]) -> bool:
+    return Verdict(0.0, False, row["status"]).failed
 
 
 def avg(correct: Sequence[bool]) -> float:

@@ -10,11 +10,10 @@ from typing import Any
 
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, known_keys
-from dapo_rl.config.recipe import parse_value, put
+from dapo_rl.config.recipe import flat, parse_value, put
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.rows import Rows
 from dapo_rl.errors import UserError
-from dapo_rl.runs.settings import flat
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
     # DAPO, Sec. 4.1: AIME 2024 as in verl's file, avg@32.

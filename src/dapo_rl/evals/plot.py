@@ -16,9 +16,10 @@ from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
 from dapo_rl.evals.table import Report, shown_metrics
+from dapo_rl.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from dapo_rl.runs.report_plot import light_grid, percent_tick
 
-# The Okabe–Ito palette, which colour-blind readers can tell apart.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, "#000000", GREY)
 LONGEST_NAME = 32
 
 
@@ -41,9 +42,7 @@ def evaluation_figure(report: Report) -> Figure:
     )
     for axis, panel in zip(picture.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         panel(axis, report)
-        axis.grid(color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
+        light_grid(axis)
     problems = max(model["problems"] for model in report["models"])
     title = f"{_short(report['data'], 60)}: {counted(problems, 'problem')}, {counted(report['k'], 'sample')} each"
     picture.suptitle(title, fontsize=12, fontweight="bold", parse_math=False)
@@ -59,7 +58,7 @@ def _shares(axis: Axes, report: Report) -> None:
     _points(axis, metrics, [model["metrics"] for model in report["models"]])
     axis.set_title("Share correct", loc="left", fontsize=11)
     axis.set_ylim(-0.02, 1.02)
-    axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+    axis.yaxis.set_major_formatter(percent_tick)
 
 
 def _pass_curves(axis: Axes, report: Report) -> None:
@@ -75,7 +74,7 @@ def _pass_curves(axis: Axes, report: Report) -> None:
     axis.set_title("pass@k", loc="left", fontsize=11)
     axis.set_xlabel("k")
     axis.set_ylim(-0.02, 1.02)
-    axis.yaxis.set_major_formatter(FuncFormatter(_percent))
+    axis.yaxis.set_major_formatter(percent_tick)
 
 
 def _lengths(axis: Axes, report: Report) -> None:
@@ -124,7 +123,3 @@ def _short(name: str, longest: int = LONGEST_NAME) -> str:
     """Truncates a name from the left: the end of a path identifies it."""
     name = printable(name)
     return name if len(name) <= longest else f"…{name[1 - longest :]}"
-
-
-def _percent(share: float, position: float) -> str:
-    return f"{100 * share:.3g}%"

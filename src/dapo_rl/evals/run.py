@@ -23,7 +23,7 @@ from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.evals.figures import Figures, compare, read_figures
+from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
 from dapo_rl.evals.plan import EvalPlan, fingerprint
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.responses import Judged, ResponseFile
@@ -78,7 +78,7 @@ def evaluate_models(
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
                 _free_memory()
-        figures = [read_figures(model, ResponseFile(_home(out, model))) for model in models]
+        figures = [read_metrics(model, ResponseFile(_home(out, model))) for model in models]
         for each in figures:
             if each.verifier_errors:
                 progress.note(
@@ -90,7 +90,7 @@ def evaluate_models(
     return report, out
 
 
-def _report(plan: EvalPlan, figures: Sequence[Figures], settings: dict[str, Any], out: Path) -> dict[str, Any]:
+def _report(plan: EvalPlan, figures: Sequence[ModelMetrics], settings: dict[str, Any], out: Path) -> dict[str, Any]:
     seed = plan.config.seed
     first, *others = figures
     return {

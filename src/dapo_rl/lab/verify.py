@@ -28,9 +28,9 @@ from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
-from dapo_rl.fates import Fate
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
-from dapo_rl.rollout.filtering import Grading, fate_of
+from dapo_rl.outcomes import Outcome
+from dapo_rl.rollout.filtering import Grading, outcome_of
 from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import PlainDisplay
@@ -57,7 +57,7 @@ class DryAnswer:
     parts: tuple[RewardPart, ...] = ()
     """The reward functions that the score is the weighted sum of; empty for a built-in verifier."""
     extra: Mapping[str, Loggable] = field(default_factory=dict)
-    """What the functions log for this response."""
+    """Values that the functions log for this response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class DryRow:
     row: str
     """The number of its row in the data."""
     prompt: str
-    """What the model sees: the prompt's tokens as text, with special tokens."""
+    """The prompt's tokens as text, with special tokens, as the model sees them."""
     prompt_tokens: int
     ground_truth: str | None
-    fate: Fate
-    """What dynamic sampling does with the group."""
+    outcome: Outcome
+    """The outcome of the group under dynamic sampling."""
     answers: tuple[DryAnswer, ...]
 
 
@@ -176,7 +176,7 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             prompt=seen_by_the_model(run.tokenizer, group.prompt),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
-            fate=fate_of(group, run.config.sampling, keep, grading, run.config.masking),
+            outcome=outcome_of(group, run.config.sampling, keep, grading, run.config.masking),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups
@@ -223,7 +223,7 @@ def _facts(run: Run, groups: Sequence[Group], rows: Sequence[DryRow]) -> Facts:
         config=run.config,
         prompts=run.train_prompts,
         groups=tuple(groups),
-        fates=tuple(row.fate for row in rows),
+        outcomes=tuple(row.outcome for row in rows),
         rewards=tuple(answer.reward for row in rows for answer in row.answers),
         ended=sum(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in samples),
         eos=str(run.tokenizer.eos_token),

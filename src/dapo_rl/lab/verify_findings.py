@@ -1,4 +1,4 @@
-"""What a dry run tells about a recipe: each finding is one line with what to do about it."""
+"""Findings of a dry run about a recipe: one line each, with a remedy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
 from dapo_rl.evals.metrics import is_graded
-from dapo_rl.fates import FATES, Fate
 from dapo_rl.models.download import PRETRAINED
+from dapo_rl.outcomes import OUTCOMES, Outcome
 from dapo_rl.rewards.answers import has_other_forms
 from dapo_rl.rewards.math import final_answer
 from dapo_rl.types import Group, Trajectory, Verdict
@@ -45,13 +45,13 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the findings are about."""
+    """The input of the finders."""
 
     config: Config
     prompts: PromptSet
     """All prompts of the training data."""
     groups: tuple[Group, ...]
-    fates: tuple[Fate, ...]
+    outcomes: tuple[Outcome, ...]
     """Of the groups."""
     rewards: tuple[float, ...]
     """Of all responses, after the length penalty."""
@@ -86,10 +86,10 @@ def _verifier(facts: Facts) -> Iterator[Advice]:
         return
     first = one_line(failed[0].detail.partition("\n")[0]) or failed[0].status
     limit = facts.config.reward.max_error_share
-    stops = facts.fates.count("verifier_error") > limit * len(facts.groups)
+    stops = facts.outcomes.count("verifier_error") > limit * len(facts.groups)
     what = f"the verifier failed on {len(failed)} of {len(facts.verdicts)} responses; the first: {first}"
     if stops:
-        groups = f"{facts.fates.count('verifier_error')} of {len(facts.groups)} groups"
+        groups = f"{facts.outcomes.count('verifier_error')} of {len(facts.groups)} groups"
         what += f" ({groups}, more than reward.max_error_share {limit:g} allows)"
     if all(verdict.status == "timeout" for verdict in failed):
         yield Advice("error" if stops else "warning", what, "raise reward.timeout_s, or make the verifier faster")
@@ -98,7 +98,7 @@ def _verifier(facts: Facts) -> Iterator[Advice]:
 
 
 def _constant(facts: Facts) -> Iterator[Advice]:
-    """Failed verdicts have a score of their own, so they are left out."""
+    """Failed verdicts are left out, since their score is a placeholder."""
     judged = [verdict for verdict in facts.verdicts if not verdict.failed]
     right = sum(verdict.correct for verdict in judged)
     if len(judged) < 2 or 0 < right < len(judged):
@@ -107,7 +107,7 @@ def _constant(facts: Facts) -> Iterator[Advice]:
     if len({verdict.score for verdict in judged}) > 1:
         what = f"all {len(judged)} responses are {how}, with different scores"
         remedy = "set sampling.metric=score to learn from the scores, or change reward.threshold"
-        yield Advice("note", what, "they are compared by their scores" if "kept" in facts.fates else remedy)
+        yield Advice("note", what, "they are compared by their scores" if "kept" in facts.outcomes else remedy)
         return
     what = f"all {len(judged)} responses are {how}, with the score {judged[0].score:g}: there is nothing to learn"
     if len(set(facts.rewards)) > 1 and not facts.config.sampling.dynamic:
@@ -120,11 +120,11 @@ def _groups(facts: Facts) -> Iterator[Advice]:
     """Prompts that carry no signal. `_constant` reports it if this is true of all responses together."""
     total, sampling = len(facts.groups), facts.config.sampling
     judged, same = [], []
-    for group, fate in zip(facts.groups, facts.fates, strict=True):
+    for group, outcome in zip(facts.groups, facts.outcomes, strict=True):
         if not any(verdict.failed for verdict in group.verdicts):
             judged.append(group.verdicts)
             alike = len({verdict.correct for verdict in group.verdicts}) == 1
-            same += [group.verdicts] if (not FATES[fate].signal if sampling.dynamic else alike) else []
+            same += [group.verdicts] if (not OUTCOMES[outcome].signal if sampling.dynamic else alike) else []
     right = sum(all(verdict.correct for verdict in verdicts) for verdicts in same)
     wrong = sum(not any(verdict.correct for verdict in verdicts) for verdicts in same)
     size = len(facts.groups[0].verdicts)
@@ -140,7 +140,7 @@ def _groups(facts: Facts) -> Iterator[Advice]:
 
 
 def _unparseable(facts: Facts) -> Iterator[Advice]:
-    """A response that was cut off is expected to have no answer, so it counts only if none has ended."""
+    """Truncated responses usually have no answer, so they count only if no response ended."""
     pairs = list(zip(facts.samples, facts.verdicts, strict=True))
     ended = [verdict for sample, verdict in pairs if not sample.truncated] or facts.verdicts
     count, total, reward = sum(verdict.status == "unparseable" for verdict in ended), len(ended), facts.config.reward
@@ -167,7 +167,7 @@ def _cut_off(facts: Facts) -> Iterator[Advice]:
 
 
 def _overlong(facts: Facts) -> Iterator[Advice]:
-    """A length penalty that is larger than what graded scores differ by."""
+    """A length penalty that outweighs the differences between graded scores."""
     config, overlong = facts.config, facts.config.overlong
     judged = [verdict for verdict in facts.verdicts if not verdict.failed]
     excess = max(0, config.sampling.max_new_tokens - config.overlong_max_length) / config.overlong_max_length

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from dapo_rl.base.format import duration, percent
 from dapo_rl.base.quote import cut, printable, shorten
-from dapo_rl.fates import FATES
 from dapo_rl.lab.verify import DryAnswer, DryRow, DryRun
 from dapo_rl.lab.verify_findings import Advice, Level
+from dapo_rl.outcomes import OUTCOMES
 
 LONGEST_TEXT = 600
 """Characters of a prompt or response that are shown."""
@@ -54,7 +54,7 @@ class _Writer:
 def _print_row(row: DryRow, special: Sequence[str], write: _Writer) -> None:
     console = write.console
     truth = "no ground truth" if row.ground_truth is None else f"ground truth {cut(row.ground_truth, LONGEST_ANSWER)}"
-    head = f"row {row.row}, {row.prompt_tokens} tokens, {truth}, {FATES[row.fate].label}"
+    head = f"row {row.row}, {row.prompt_tokens} tokens, {truth}, {OUTCOMES[row.outcome].label}"
     console.print(write.text(" ".join(head.split()), "bold"))
     console.print(write.block(row.prompt, special))
     console.print(Text("first response", style="dim"))

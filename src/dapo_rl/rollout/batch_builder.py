@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from dapo_rl.base.format import counted
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError
-from dapo_rl.fates import FATES, Fate
+from dapo_rl.outcomes import OUTCOMES, Outcome
 from dapo_rl.rollout.episodes import Unread
 from dapo_rl.rollout.filtering import has_spread
 from dapo_rl.types import Group, Prompt
@@ -24,7 +24,7 @@ class SampledBatch:
 
     kept: tuple[Group, ...]
     """In the order drawn."""
-    dropped: tuple[tuple[Group, Fate], ...]
+    dropped: tuple[tuple[Group, Outcome], ...]
     sampled: tuple[Group, ...]
     """All groups judged in this step, kept or not; `kept` can also contain older ones."""
     version: int = 0
@@ -47,8 +47,8 @@ class SampledBatch:
     notes: tuple[str, ...] = ()
     """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
 
-    def fates(self) -> Counter[Fate]:
-        return Counter(fate for _, fate in self.dropped) + Counter({"kept": len(self.kept)})
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(outcome for _, outcome in self.dropped) + Counter({"kept": len(self.kept)})
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class BatchBuilder:
 
     n: int
     kept: list[Group] = field(default_factory=list)
-    dropped: list[tuple[Group, Fate]] = field(default_factory=list)
+    dropped: list[tuple[Group, Outcome]] = field(default_factory=list)
     sampled: list[Group] = field(default_factory=list)
     drawn: int = 0
     finished_tokens: int = 0
@@ -80,14 +80,14 @@ class BatchBuilder:
 
     def reasons(self) -> str:
         """The reasons why groups were dropped, with counts."""
-        counts = Counter(fate for _, fate in self.dropped)
-        return ", ".join(f"{count} {FATES[fate].label}" for fate, count in counts.items()) or "none dropped"
+        counts = Counter(outcome for _, outcome in self.dropped)
+        return ", ".join(f"{count} {OUTCOMES[outcome].label}" for outcome, count in counts.items()) or "none dropped"
 
 
 @dataclass(frozen=True, slots=True)
 class PausedBatch:
     builder: BatchBuilder
-    rejected: tuple[tuple[Group, Fate], ...] = ()
+    rejected: tuple[tuple[Group, Outcome], ...] = ()
     """Groups that are not kept, and wait for the verdicts of earlier draws."""
     unread: tuple[Unread, ...] = ()
 
@@ -98,7 +98,7 @@ class PausedBatch:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of its complete groups that no fate has been recorded for."""
+        """Tokens of its complete groups that no outcome has been recorded for."""
         groups = [*self.builder.kept, *(group for group, _ in self.rejected)]
         return sum(group.tokens for group in groups) + sum(unread.flight.finished_tokens for unread in self.unread)
 
@@ -125,7 +125,7 @@ class FailedBatch:
 
     @classmethod
     def of(
-        cls, builder: BatchBuilder, dropped: tuple[tuple[Group, Fate], ...], unfinished: tuple[Group, ...]
+        cls, builder: BatchBuilder, dropped: tuple[tuple[Group, Outcome], ...], unfinished: tuple[Group, ...]
     ) -> FailedBatch:
         fill = SampledBatch(
             kept=(),
@@ -145,10 +145,10 @@ class FailedBatch:
 class Admission:
     """Judged groups that wait for the verdicts of earlier draws, or for the next step."""
 
-    def __init__(self, carried: Iterable[Group] = (), rejected: Iterable[tuple[Group, Fate]] = ()) -> None:
+    def __init__(self, carried: Iterable[Group] = (), rejected: Iterable[tuple[Group, Outcome]] = ()) -> None:
         """`rejected` groups wait for earlier draws, in a step that was interrupted."""
-        self._judged: dict[int, tuple[Group, Fate]] = {group.draw: (group, "kept") for group in carried}
-        self._judged |= {group.draw: (group, fate) for group, fate in rejected}
+        self._judged: dict[int, tuple[Group, Outcome]] = {group.draw: (group, "kept") for group in carried}
+        self._judged |= {group.draw: (group, outcome) for group, outcome in rejected}
 
     def __len__(self) -> int:
         return len(self._judged)
@@ -156,20 +156,20 @@ class Admission:
     @property
     def good(self) -> int:
         """Groups that will be kept."""
-        return sum(fate == "kept" for _, fate in self._judged.values())
+        return sum(outcome == "kept" for _, outcome in self._judged.values())
 
     @property
     def carried(self) -> tuple[Group, ...]:
         """Good groups that wait for the next step, or for earlier draws, in the order drawn."""
-        return tuple(group for _, (group, fate) in sorted(self._judged.items()) if fate == "kept")
+        return tuple(group for _, (group, outcome) in sorted(self._judged.items()) if outcome == "kept")
 
     @property
-    def rejected(self) -> tuple[tuple[Group, Fate], ...]:
+    def rejected(self) -> tuple[tuple[Group, Outcome], ...]:
         """Other groups that wait for earlier draws, in the order drawn. Between steps there are none."""
-        return tuple((group, fate) for _, (group, fate) in sorted(self._judged.items()) if fate != "kept")
+        return tuple((group, outcome) for _, (group, outcome) in sorted(self._judged.items()) if outcome != "kept")
 
-    def add(self, group: Group, fate: Fate) -> None:
-        self._judged[group.draw] = (group, fate)
+    def add(self, group: Group, outcome: Outcome) -> None:
+        self._judged[group.draw] = (group, outcome)
 
     def admit(self, builder: BatchBuilder, first_out: float) -> None:
         """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict. A full batch admits
@@ -177,21 +177,21 @@ class Admission:
         for draw in sorted(self._judged):
             if draw > first_out or (not builder.missing and draw > builder.due):
                 break
-            group, fate = self._judged.pop(draw)
-            if fate == "kept":
+            group, outcome = self._judged.pop(draw)
+            if outcome == "kept":
                 builder.kept.append(group)
             else:
-                builder.dropped.append((group, fate))
+                builder.dropped.append((group, outcome))
 
     def settle(self, builder: BatchBuilder, surplus: str) -> list[Group]:
         """Ends a step: only carried groups stay. Returns the others, which are dropped."""
         removed: list[Group] = []
         for draw in sorted(self._judged):
-            group, fate = self._judged[draw]
-            if fate == "kept" and surplus == "carry":
+            group, outcome = self._judged[draw]
+            if outcome == "kept" and surplus == "carry":
                 continue
             removed.append(group)
-            builder.dropped.append((group, "surplus" if fate == "kept" else fate))
+            builder.dropped.append((group, "surplus" if outcome == "kept" else outcome))
             del self._judged[draw]
         return removed
 
@@ -203,11 +203,11 @@ def at_cap(builder: BatchBuilder, settings: SamplingSettings) -> tuple[frozenset
     if settings.dynamic_batch and builder.kept:
         return nothing, None
     found = f"{counted(builder.drawn, 'group')} drawn, {len(builder.kept)} of {builder.n} kept ({builder.reasons()})"
-    same = [group for group, fate in builder.dropped if fate in ("all_correct", "all_wrong")]
+    same = [group for group, outcome in builder.dropped if outcome in ("all_correct", "all_wrong")]
     if different := sum(has_spread(group.verdicts) for group in same):
         found += f"; sampling.metric=score keeps {different} of these, whose scores differ"
     if settings.on_cap == "fill":
-        spare = [group for group, fate in builder.dropped if not FATES[fate].signal]
+        spare = [group for group, outcome in builder.dropped if not OUTCOMES[outcome].signal]
         chosen = spare[: builder.missing]
         draws = frozenset(group.draw for group in chosen)
         builder.dropped = [entry for entry in builder.dropped if entry[0].draw not in draws]

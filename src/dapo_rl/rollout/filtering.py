@@ -23,8 +23,8 @@ from dapo_rl.base.quote import describe
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
-from dapo_rl.fates import Fate
 from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
+from dapo_rl.outcomes import Outcome
 from dapo_rl.types import Group, Verdict
 
 GroupFilter = Callable[[Group], bool]
@@ -95,7 +95,7 @@ class Grading:
             "sampling.metric=score compares the sums of all rewards"
         )
 
-    def drops(self, verdicts: Sequence[Verdict]) -> Fate | None:
+    def drops(self, verdicts: Sequence[Verdict]) -> Outcome | None:
         """Why a group without failed verdicts carries no signal, by the scores seen so far; None if it does."""
         if len(self.rewards) > 1:
             return None if self._differs(verdicts) else alike(verdicts) or "no_spread"
@@ -115,7 +115,7 @@ class Grading:
         return max(sums) - min(sums) > SAME
 
 
-def alike(verdicts: Sequence[Verdict]) -> Fate | None:
+def alike(verdicts: Sequence[Verdict]) -> Outcome | None:
     """`all_correct` or `all_wrong`; None for a group with right and wrong samples."""
     correct = [verdict.correct for verdict in verdicts]
     if dynamic_sampling_filter(torch.tensor([correct])).item():
@@ -123,7 +123,7 @@ def alike(verdicts: Sequence[Verdict]) -> Fate | None:
     return "all_correct" if correct[0] else "all_wrong"
 
 
-def same_score(verdicts: Sequence[Verdict]) -> Fate | None:
+def same_score(verdicts: Sequence[Verdict]) -> Outcome | None:
     """`no_spread`; None for a group whose scores differ."""
     return None if has_spread(verdicts) else "no_spread"
 
@@ -138,17 +138,17 @@ def _word(verdict: Verdict) -> str:
     return "correct" if verdict.correct else "wrong"
 
 
-def fate_of(
+def outcome_of(
     group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading, masking: Masking = "none"
-) -> Fate:
+) -> Outcome:
     """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
         by_metric = {"auto": grading.drops, "correct": alike, "score": same_score}
         why_dropped = by_metric[settings.metric]
-        if (fate := why_dropped(group.verdicts)) is not None:
-            return fate
+        if (outcome := why_dropped(group.verdicts)) is not None:
+            return outcome
         left = [v for s, v in zip(group.samples, group.verdicts, strict=True) if not s.truncated]
         # With truncated samples in the baseline, even equal samples have an advantage over them.
         if masking != "none" and (not left or (masking == "baseline" and why_dropped(left) is not None)):

@@ -29,7 +29,7 @@ from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.episodes import Episodes, check_nothing
-from dapo_rl.rollout.filtering import Grading, GroupFilter, fate_of
+from dapo_rl.rollout.filtering import Grading, GroupFilter, outcome_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.staleness import Ahead, may_start
 from dapo_rl.types import Group, Prompt, Verifier
@@ -320,11 +320,11 @@ class Sampler:
             builder.sampled.append(group)  # before a filter that may raise
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 builder.notes.append(note)
-            fate = fate_of(group, self._settings, self._keep, self._grading, self._masking)
-            self._acceptance.observe(group.prompt.data_source, fate == "kept")
-            if fate == "all_correct" and self._settings.skip_solved_epochs:
+            outcome = outcome_of(group, self._settings, self._keep, self._grading, self._masking)
+            self._acceptance.observe(group.prompt.data_source, outcome == "kept")
+            if outcome == "all_correct" and self._settings.skip_solved_epochs:
                 self._prompts.rest(group.prompt, self._settings.skip_solved_epochs)
-            self._admission.add(group, fate)
+            self._admission.add(group, outcome)
         builder.verify_seconds += time.perf_counter() - started
 
     def _settle(self, builder: BatchBuilder) -> None:

@@ -26,7 +26,7 @@ from dapo_rl.base.saved import (
 )
 from dapo_rl.codec import verdict_of, verdict_row
 from dapo_rl.engines.protocol import Request
-from dapo_rl.fates import Fate, Former
+from dapo_rl.outcomes import Former, Outcome
 from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
@@ -124,8 +124,8 @@ def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> di
     builder = interrupted.builder
     return {
         "kept": [_group_entry(group, tokens) for group in builder.kept],
-        "dropped": [_group_entry(group, tokens) | {"fate": fate} for group, fate in builder.dropped],
-        "rejected": [_group_entry(group, tokens) | {"fate": fate} for group, fate in interrupted.rejected],
+        "dropped": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in builder.dropped],
+        "rejected": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
         "sampled": [group.draw for group in builder.sampled],
         "drawn": builder.drawn,
@@ -177,11 +177,11 @@ class _Group(Saved):
 
 
 class _Rejected(_Group):
-    fate: Fate | Former
+    outcome: Outcome | Former = Field(alias="fate")
 
     @property
-    def current_fate(self) -> Fate:
-        return "surplus" if self.fate == "stale" else self.fate
+    def current_outcome(self) -> Outcome:
+        return "surplus" if self.outcome == "stale" else self.outcome
 
 
 class _Flight(Saved):
@@ -254,8 +254,8 @@ class _Interrupted(Saved):
         self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory], carried: Sequence[Group]
     ) -> PausedBatch:
         kept = [entry.restored(find, tokens) for entry in self.kept]
-        dropped = [(entry.restored(find, tokens), entry.current_fate) for entry in self.dropped]
-        rejected = tuple((entry.restored(find, tokens), entry.current_fate) for entry in self.rejected)
+        dropped = [(entry.restored(find, tokens), entry.current_outcome) for entry in self.dropped]
+        rejected = tuple((entry.restored(find, tokens), entry.current_outcome) for entry in self.rejected)
         unread = []
         for entry in self.unread:
             verdicts = None if entry.verdicts is None else tuple(_verdict(row) for row in entry.verdicts)
@@ -324,8 +324,8 @@ class SavedSampler(Saved):
             sampled = self.interrupted.sampled
             judged = {entry.draw for entry in self.judged}
             yield "interrupted.sampled", len(set(sampled)) < len(sampled) or not judged.issuperset(sampled)
-            yield "interrupted.rejected", any(entry.fate == "kept" for entry in self.interrupted.rejected)
-            yield "interrupted.dropped", any(entry.fate == "kept" for entry in self.interrupted.dropped)
+            yield "interrupted.rejected", any(entry.outcome == "kept" for entry in self.interrupted.rejected)
+            yield "interrupted.dropped", any(entry.outcome == "kept" for entry in self.interrupted.dropped)
 
     def misfits(self, group_size: int) -> Iterable[tuple[str, bool]]:
         """Entries that do not fit a run with groups of this size."""

@@ -15,14 +15,13 @@ from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.errors import UserError
 from dapo_rl.run.build import Run
 from dapo_rl.runs.config_file import ConfigFile
-from dapo_rl.runs.directory import NOTHING, RunDirectory
-from dapo_rl.runs.failure import write_failure
+from dapo_rl.runs.directory import NOTHING, LogLength, RunDirectory
+from dapo_rl.runs.error_file import write_failure
 from dapo_rl.runs.interrupts import Interrupts
-from dapo_rl.runs.log_length import LogLength
 from dapo_rl.runs.notes import NotedDisplay, Notes
-from dapo_rl.runs.settings import check_same_run
+from dapo_rl.runs.resume import check_same_run
 from dapo_rl.runs.trackers import Trackers
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.progress import FILE as PROGRESS

@@ -52,7 +52,7 @@ class ConfigFile:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is exactly what a run wrote."""
+        """Whether the file is exactly as a run wrote it."""
         text, found, checksum = self.content.rpartition(SEAL)
         return bool(found) and checksum == _checksum(text) + b"\n"
 
@@ -91,7 +91,7 @@ class ConfigFile:
             if _get(whole, key) is not _NOTHING
             and _get(self.settings, key) is _NOTHING
             # Without LoRA, there are no LoRA settings.
-            and isinstance(_get(self.settings, key.rpartition(".")[0]), dict | _Nothing)
+            and isinstance(_get(self.settings, key.rpartition(".")[0], {}), dict)
         ]
 
     def _build(self, settings: dict[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -107,16 +107,12 @@ def is_given(key: str, overrides: Sequence[str]) -> bool:
     return any(f"{key}.".startswith(f"{name}.") for name in names)
 
 
-class _Nothing:
-    pass
+_NOTHING: Any = object()
 
 
-_NOTHING = _Nothing()
-
-
-def _get(settings: Any, key: str) -> Any:
+def _get(settings: Any, key: str, default: Any = _NOTHING) -> Any:
     for name in key.split(".") if key else ():
-        settings = settings.get(name, _NOTHING) if isinstance(settings, dict) else _NOTHING
+        settings = settings.get(name, default) if isinstance(settings, dict) else default
     return settings
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
+from dapo_rl.base.json_value import json_value
 from dapo_rl.base.lock import acquire
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.saved import Count, Saved, parse_state, read_state, restoring, write_state
 from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
-from dapo_rl.runs.failure import forget_failure
+from dapo_rl.runs.error_file import forget_failure
+from dapo_rl.runs.metrics_and_summary import parse_metrics, read_summary
 from dapo_rl.runs.notes import forget_notes_after
-from dapo_rl.runs.records import parse_metrics, read_summary
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 MOST_LOG = 4 << 30
@@ -28,6 +30,8 @@ MOST_LOG = 4 << 30
 NOTHING = -1
 """The step to forget after so that nothing is left, not even the evaluation before the first step."""
 
+LOG_LENGTH = "log.json"
+"""The file of a checkpoint with the length of the log."""
 AGAIN = "resume it with --resume (in Python: train(resume=True)), or name another with --run (run_dir)"
 
 __all__ = ["GroupRow", "RunDirectory", "atomic_write"]
@@ -37,7 +41,7 @@ class RunDirectory:
     """The paths of a run directory, and functions that read and write its files. One process writes at a time."""
 
     def __init__(self, path: str | Path, again: str = AGAIN) -> None:
-        """`again` says what to do if it already contains a run."""
+        """`again` is the advice given if the directory already contains a run."""
         self.path = Path(path)
         self._again = again
         self.config_path = self.path / NAME
@@ -103,7 +107,7 @@ class RunDirectory:
             release()
 
     def rollout(self, step: int) -> Path:
-        return self.rollouts_path / f"step-{step:06d}.parquet"
+        return self.rollouts_path / rollout_name(step)
 
     def read_config(self) -> Config:
         """The settings in config.yaml; raises if any are missing."""
@@ -116,7 +120,7 @@ class RunDirectory:
     def append_metrics(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Appends one line of JSON and flushes it to the operating system. A line that cannot be written, which raises
         an UnsavedError, is written with the next one."""
-        line = {"step": step, **{name: _json_number(value) for name, value in metrics.items()}}
+        line = {"step": step, **json_value(metrics)}
         self._unlogged.append((step, json.dumps(line, allow_nan=False).encode() + b"\n"))
         self.finish_log()
 
@@ -148,8 +152,7 @@ class RunDirectory:
     def forget_after(
         self, last_step: int, length: Mapping[str, int] | None = None, logged: int | None = None
     ) -> str | None:
-        """Deletes what was recorded after `last_step`, from which a run resumes, temporary files left by a crash, and
-        the failure that ended the run.
+        """Deletes records after `last_step`, from which a run resumes, temporary files of a crash, and error.json.
 
         `logged` is the last step in the log, if that is an earlier one. `length` is the length of the log in the
         checkpoint of that step. Returns a note for the user if it differs.
@@ -200,9 +203,8 @@ class RunDirectory:
 
     def rollout_steps(self) -> list[int]:
         """The steps with a rollout file, in order; files with other names are ignored."""
-        numbers = (file.stem.removeprefix("step-") for file in self.rollouts_path.glob("step-*.parquet"))
-        steps = {int(number) for number in numbers if number.isdecimal()}
-        return sorted(step for step in steps if self.rollout(step).is_file())
+        files = self.rollouts_path.glob("step-*.parquet")
+        return sorted(step for file in files if (step := rollout_step(file.name)) is not None and file.is_file())
 
     def _remove_rollouts(self, steps: Sequence[int]) -> None:
         for step in steps:
@@ -214,7 +216,7 @@ class RunDirectory:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         with saved_so_far(self.summary_path):
-            atomic_write(self.summary_path, json.dumps(_json_value(summary), indent=2, allow_nan=False) + "\n")
+            atomic_write(self.summary_path, json.dumps(json_value(summary), indent=2, allow_nan=False) + "\n")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -265,6 +267,38 @@ class RunDirectory:
             raise UserError(f"{self.metrics_path}: cannot be read: {error.strerror}; move it away") from None
 
 
+class SavedLog(Saved):
+    lines: Count
+    bytes: Count
+
+
+class LogLength:
+    """The checkpoint part that saves the length of the log, so that a resumed run can tell whether it was changed."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self.loaded: dict[str, int] | None = None
+        """The length in the checkpoint that was loaded last."""
+
+    def save(self, directory: Path) -> None:
+        write_state(directory / LOG_LENGTH, self._directory.metrics_length())
+
+    def load(self, directory: Path) -> None:
+        path = directory / LOG_LENGTH
+        with restoring(path):
+            self.loaded = parse_state(SavedLog, read_state(path)).model_dump()
+
+
+def rollout_name(step: int) -> str:
+    return f"step-{step:06d}.parquet"
+
+
+def rollout_step(name: str) -> int | None:
+    """The step of a rollout file; None for any other name."""
+    match = re.fullmatch(r"step-([0-9]{6,12})\.parquet", name)
+    return int(match[1]) if match and rollout_name(int(match[1])) == name else None
+
+
 def new_run_directory(name: str = "dapo") -> Path:
     """`runs/<name>-<time>`, with a number if two runs start in the same second."""
     base = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -309,21 +343,3 @@ def _append(path: Path, content: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _json_number(value: float | None) -> float | int | None:
-    """A plain number from a scalar of any array library; None for NaN and infinity, which JSON does not have."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(inner) for inner in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    return value if isinstance(value, str) else _json_number(value)

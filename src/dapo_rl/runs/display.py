@@ -6,12 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Self, TextIO
 
 from dapo_rl.base.format import count, counted, duration, fixed, length, percent, write_line
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, source_name
-from dapo_rl.runs.words import (
+from dapo_rl.runs.metric_text import (
     closing_rows,
     engines,
     graded_score,
@@ -30,26 +30,32 @@ TELL_S = 15.0
 """Seconds between lines on the progress of an evaluation."""
 
 
-class Display(Protocol):
-    """A context manager, so that the terminal is restored before an error is printed."""
+class Display:
+    """Shows a run; this one shows nothing. A context manager, so that the terminal is restored before an error is
+    printed."""
 
-    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None: ...
+    def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
+        pass
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """The current phase, and its progress."""
 
-    def step(self, step: int, metrics: Metrics) -> None: ...
+    def step(self, step: int, metrics: Metrics) -> None:
+        pass
 
     def note(self, text: str) -> None:
         """A message that stays."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        pass
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        pass
 
 
 class Pace:
@@ -77,7 +83,7 @@ class Pace:
         return max(0, self._total - self.done) * self.seconds_per_step
 
 
-class PlainDisplay:
+class PlainDisplay(Display):
     """One aligned line per step, for pipes and log files; ASCII, at most 140 columns."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +104,7 @@ class PlainDisplay:
             write_line(self._stream, pretraining_line(config))
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Prints how far a long evaluation is; a step has a line of its own."""
+        """Prints the progress of a long evaluation; steps print their own lines."""
         if name != EVALUATING or done is None or total is None:
             return
         now = self._clock()
@@ -128,14 +134,6 @@ class PlainDisplay:
         width = max(len(name) for name, _ in rows)
         for name, text in rows:
             write_line(self._stream, f"{name:<{width}}  {text}")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
 
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:

@@ -29,8 +29,8 @@ MOST_NOTES = 16 << 20
 
 
 class Notes:
-    """The file, and the step that its next note belongs to. Nothing is written before `begin`: a run that is refused
-    leaves the directory as it is."""
+    """The file, and the step that its next note belongs to. Nothing is written before `begin`, so that a run
+    that is refused leaves the directory unchanged."""
 
     def __init__(self, directory: Path, step: Callable[[], int]) -> None:
         self._path, self._step = directory / NAME, step
@@ -81,7 +81,7 @@ def _is_kept(line: bytes, last_step: int) -> bool:
     return isinstance(step, int) and step <= last_step
 
 
-class NotedDisplay:
+class NotedDisplay(Display):
     """A display that also records its notes while `notes` is set."""
 
     def __init__(self, display: Display) -> None:

@@ -14,16 +14,16 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
 from dapo_rl.codec import token_column
-from dapo_rl.fates import Fate, Waiting
+from dapo_rl.outcomes import Outcome, Waiting
 from dapo_rl.types import COLUMNS, MOST_LOGGED, FloatArray, Group, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A group and its fate."""
+    """A group and its outcome."""
 
     group: Group
-    fate: Fate | Waiting
+    outcome: Outcome | Waiting
 
 
 SCHEMA = pa.schema(
@@ -141,7 +141,7 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "length_penalty": sample.scalars.get("length_penalty"),
             # In double precision the mean of equal values is exact.
             "advantage": None if advantages is None else advantages.mean(dtype=np.float64),
-            "fate": row.fate,
+            "fate": row.outcome,
             **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
             **_credit(sample),
         }

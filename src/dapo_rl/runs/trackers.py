@@ -41,7 +41,7 @@ class TensorBoard:
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(run / "tensorboard"))
-        # Discards what an earlier process recorded after this step, as metrics.jsonl does.
+        # Discards later records of an earlier process, as metrics.jsonl does.
         started = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=step and step + 1, session_log=started))
 
@@ -54,21 +54,12 @@ class TensorBoard:
         self._writer.close()
 
 
-class WeightsAndBiases:
-    """For steps that a resumed run repeats, W&B keeps the first record, which is identical."""
+class HostedRun:
+    """A run of W&B or trackio. For steps that a resumed run repeats, W&B keeps the first record and trackio both; they
+    are identical."""
 
-    def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
-        import wandb
-
-        self._run = wandb.init(
-            project=PROJECT,
-            name=run.name,
-            id=identity,
-            resume="allow",
-            dir=run,
-            config=dict(settings),
-            settings=wandb.Settings(console="off"),  # the display owns the terminal
-        )
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -77,26 +68,25 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class Trackio:
-    """Steps that a resumed run repeats appear twice, with identical numbers."""
+def weights_and_biases(run: Path, identity: str, settings: Mapping[str, Any], step: int) -> HostedRun:
+    import wandb
 
-    def __init__(self, run: Path, identity: str, settings: Mapping[str, Any], step: int) -> None:
-        import trackio
+    console = wandb.Settings(console="off")  # the display owns the terminal
+    how: dict[str, Any] = {"resume": "allow", "dir": run, "config": dict(settings), "settings": console}
+    return HostedRun(wandb.init(project=PROJECT, name=run.name, id=identity, **how))
 
-        name = f"{run.name}-{identity}"  # trackio identifies runs by name
-        self._run = trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings), embed=False)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+def trackio(run: Path, identity: str, settings: Mapping[str, Any], step: int) -> HostedRun:
+    import trackio
 
-    def close(self) -> None:
-        self._run.finish()
+    name = f"{run.name}-{identity}"  # trackio identifies runs by name
+    return HostedRun(trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings), embed=False))
 
 
 TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "trackio": Trackio,
+    "wandb": weights_and_biases,
+    "trackio": trackio,
 }
 
 

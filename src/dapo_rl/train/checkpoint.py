@@ -36,7 +36,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, RankLostError, UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME as SETTINGS
 from dapo_rl.runs.config_file import ConfigFile, settings_text
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -22,7 +22,7 @@ def record_failed_step(
 ) -> None:
     """Says where the samples are in the message of an error that is shown as one line; otherwise in a note."""
     progress.failed = progress.ledger.with_failed(remains)
-    dropped = [GroupRow(group, fate) for group, fate in remains.fill.dropped]
+    dropped = [GroupRow(group, outcome) for group, outcome in remains.fill.dropped]
     rows = [*dropped, *(GroupRow(group, "unfinished") for group in remains.unfinished)]
     if not rows or not log.rollouts:
         return

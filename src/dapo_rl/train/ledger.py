@@ -1,4 +1,4 @@
-"""Counts generated tokens by fate; each token is counted in exactly one column."""
+"""Counts generated tokens by outcome; each token is counted in exactly one column."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Ledger:
         self._counts["cancelled"] += fill.tokens_cancelled
         for sample in batch.samples:
             self._counts["trained" if sample.trained_tokens else "masked_truncated"] += sample.written
-        for dropped, fate in fill.dropped:
-            self._counts[fate] += dropped.tokens
+        for dropped, outcome in fill.dropped:
+            self._counts[outcome] += dropped.tokens
 
     def with_interrupted(self, so_far: SampledBatch) -> Ledger:
         """A copy that includes a step that was interrupted: nothing was trained on."""
@@ -33,7 +33,7 @@ class Ledger:
         return copy
 
     def columns(self, waiting: int = 0, in_flight: int = 0) -> dict[str, int]:
-        """Tokens by fate. `carried` are those of finished samples that wait for the next step and those of unfinished
+        """Tokens by outcome. `carried` are those of finished samples that wait for the next step and of unfinished
         samples, which no step's total includes yet."""
         counts = dict(sorted(self._counts.items()))
         return counts | {"carried": waiting + in_flight, "total": counts.get("total", 0) + in_flight}

@@ -23,7 +23,7 @@ from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics, with_proximal
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.credit import with_values
@@ -387,7 +387,7 @@ def _evaluate(run: Training) -> dict[str, float]:
 
 
 def _verifier_failures(fill: SampledBatch) -> str | None:
-    failed = [v for group, fate in fill.dropped if fate == "verifier_error" for v in group.verdicts if v.failed]
+    failed = [v for group, outcome in fill.dropped if outcome == "verifier_error" for v in group.verdicts if v.failed]
     if not failed:
         return None
     samples = counted(len(failed), "sample")
@@ -397,6 +397,6 @@ def _verifier_failures(fill: SampledBatch) -> str | None:
 def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
     """All groups kept or dropped in a step; after the last step also those that were carried over."""
     kept = [GroupRow(group, "kept") for group in done.batch]
-    dropped = [GroupRow(group, fate) for group, fate in done.fill.dropped]
+    dropped = [GroupRow(group, outcome) for group, outcome in done.fill.dropped]
     waiting = [GroupRow(group, "carried") for group in carried]
     return sorted([*kept, *dropped, *waiting], key=lambda row: row.group.draw)

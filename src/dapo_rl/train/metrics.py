@@ -14,7 +14,7 @@ from typing import get_args
 import numpy as np
 from torch import Tensor
 
-from dapo_rl.fates import Fate
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.types import MOST_LOGGED, Batch, Group, Verdict
 
@@ -29,7 +29,7 @@ def step_metrics(
     """`rewards` contains the rewards of all groups of the step, by draw; `mismatch` stands in for the first update's if
     that had no fresh tokens."""
     trained = sum(s.trained_tokens for s in batch.samples)
-    fates = fill.fates()
+    outcomes = fill.outcomes()
     drawn = len(fill.sampled)
     metrics = {
         **_sampled(fill.sampled, rewards),
@@ -37,7 +37,7 @@ def step_metrics(
         "reward/batch": _mean([s.scalars["reward"] for s in batch.samples]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
         "sampling/drawn": drawn,
-        **{f"sampling/{fate}": fates[fate] for fate in get_args(Fate)},
+        **{f"sampling/{outcome}": outcomes[outcome] for outcome in get_args(Outcome)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
         "sampling/all_wrong_share": _share(sum(not any(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
         "sampling/filled_up": len(fill.filled_up),

@@ -14,7 +14,7 @@ from dapo_rl.data import PromptSet
 from dapo_rl.errors import RankLostError, UnsavedError, UserError
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
-from dapo_rl.runs.unsaved import Unsaved
+from dapo_rl.runs.write_errors import Unsaved
 from dapo_rl.train.progress import Progress
 
 MODEL = "the model"
@@ -86,7 +86,7 @@ def write_results(
 
 
 def _draw_report(directory: RunDirectory, accuracies: list[tuple[int, float]]) -> None:
-    from dapo_rl.runs.plots import draw_report  # matplotlib takes a second to import
+    from dapo_rl.runs.report_plot import draw_report  # matplotlib takes a second to import
 
     with saved_so_far(directory.report_path):
         draw_report(directory.read_metrics(), accuracies, directory.report_path, title=directory.path.name)

@@ -246,7 +246,7 @@ function nearest(values, at) {
   return null;
 }
 
-/** Stacked bars: `bars` [{step, tokens: {fate: n}}], `parts` [[fate, colour]…] from bottom to top. */
+/** Stacked bars: `bars` [{step, tokens: {outcome: n}}], `parts` [[outcome, colour]…] from bottom to top. */
 export class Bars {
   constructor(title, height = 260) {
     this.title = title;
@@ -268,7 +268,7 @@ export class Bars {
     this.shown = { bars, parts, label };
     const sums = bars.map(() => 0);
     // Each part includes the height of those below it; the highest is drawn first.
-    const stacked = parts.map(([fate]) => bars.map((bar, i) => (sums[i] += bar.tokens[fate] ?? 0)));
+    const stacked = parts.map(([outcome]) => bars.map((bar, i) => (sums[i] += bar.tokens[outcome] ?? 0)));
     const paths = window.uPlot.paths.bars({ size: [0.86, 60], align: 0 });
     const series = [
       {},
@@ -298,8 +298,8 @@ export class Bars {
 
   saveRows() {
     const { bars, parts, label } = this.shown;
-    const rows = bars.map((bar) => [bar.step, ...parts.map(([fate]) => bar.tokens[fate] ?? 0)]);
-    save(`${this.title}.csv`, csv([["step", ...parts.map(([fate]) => label(fate))], ...rows]));
+    const rows = bars.map((bar) => [bar.step, ...parts.map(([outcome]) => bar.tokens[outcome] ?? 0)]);
+    save(`${this.title}.csv`, csv([["step", ...parts.map(([outcome]) => label(outcome))], ...rows]));
   }
 
   picture() {
@@ -309,14 +309,14 @@ export class Bars {
     const width = 0.86 * Math.min(...gaps, x.max - x.min);
     const stacked = bars.flatMap((bar) => {
       let from = 0;
-      return parts.map(([fate, fill]) => {
-        const to = from + (bar.tokens[fate] ?? 0);
+      return parts.map(([outcome, fill]) => {
+        const to = from + (bar.tokens[outcome] ?? 0);
         const shape = { x: bar.step, width, from, to, fill };
         from = to;
         return shape;
       });
     });
-    const legend = parts.map(([fate, fill]) => [label(fate), fill]);
+    const legend = parts.map(([outcome, fill]) => [label(outcome), fill]);
     return { title: this.title, hint: "tokens", x: [x.min, x.max], y: [y.min, y.max], bars: stacked, legend };
   }
 
@@ -325,9 +325,9 @@ export class Bars {
     this.reading.replaceChildren(
       h("span", { class: "at" }, `step ${bar.step}`),
       ...parts
-        .filter(([fate]) => bar.tokens[fate])
-        .map(([fate, fill]) =>
-          h("span", { class: "value", vars: { "--c": fill } }, `${label(fate)} ${short(bar.tokens[fate])}`),
+        .filter(([outcome]) => bar.tokens[outcome])
+        .map(([outcome, fill]) =>
+          h("span", { class: "value", vars: { "--c": fill } }, `${label(outcome)} ${short(bar.tokens[outcome])}`),
         ),
     );
   }

@@ -2,7 +2,7 @@
 import { Comparison, fromText, toText } from "./compare.js";
 import { fill, h, throttle } from "./dom.js";
 import { bind, showKeys } from "./keys.js";
-import { fateChips, groupLine, SampleList } from "./lists.js";
+import { outcomeChips, groupLine, SampleList } from "./lists.js";
 import { groupView } from "./samples.js";
 import { Hits, Occurrences } from "./search.js";
 import { Steps } from "./steps.js";
@@ -14,7 +14,7 @@ const memory = {
   draw: null,
   sample: null,
   list: "groups",
-  fates: new Set(),
+  outcomes: new Set(),
   words: "",
   everywhere: false,
   picks: [],
@@ -81,13 +81,13 @@ export function groups(parameters, onClose) {
     open: openHit,
   });
   const samples = new SampleList(memory.filter, {
-    where: () => ({ run: memory.run, step: memory.step, words: memory.words, fates: memory.fates }),
+    where: () => ({ run: memory.run, step: memory.step, words: memory.words, outcomes: memory.outcomes }),
     open: (row) => {
       follow = false;
       openGroup(row.draw, row.sample);
     },
     drawn: (answer) => {
-      drawChips(answer.fates ?? {});
+      drawChips(answer.outcomes ?? {});
       const [first] = samples.rows;
       if (memory.draw === null && !isPhone() && first) openGroup(first.draw, first.sample);
     },
@@ -195,7 +195,7 @@ export function groups(parameters, onClose) {
     const [a, b] = memory.comparing ? picks.map(toText) : [null, null];
     remember("groups", { run, step, draw, sample, list: isSamples() ? "samples" : null, a, b });
   }
-  const shown = () => listed.filter((group) => !memory.fates.size || memory.fates.has(group.fate));
+  const shown = () => listed.filter((group) => !memory.outcomes.size || memory.outcomes.has(group.fate));
   function groupCounts() {
     const counts = {};
     for (const group of listed) counts[group.fate] = (counts[group.fate] ?? 0) + 1;
@@ -205,7 +205,7 @@ export function groups(parameters, onClose) {
   function drawChips(counts) {
     fill(
       chips,
-      fateChips(counts, memory.fates, () => {
+      outcomeChips(counts, memory.outcomes, () => {
         drawChips(counts);
         isSamples() ? samples.load() : drawList();
       }),

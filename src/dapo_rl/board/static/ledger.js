@@ -1,10 +1,10 @@
 // Ledger: where the generated tokens went, in total and per step.
 import { Bars } from "./charts.js";
 import { count, fill, foreign, h, percent, throttle } from "./dom.js";
-import { byFate, fateName, fateTint } from "./fates.js";
+import { byOutcome, outcomeName, outcomeTint } from "./outcomes.js";
 import { get, onChange, remember, store } from "./store.js";
 
-const inOrder = (fates) => [...fates].sort(byFate);
+const inOrder = (outcomes) => [...outcomes].sort(byOutcome);
 const memory = { run: null };
 
 export function ledger(parameters, onClose) {
@@ -44,13 +44,13 @@ export function ledger(parameters, onClose) {
     if (mine !== turn || !total.isConnected) return;
     const [answer] = answers;
     fill(total, totals(answer));
-    const fates = inOrder(new Set(answer.bars.flatMap((bar) => Object.keys(bar.tokens))));
+    const outcomes = inOrder(new Set(answer.bars.flatMap((bar) => Object.keys(bar.tokens))));
     figure.hidden = !answer.bars.length;
     if (answer.bars.length)
       chart.draw(
         answer.bars,
-        fates.map((fate) => [fate, fateTint(fate)]),
-        fateName,
+        outcomes.map((outcome) => [outcome, outcomeTint(outcome)]),
+        outcomeName,
       );
     fill(hint, whichSteps(answer));
     fill(compare, names.length > 1 ? beside(names, answers) : null);
@@ -78,21 +78,21 @@ function whichSteps({ bars, steps, last_step }) {
 }
 
 const parts = (answer) =>
-  inOrder(Object.keys(answer.totals).filter((fate) => fate !== "total" && answer.totals[fate] > 0));
+  inOrder(Object.keys(answer.totals).filter((outcome) => outcome !== "total" && answer.totals[outcome] > 0));
 const whole = (answer) =>
   Math.max(
     answer.totals.total ?? 0,
-    parts(answer).reduce((sum, fate) => sum + answer.totals[fate], 0),
+    parts(answer).reduce((sum, outcome) => sum + answer.totals[outcome], 0),
   );
 
 const strip = (answer) =>
   h(
     "div",
     { class: "strip" },
-    parts(answer).map((fate) =>
+    parts(answer).map((outcome) =>
       h("i", {
-        style: { width: `${(100 * answer.totals[fate]) / (whole(answer) || 1)}%`, background: fateTint(fate) },
-        title: `${fateName(fate)}: ${answer.totals[fate].toLocaleString()}`,
+        style: { width: `${(100 * answer.totals[outcome]) / (whole(answer) || 1)}%`, background: outcomeTint(outcome) },
+        title: `${outcomeName(outcome)}: ${answer.totals[outcome].toLocaleString()}`,
       }),
     ),
   );
@@ -115,13 +115,13 @@ function totals(answer) {
     h(
       "div",
       { class: "shares" },
-      parts(answer).map((fate) =>
+      parts(answer).map((outcome) =>
         h(
           "span",
-          { class: "share", vars: { "--c": fateTint(fate) } },
-          h("b", {}, percent(answer.totals[fate] / (whole(answer) || 1))),
-          h("span", {}, fateName(fate)),
-          h("small", {}, answer.totals[fate].toLocaleString()),
+          { class: "share", vars: { "--c": outcomeTint(outcome) } },
+          h("b", {}, percent(answer.totals[outcome] / (whole(answer) || 1))),
+          h("span", {}, outcomeName(outcome)),
+          h("small", {}, answer.totals[outcome].toLocaleString()),
         ),
       ),
     ),

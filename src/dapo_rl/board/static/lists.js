@@ -1,7 +1,7 @@
 // The left side of the groups: a step's groups, or its samples sorted and filtered by the server.
 import { counted, fill, foreign, h, signed, throttle } from "./dom.js";
 import { address } from "./download.js";
-import { byFate, fateClass, fateName, fateWhy } from "./fates.js";
+import { byOutcome, outcomeClass, outcomeName, outcomeWhy } from "./outcomes.js";
 import { mark } from "./samples.js";
 import { marked } from "./search.js";
 import { get } from "./store.js";
@@ -32,8 +32,8 @@ export function chipsOf(counts, on, { name, cls = () => "", why = () => "", orde
     );
 }
 
-export const fateChips = (counts, on, changed) =>
-  chipsOf(counts, on, { name: fateName, cls: fateClass, why: fateWhy, order: byFate, changed });
+export const outcomeChips = (counts, on, changed) =>
+  chipsOf(counts, on, { name: outcomeName, cls: outcomeClass, why: outcomeWhy, order: byOutcome, changed });
 
 export const verdictName = (status) => (status === "correct" ? "right" : String(status));
 
@@ -53,7 +53,7 @@ export function groupLine(group, current, open) {
       "span",
       { class: "line" },
       foreign(group.prompt.trim().slice(0, 160), "span", "prompt"),
-      h("span", { class: `chip ${fateClass(group.fate)}` }, fateName(group.fate)),
+      h("span", { class: `chip ${outcomeClass(group.fate)}` }, outcomeName(group.fate)),
     ),
     h(
       "span",
@@ -72,7 +72,7 @@ export function groupLine(group, current, open) {
   );
 }
 
-/** The samples of a step. `where()` gives {run, step, words, fates}, `open(row)` shows a sample. */
+/** The samples of a step. `where()` gives {run, step, words, outcomes}, `open(row)` shows a sample. */
 export class SampleList {
   constructor(memory, { where, open, drawn }) {
     Object.assign(this, { memory, where, open, drawn });
@@ -132,10 +132,10 @@ export class SampleList {
   }
 
   parameters() {
-    const { run, step, words, fates } = this.where();
+    const { run, step, words, outcomes } = this.where();
     const { sort, down, verdicts, min_reward, max_reward, min_length, max_length } = this.memory;
     const bounds = { min_reward, max_reward, min_length, max_length };
-    const chosen = { fate: [...fates], verdict: [...verdicts], ...bounds };
+    const chosen = { fate: [...outcomes], verdict: [...verdicts], ...bounds };
     return { run, step, q: words, ...chosen, sort, down: down ? "true" : null };
   }
 
@@ -229,7 +229,7 @@ export class SampleList {
         "span",
         { class: "line" },
         h("small", {}, `draw ${row.draw} · sample ${row.sample} · answer `, marked(row.answer ?? "–", words)),
-        h("span", { class: `chip ${fateClass(row.fate)}` }, fateName(row.fate)),
+        h("span", { class: `chip ${outcomeClass(row.fate)}` }, outcomeName(row.fate)),
       ),
     );
   }

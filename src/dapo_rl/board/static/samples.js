@@ -1,7 +1,7 @@
 // One group: its prompt, and its samples with their rewards, advantages and tokens.
 import { creditChart } from "./credit.js";
 import { counted, fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
-import { fateClass, fateName, fateWhy } from "./fates.js";
+import { outcomeClass, outcomeName, outcomeWhy } from "./outcomes.js";
 import { occurs } from "./search.js";
 
 // Where a token was clipped, as the rollouts number it: at no bound, and at each of the three.
@@ -160,7 +160,7 @@ export function promptView(group, title = "Prompt") {
       h("h3", {}, title),
       h("small", {}, `draw ${group.draw} · ${visible(group.prompt_id ?? "")}`),
       h("span", { class: "grow" }),
-      h("span", { class: `chip ${fateClass(group.fate)}` }, fateName(group.fate)),
+      h("span", { class: `chip ${outcomeClass(group.fate)}` }, outcomeName(group.fate)),
     ),
     found(foreign(group.prompt, "pre"), "prompt"),
     h(
@@ -177,7 +177,7 @@ export function promptView(group, title = "Prompt") {
 /** With a critic, the rewards of a group that was trained on need not differ. */
 function whyOf(group) {
   const byToken = group.fate === "kept" && group.samples.some((s) => s.advantages);
-  return byToken ? "The critic gave each token an advantage: it was trained on." : fateWhy(group.fate);
+  return byToken ? "The critic gave each token an advantage: it was trained on." : outcomeWhy(group.fate);
 }
 
 /** Lets the search look into an element. */

@@ -1,6 +1,6 @@
 // Search: marks every occurrence in the open samples, steps through them, and lists the samples that have any.
 import { counted, fill, foreign, h, visible } from "./dom.js";
-import { fateName } from "./fates.js";
+import { outcomeName } from "./outcomes.js";
 import { get } from "./store.js";
 
 const MOST_MARKS = 3000;
@@ -157,7 +157,7 @@ export class Hits {
       `step ${hit.step}`,
       `sample ${hit.sample}`,
       hit.correct ? "right" : "not right",
-      fateName(hit.fate),
+      outcomeName(hit.fate),
       `${hit.count}× in the ${hit.where}`,
     ];
     return h(

@@ -19,12 +19,11 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
 from dapo_rl.config.aliases import use_current_names
-from dapo_rl.config.recipe import parse_value
+from dapo_rl.config.recipe import flat, parse_value
 from dapo_rl.demo import start_from
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES, Part
-from dapo_rl.runs.settings import flat
 
 MOST_ARMS = 256
 MOST_BYTES = 16 << 20
@@ -232,7 +231,7 @@ def _start(
     recipe: Path | None, overrides: Sequence[str], varied: Sequence[Sequence[str]] = ((),)
 ) -> tuple[Path | None, tuple[str, ...]]:
     """The recipe and overrides of every arm. If one arm's model or data is not the demo's, no arm starts from the demo:
-    arms that are compared differ only in what is varied."""
+    compared arms differ only in the varied settings."""
     starts = [(start_from(recipe, [*overrides, *words]), len(words)) for words in varied]
     start, extra = next((each for each in starts if each[0].custom), starts[0])
     return start.recipe, start.overrides[: len(start.overrides) - extra]

@@ -15,7 +15,7 @@ class Quantity:
     head: str
     write: Write
     scale: float = 1.0
-    """What a difference is multiplied by: 100 for shares, whose differences are in points."""
+    """Factor for differences: 100 for shares, whose differences are in points."""
     digits: int = 2
     """Decimals of a difference."""
     unit: str = ""
@@ -50,7 +50,7 @@ TO_ACCURACY = {
     "steps_to": Quantity("steps to accuracy", lambda steps: fixed(steps, 1), digits=1, unit="steps"),
     "tokens_to": Quantity("tokens to accuracy", lambda tokens: f"{tokens:,.0f}", digits=0, unit="tokens"),
 }
-"""What it takes to reach an accuracy. A run that does not reach it counts with all its steps and tokens."""
+"""Cost of reaching an accuracy. A run that does not reach it counts with all its steps and tokens."""
 
 OTHERS = {
     "mean_accuracy": _share("accuracy over the run %"),

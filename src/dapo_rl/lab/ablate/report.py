@@ -14,15 +14,11 @@ from rich.text import Text
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
-from dapo_rl.lab.ablate.differences import POWER, SeedDifference
-from dapo_rl.lab.ablate.interval import CONFIDENCE, FEWEST, INTERVAL, TInterval
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
+from dapo_rl.lab.ablate.statistics import CONFIDENCE, FEWEST, INTERVAL, POWER, SeedDifference, TInterval
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
-
-QUANTITIES: dict[str, tuple[str, Write]] = {name: (each.head, each.write) for name, each in TABLE.items()}
-"""Quantities of the table, with their headings and formats."""
 
 
 def markdown(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
@@ -44,7 +40,7 @@ def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     arms = []
     for result in results:
         arm = result.arm
-        estimates = {name: result.estimate(name) for name in dict.fromkeys((*QUANTITIES, *plan.compared))}
+        estimates = {name: result.estimate(name) for name in dict.fromkeys((*TABLE, *plan.compared))}
         arms.append(
             {
                 "name": arm.name,
@@ -62,7 +58,7 @@ def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
                         "seed": each.run.seed,
                         "state": each.run.state,
                         "message": each.run.message,
-                        **(asdict(each.outcome) if each.outcome else {}),
+                        **(asdict(each.final) if each.final else {}),
                     }
                     for each in result.runs
                 ],
@@ -86,7 +82,7 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
     heads, rows = ablation_table(results)
     columns = {head: [row[i] for row in rows] for i, head in enumerate(heads)}
     # A narrow terminal shows only the most important columns; the Markdown has all of them.
-    for head in [QUANTITIES[name][0] for name in reversed(QUANTITIES) if name != "accuracy"]:
+    for head in [TABLE[name].head for name in reversed(TABLE) if name != "accuracy"]:
         widths = [max(len(head), *(len(cell) for cell in cells)) for head, cells in columns.items()]
         widths[0] = min(widths[0], console.width // 3)  # labels wrap, figures do not
         if sum(widths) + 3 * len(widths) <= console.width:
@@ -154,9 +150,7 @@ def _correction(plan: AblationPlan) -> str:
 def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
     """One row per arm: means over seeds with their intervals."""
     from_paper = any(result.arm.paper is not None for result in results)
-    accuracy, *others = QUANTITIES
-    heads = ["arm", *(["paper"] if from_paper else []), QUANTITIES[accuracy][0], "difference"]
-    heads += [QUANTITIES[name][0] for name in others] + ["seeds"]
+    accuracy, *others = TABLE
     rows = []
     for result in results:
         row = [result.arm.label]
@@ -164,25 +158,31 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
             row.append("" if result.arm.paper is None else str(result.arm.paper))
         row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, _signed_points)]
         # Only accuracy has an interval here; the JSON has all of them.
-        row += ["-" if (value := result.estimate(name)) is None else QUANTITIES[name][1](value.mean) for name in others]
+        row += ["-" if (value := result.estimate(name)) is None else TABLE[name].write(value.mean) for name in others]
         row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
         rows.append(row)
-    return heads, rows
+    return arm_heads(from_paper), rows
+
+
+def arm_heads(from_paper: bool) -> list[str]:
+    """The headings of the table of arms."""
+    accuracy, *others = (quantity.head for quantity in TABLE.values())
+    return ["arm", *(["paper"] if from_paper else []), accuracy, "difference", *others, "seeds"]
 
 
 def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
     """One row per run."""
-    heads = ["arm", "seed", "before %", *(head for head, _ in QUANTITIES.values())]
+    heads = ["arm", "seed", "before %", *(quantity.head for quantity in TABLE.values())]
     rows = []
     for result in results:
         if result.arm.directory != result.arm.name:
             continue
         for each in result.runs:
-            numbers = [each.outcome.accuracy_before if each.outcome else None]
-            numbers += [getattr(each.outcome, name) if each.outcome else None for name in QUANTITIES]
-            writes = [percent_of, *(write for _, write in QUANTITIES.values())]
+            numbers = [each.final.accuracy_before if each.final else None]
+            numbers += [getattr(each.final, name) if each.final else None for name in TABLE]
+            writes = [percent_of, *(quantity.write for quantity in TABLE.values())]
             cells = ["-" if x is None else write(x) for x, write in zip(numbers, writes, strict=True)]
-            if each.outcome is None:
+            if each.final is None:
                 cells[0] = each.run.state
             rows.append([result.arm.label, str(each.run.seed), *cells])
     return heads, rows

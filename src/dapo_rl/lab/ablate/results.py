@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dapo_rl.lab.ablate.differences import SeedDifference, paired_difference
-from dapo_rl.lab.ablate.interval import TInterval, t_interval
+from dapo_rl.base.parquet import read_columns
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm
-from dapo_rl.lab.ablate.repetition import repetition_by_step
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.words import number
+from dapo_rl.lab.ablate.statistics import SeedDifference, TInterval, paired_difference, t_interval
+from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.metric_text import number
 
 LAST_SHARE = 0.25
 """Final values are means over this share of the steps, since a single step or evaluation is noisy."""
@@ -22,7 +22,7 @@ Curve = dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FinalMetrics:
     """The results of a finished run; None for a number that it does not have."""
 
     accuracy_before: float | None
@@ -54,7 +54,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class RunResult:
     run: ArmRun
-    outcome: Outcome | None
+    final: FinalMetrics | None
     """None if the run has not finished."""
     accuracies: Curve = field(default_factory=dict)
     entropies: Curve = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ArmResult:
         return t_interval(list(self.by_seed(quantity).values()))
 
     def by_seed(self, quantity: str) -> dict[int, float]:
-        values = {r.run.seed: getattr(r.outcome, quantity) for r in self.runs if r.outcome is not None}
+        values = {r.run.seed: getattr(r.final, quantity) for r in self.runs if r.final is not None}
         return {seed: value for seed, value in values.items() if value is not None}
 
 
@@ -101,9 +101,9 @@ def _compared(result: ArmResult, other: ArmResult, plan: AblationPlan) -> ArmRes
     return ArmResult(result.arm, result.runs, found["accuracy"], differences)
 
 
-def outcome(
+def final_metrics(
     summary: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], to_accuracy: float | None = None
-) -> Outcome:
+) -> FinalMetrics:
     steps = int(summary["steps"])
     tokens = summary.get("tokens") or {}
     trained = number(tokens, "trained")
@@ -112,7 +112,7 @@ def outcome(
     accuracy = _evaluations(summary)
     reached = step_of_accuracy(accuracy, to_accuracy) if to_accuracy is not None else None
     until = steps if reached is None else reached
-    return Outcome(
+    return FinalMetrics(
         accuracy_before=_known(number(summary, "accuracy_before")),
         accuracy=at_end(accuracy, steps),
         reward=at_end(_curve(metrics, "reward/mean"), steps),
@@ -163,16 +163,14 @@ def _result(run: ArmRun, plan: AblationPlan) -> RunResult:
     if run.state != "done":
         return RunResult(run, None)
     summary, metrics = run.summary(), run.directory.read_metrics()
-    found = outcome(summary, metrics, plan.to_accuracy)
+    found = final_metrics(summary, metrics, plan.to_accuracy)
     if "repetition" in plan.compared:
         found = replace(found, repetition=at_end(repetition_by_step(run.directory), int(summary["steps"])))
     return RunResult(run, found, _evaluations(summary), _curve(metrics, "actor/entropy"))
 
 
 def _evaluations(summary: Mapping[str, Any]) -> Curve:
-    rows = summary.get("evaluations") or []
-    curve = {int(row["step"]): number(row, "accuracy") for row in rows}
-    return {step: value for step, value in curve.items() if math.isfinite(value)}
+    return _curve(summary.get("evaluations") or [], "accuracy")
 
 
 def _curve(metrics: Sequence[Mapping[str, Any]], name: str) -> Curve:
@@ -188,3 +186,21 @@ def _mean(curve: Curve) -> float | None:
     """The mean over the steps; an evaluation before the first is not one of them."""
     values = [value for step, value in curve.items() if step > 0]
     return math.fsum(values) / len(values) if values else None
+
+
+def repeated_share(tokens: Sequence[int], n: int = 4) -> float:
+    """How much a response repeats itself (seq-rep-n of Welleck et al., 2020): 1 − distinct n-grams / n-grams, and 0 for
+    one that is shorter than two of them."""
+    grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def repetition_by_step(directory: RunDirectory) -> dict[int, float]:
+    """The mean over everything sampled in a step, for the steps whose rollouts are kept."""
+    means: dict[int, float] = {}
+    for step in directory.rollout_steps():
+        table = read_columns(directory.rollout(step), ["token_ids"])
+        shares = [repeated_share(tokens) for tokens in table["token_ids"].to_pylist()]
+        if shares:
+            means[step] = sum(shares) / len(shares)
+    return means

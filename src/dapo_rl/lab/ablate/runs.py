@@ -1,4 +1,4 @@
-"""A training run of an ablation: a separate process, followed through its run directory."""
+"""The training runs of an ablation: separate processes, several at a time, followed through their run directories."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import yaml
 
 from dapo_rl.base.files import atomic_write, remove_directory
 from dapo_rl.base.quote import printable
-from dapo_rl.base.reading import check_is_file
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.records import parse_metrics
-from dapo_rl.runs.words import number
+from dapo_rl.runs.metrics_log import MetricsLog
+
+POLL_SECONDS = 0.2
+STOPPING = (
+    "stopping: runs save and stop; press Ctrl-C again to stop immediately",
+    "stopping immediately",
+    "killed",
+)
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 
@@ -43,7 +50,7 @@ class ArmRun:
         self.message = ""
         self.exit_code: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._read = 0
+        self._log = MetricsLog(lambda: self.directory.metrics_path, {"eval/accuracy"})
         self._follow()
         if self.is_finished():
             self.state = "done"
@@ -137,25 +144,9 @@ class ArmRun:
             self.directory.write_summary(summary)
 
     def _follow(self) -> None:
-        """Reads new lines of the run log. A resumed run may have truncated it."""
-        try:
-            check_is_file(self.directory.metrics_path)
-            with self.directory.metrics_path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._read:
-                    self._read = 0
-                file.seek(self._read)
-                lines = file.read()
-        except OSError:  # none yet; if it is unreadable, the run itself reports that
-            return
-        whole = lines[: lines.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                metrics = parse_metrics(line)
-                self.step = metrics["step"]
-                accuracy = number(metrics, "eval/accuracy")
-                if accuracy == accuracy:
-                    self.accuracy = accuracy
+        """Reads new lines of the run log."""
+        self._log.refresh()
+        self.step, self.accuracy = self._log.last_step, self._log.latest("eval/accuracy")
 
     def _last_words(self, code: int) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -168,3 +159,66 @@ class ArmRun:
 def all_runs(plan: AblationPlan, out: Path, keep_models: bool = False) -> list[ArmRun]:
     """All runs, ordered by seed, so that the first results cover every arm."""
     return [ArmRun(out, arm, seed, keep_models) for seed in plan.seeds for arm in plan.with_own_runs()]
+
+
+class RunObserver(Protocol):
+    def changed(self, run: ArmRun) -> None:
+        """Called when a run started, made a step or ended."""
+
+    def note(self, text: str) -> None: ...
+
+
+def run_all(runs: Sequence[ArmRun], jobs: int, display: RunObserver) -> int | None:
+    """Runs those that wait; a failure does not stop the others. Returns the signal that stopped it, if any."""
+    waiting = [run for run in runs if run.state == "waiting"]
+    running: list[ArmRun] = []
+    threads = max(1, _cores() // jobs)
+    with _signals() as received:
+        told = 0
+        try:
+            while running or (waiting and not received):
+                while waiting and len(running) < jobs and not received:
+                    run = waiting.pop(0)
+                    run.start(threads)
+                    running.append(run)
+                    display.changed(run)
+                while told < len(received):
+                    told += 1
+                    display.note(STOPPING[min(told, len(STOPPING)) - 1])
+                    for run in running:
+                        run.interrupt(told)
+                for run in running:
+                    if run.poll(stopping=bool(received)):
+                        display.changed(run)
+                running = [run for run in running if run.state == "running"]
+                if running:
+                    time.sleep(POLL_SECONDS)
+        finally:  # leave no process behind on an error
+            for run in running:
+                run.interrupt(1)
+            for run in running:
+                run.wait()
+    return received[0] if received else None
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects signals instead of handling them."""
+    received: list[int] = []
+
+    def handle(number: int, _frame: Any) -> None:
+        received.append(number)
+
+    # SIGHUP: if the terminal is closed, the runs, which have their own sessions, would continue alone.
+    names = ("SIGINT", "SIGTERM", "SIGHUP")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

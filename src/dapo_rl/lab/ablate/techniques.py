@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from dapo_rl.choices import AGGREGATIONS
 from dapo_rl.config import Config
-from dapo_rl.runs.settings import flat
+from dapo_rl.config.recipe import flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Technique:
     off: Mapping[str, Any]
     is_on: Callable[[Config], bool]
     meaning: str
-    """What it does, in one line."""
+    """Its effect, in one line."""
     paper: int | None = None
     """The paper's figure with this technique and all previous ones."""
     paper_without: int | None = None
@@ -65,12 +65,12 @@ PARTS: tuple[Part, ...] = ("ladder", "leave-one-out")
 @dataclass(frozen=True, slots=True)
 class PaperTable:
     whole: str
-    """What all techniques together are called."""
+    """The name of all techniques together."""
     baseline: str
-    """What none of them is called."""
+    """The name of the arm without any of them."""
     techniques: tuple[Technique, ...]
     figures: str
-    """What the paper's figures are, and where they stand."""
+    """The meaning and source of the paper's figures."""
     baseline_paper: int | None = None
     whole_paper: int | None = None
     parts: tuple[Part, ...] = PARTS

@@ -1,4 +1,4 @@
-"""The machine: its name, memory bandwidth and matrix product rate."""
+"""The machine: its name, memory bandwidth and matrix product rate, which limit every contender."""
 
 from __future__ import annotations
 
@@ -7,12 +7,36 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dapo_rl.lab.bench.model_shapes import check_model
+from dapo_rl.lab.bench.workload import Workload
+from dapo_rl.models.load import compute_dtype, pick_device
+
 TRIES, AT_LEAST_S = 3, 0.7
-"""How often the machine repeats a piece of work, at the least, and for how long."""
+"""Minimum number of repetitions, and their minimum total time."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimit:
+    """The machine's rates, and the device and dtype that `auto` resolves to."""
+
+    device: str
+    dtype: str
+    machine: dict[str, Any]
+    bandwidth_bytes_per_s: float
+    matmul_flops_per_s: float
+
+
+def measure_limit(work: Workload, variant: str = "") -> MachineLimit:
+    check_model(work.model)
+    device = pick_device(work.device)
+    dtype = compute_dtype(work.config().model, device)
+    name = str(dtype).removeprefix("torch.")
+    return MachineLimit(device.type, name, describe_machine(device), bandwidth(device), matmul_rate(device, dtype))
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

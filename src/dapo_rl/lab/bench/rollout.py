@@ -14,12 +14,11 @@ from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.floor import Size
-from dapo_rl.lab.bench.measure import measure
-from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
+from dapo_rl.lab.bench.peer_variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
+from dapo_rl.lab.bench.roofline import Size
+from dapo_rl.lab.bench.timing import measure
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import check_context, pad_id, pick_device
 from dapo_rl.models.response_logps import pad
 from dapo_rl.types import IntArray
@@ -29,7 +28,7 @@ WARMUP_SHARE = 16
 every batch size occurs."""
 
 
-def measure_engine(work: Work, variant: str = "") -> Measurement:
+def measure_engine(work: Workload, variant: str = "") -> Measurement:
     model, tokenizer, prompts, facts = _open(work, work.device)
     device, spec = pick_device(work.device), engine_spec(work.engine)
     if spec.needs_cuda and not torch.cuda.is_available():
@@ -70,7 +69,7 @@ def measure_engine(work: Work, variant: str = "") -> Measurement:
     return result
 
 
-def measure_generate(work: Work, variant: str = "") -> Measurement:
+def measure_generate(work: Workload, variant: str = "") -> Measurement:
     """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits.
 
     It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
@@ -96,7 +95,7 @@ def measure_generate(work: Work, variant: str = "") -> Measurement:
     return measure(run, work, device, facts)
 
 
-def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
+def _open(work: Workload, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
     model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
     model.requires_grad_(False)
     texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
@@ -109,14 +108,14 @@ def _open(work: Work, device: str) -> tuple[Any, Any, Callable[[int], list[IntAr
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
 
 
-def _engine(work: Work, model: Any, tokenizer: Any, options: dict[str, Any]) -> Engine:
+def _engine(work: Workload, model: Any, tokenizer: Any, options: dict[str, Any]) -> Engine:
     settings, dtype = work.config().sampling, getattr(torch, work.dtype)
     if options:  # per-request seeds slow vLLM down
         options = {**options, "seeded": False}
     return build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
 
 
-def _options(work: Work, variant: str) -> dict[str, Any]:
+def _options(work: Workload, variant: str) -> dict[str, Any]:
     """The options of an engine that has variants."""
     if (options := ENGINE_OPTIONS.get(work.engine)) is None:
         return {}

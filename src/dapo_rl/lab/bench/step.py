@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from dapo_rl.config import Config
-from dapo_rl.lab.bench.floor import Size
-from dapo_rl.lab.bench.memory import PeakMemory
-from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
+from dapo_rl.lab.bench.roofline import Size
+from dapo_rl.lab.bench.timing import StepClock
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.memory.one_gpu import NOTE
 from dapo_rl.models.load import pick_device
 from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.runs.display import Display
 from dapo_rl.trainer import DAPOTrainer
 
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
 
 
-def measure_step(work: Work) -> Measurement:
+def measure_step(work: Workload, variant: str = "") -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
-    watch = _Watch(work, PeakMemory(pick_device(work.device)))
+    watch = _Watch(work, pick_device(work.device))
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         run_dir = Path(directory) / "run"
         trainer = DAPOTrainer(
@@ -53,8 +50,8 @@ def measure_step(work: Work) -> Measurement:
         raise AssertionError(f"a step had {sorted(generated)} tokens, not {work.response_tokens}")
     return Measurement(
         seconds=tuple(row["timing_s/step"] for row in rows),
-        peak_memory_bytes=watch.memory.peak,
-        memory=watch.memory.how,
+        peak_memory_bytes=watch.clock.memory.peak,
+        memory=watch.clock.memory.how,
         parts={name: median(row[key] for row in rows) for name, key in PARTS.items()} | watch.wall(),
         facts={"size": asdict(Size.of(model)), **watch.plan()},
     )
@@ -69,47 +66,30 @@ class _EnoughError(Exception):
     """Ends the run after the measurement: a run that finishes would write a checkpoint and a model."""
 
 
-class _Watch:
+class _Watch(Display):
     """A display that shows nothing and records the end of each step."""
 
-    def __init__(self, work: Work, memory: PeakMemory) -> None:
-        self._work, self.memory = work, memory
-        self._ends: list[float] = []
+    def __init__(self, work: Workload, device: torch.device) -> None:
+        self._work, self.clock = work, StepClock(work, device)
         self._notes: list[str] = []
 
     def plan(self) -> dict[str, str]:
-        """What the run gives up to fit into GPU memory, if anything."""
+        """The note on memory savings, if the run needs any to fit into GPU memory."""
         note = next((note for note in self._notes if note.startswith(NOTE)), None)
         return {} if note is None else {"memory_plan": note}
 
     def wall(self) -> dict[str, float]:
         """The median time from the end of one step to the end of the next."""
-        ends = self._ends[max(self._work.warmup - 1, 0) :]
-        gaps = [after - before for before, after in pairwise(ends)]
+        gaps = self.clock.seconds[max(self._work.warmup, 1) :]
         return {"wall": median(gaps)} if gaps else {}
 
     def start(self, total_steps: int, config: Config, model_description: str = "", steps_done: int = 0) -> None:
-        if self._work.warmup == 0:
-            self.memory.__enter__()
+        self.clock.step_ended(0)
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        self._ends.append(time.perf_counter())
-        if step == self._work.warmup:
-            self.memory.__enter__()
+        self.clock.step_ended(step)
         if step == self._work.rounds:
-            self.memory.__exit__(None, None, None)
             raise _EnoughError
-
-    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None: ...
 
     def note(self, text: str) -> None:
         self._notes.append(text)
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

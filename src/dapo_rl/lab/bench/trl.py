@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import pairwise
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from dapo_rl.lab.bench.machine import synchronize
-from dapo_rl.lab.bench.memory import PeakMemory
-from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.variants import TRL_VARIANTS, Variant
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
+from dapo_rl.lab.bench.timing import StepClock
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device
 from dapo_rl.models.save import save_model
 
@@ -37,7 +34,7 @@ VLLM_ENVIRONMENT = {
 }
 
 
-def measure_trl(work: Work, variant: str) -> Measurement:
+def measure_trl(work: Workload, variant: str) -> Measurement:
     if TRL_VARIANTS[variant].vllm:  # before vLLM is imported
         for name, value in VLLM_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -47,7 +44,7 @@ def measure_trl(work: Work, variant: str) -> Measurement:
 
     how = TRL_VARIANTS[variant]
     device = pick_device(work.device)
-    watch = _StepClock(work, device)
+    watch = _Watch(work, device)
 
     class Callback(TrainerCallback):  # type: ignore[misc]
         """Measures from the end of one step to the end of the next: TRL samples within the training step."""
@@ -78,7 +75,7 @@ def measure_trl(work: Work, variant: str) -> Measurement:
     return watch.measurement()
 
 
-def _arguments(work: Work, how: Variant) -> dict[str, Any]:
+def _arguments(work: Workload, how: Variant) -> dict[str, Any]:
     config = work.config()
     micro_batch = work.group if how.accumulate else work.samples
     arguments: dict[str, Any] = {
@@ -117,14 +114,12 @@ def _arguments(work: Work, how: Variant) -> dict[str, Any]:
     return arguments | how.arguments
 
 
-class _StepClock:
-    """Records the ends of steps, the memory after the warm-up, and the number of sampled tokens."""
+class _Watch(StepClock):
+    """Also counts the sampled tokens."""
 
-    def __init__(self, work: Work, device: torch.device) -> None:
-        self._work, self._device = work, device
-        self._memory = PeakMemory(device)
+    def __init__(self, work: Workload, device: torch.device) -> None:
+        super().__init__(work, device)
         self._created = time.perf_counter()
-        self._ends: list[float] = []
         self._tokens: list[int] = []
 
     def rewards(self, completions: list[Any], completion_ids: list[list[int]] | None = None, **_: Any) -> list[float]:
@@ -132,21 +127,12 @@ class _StepClock:
         self._tokens.append(sum(map(len, completion_ids or [])))
         return [float(i % 2) for i in range(len(completions))]
 
-    def step_ended(self, step: int) -> None:
-        synchronize(self._device)
-        self._ends.append(time.perf_counter())
-        if step == self._work.warmup:
-            self._memory.__enter__()
-        if step == self._work.rounds:
-            self._memory.__exit__(None, None, None)
-
     def measurement(self) -> Measurement:
-        if len(self._ends) != self._work.rounds + 1:
-            raise AssertionError(f"TRL did {len(self._ends) - 1} steps, not {self._work.rounds}")
-        seconds = [after - before for before, after in pairwise(self._ends)]
+        if len(self.ends) != self._work.rounds + 1:
+            raise AssertionError(f"TRL did {len(self.ends) - 1} steps, not {self._work.rounds}")
         return Measurement(
-            seconds=tuple(seconds[self._work.warmup :]),
-            peak_memory_bytes=self._memory.peak,
-            memory=self._memory.how,
-            facts={"tokens_per_step": median(self._tokens), "start_seconds": self._ends[0] - self._created},
+            seconds=tuple(self.seconds[self._work.warmup :]),
+            peak_memory_bytes=self.memory.peak,
+            memory=self.memory.how,
+            facts={"tokens_per_step": median(self._tokens), "start_seconds": self.ends[0] - self._created},
         )

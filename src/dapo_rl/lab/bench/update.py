@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dapo_rl.lab.bench.floor import Size
-from dapo_rl.lab.bench.measure import measure
-from dapo_rl.lab.bench.prompts import random_prompts
-from dapo_rl.lab.bench.shapes import open_model
-from dapo_rl.lab.bench.work import Measurement, Work
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
+from dapo_rl.lab.bench.roofline import Size
+from dapo_rl.lab.bench.timing import measure
+from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device
 from dapo_rl.run.learners import build_policy, memory_plan
 from dapo_rl.types import Trajectory
@@ -21,7 +20,7 @@ NOISE = 0.01
 """The standard deviation of the noise on old log-probabilities, similar to their change over one or two updates."""
 
 
-def measure_update(work: Work) -> Measurement:
+def measure_update(work: Workload, variant: str = "") -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     plan = memory_plan(config, model, work.longest, engine_rests=False, has_engine=False)
@@ -36,7 +35,7 @@ def measure_update(work: Work) -> Measurement:
     return measure(lambda _: policy.update(batch, config.train.lr), work, pick_device(work.device), facts)
 
 
-def _samples(work: Work, tokenizer: Any, model: Any) -> list[Trajectory]:
+def _samples(work: Workload, tokenizer: Any, model: Any) -> list[Trajectory]:
     rng = np.random.default_rng(work.seed)
     prompts = random_prompts(tokenizer, work.prompts, work.prompt_tokens, work.seed)
     vocabulary = min(len(tokenizer), model.config.get_text_config().vocab_size)

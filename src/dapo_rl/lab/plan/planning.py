@@ -7,7 +7,7 @@ from math import inf
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling import World
+from dapo_rl.lab.bench.sampling_simulation import World
 from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.rates import Rates

@@ -8,8 +8,7 @@ from typing import Literal
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.rounds import Rounds
-from dapo_rl.lab.bench.sampling import EndlessPrompts, NoWeights, SaysSo, Strategy, World
+from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, Rounds, SaysSo, Strategy, World
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
 from dapo_rl.lab.plan.rates import Rates
 from dapo_rl.lab.plan.replica import Replica

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dapo_rl.engines.protocol import Completion, Engine, Request
-from dapo_rl.lab.bench.sampling import World
+from dapo_rl.lab.bench.sampling_simulation import World
 from dapo_rl.lab.plan.replica import Replica, SimulatedRow
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.types import FinishReason, Trajectory

@@ -1,0 +1,145 @@
+"""The Lab: runs of a recipe with settings changed, started, queued and stopped from the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.board.job_queue import JobQueue
+from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
+from dapo_rl.config import Config, known_keys
+from dapo_rl.demo import DEFAULT_RECIPE
+from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
+
+PROMPTS = 128
+"""Held-out prompts of the demo."""
+LONGEST_VALUE = 2000
+OWN_CODE = ("engine", "algo.loss", "algo.advantage", "reward.verifier", "sampling.filter")
+"""Settings that can name a Python function, `module:name` or `file.py:name`."""
+NAMED = re.compile(r":\S|\.py")
+
+
+class Start(BaseModel):
+    """The settings that the page may choose; all others are those of the recipe."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    recipe: str = Field(DEMO, max_length=1000)
+    techniques: list[str] = Field(max_length=len(TECHNIQUES))
+    steps: int = Field(40, ge=1, le=1_000_000)
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    eval_prompts: int | None = Field(PROMPTS, ge=1, le=100_000)
+    """None: those of the recipe."""
+    settings: dict[str, str] = Field({}, max_length=200)
+    """Other settings by key, with their values as on the command line."""
+
+
+class Launcher:
+    def __init__(self, directory: Path, roots: Sequence[Path] = ()) -> None:
+        """`directory` is where runs are written; recipes are offered from `roots` and the folders beside them."""
+        self.menu = RecipeMenu(roots or [directory])
+        self.queue = JobQueue(directory)
+
+    def describe(self, recipe: str = DEMO) -> dict[str, Any]:
+        """The recipes, and the switches as set in one of them."""
+        base = self.menu.load(recipe)[1]
+        return {
+            "recipes": [{"name": each.name, "problem": each.problem} for each in self.menu.offered().values()],
+            "recipe": recipe,
+            "model": base.model.name,
+            "techniques": [
+                {
+                    "name": technique.name,
+                    "on": technique.is_on(base),
+                    "meaning": technique.meaning,
+                    "settings": [
+                        ", ".join(_words(shown)) for shown in (technique.settings(base, False), dict(technique.on))
+                    ],
+                }
+                for technique in TECHNIQUES
+            ],
+            "settings": _described(base),
+            "steps": base.train.steps,
+            "seed": base.seed,
+            "eval_prompts": PROMPTS if recipe == DEMO else base.eval.prompts,
+            "jobs": self.jobs(),
+        }
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return self.queue.listed()
+
+    def start(self, wanted: Start) -> str:
+        """Starts a run, or queues it if one is in progress; returns its name."""
+        path, overrides = self.check(wanted)
+        return self.queue.add(wanted.recipe, [*([] if wanted.recipe == DEMO else [str(path)]), *overrides])
+
+    def check(self, wanted: Start) -> tuple[Path, list[str]]:
+        """The recipe and the overrides of a choice. Raises a UserError for a mistake, before anything starts."""
+        path, base = self.menu.load(wanted.recipe)
+        overrides = overrides_for(wanted, base)
+        Config.load(path, overrides)
+        return path, overrides
+
+    def close(self) -> None:
+        """Stops all runs in progress; each saves first."""
+        self.queue.close()
+
+
+def overrides_for(wanted: Start, base: Config | None = None) -> list[str]:
+    """The command-line overrides for a choice; a technique that the recipe has as wanted keeps its settings."""
+    unknown = set(wanted.techniques) - {technique.name for technique in TECHNIQUES}
+    if unknown:
+        raise UserError(f"there is no technique {sorted(unknown)[0]!r}")
+    base = base or Config.load(DEFAULT_RECIPE)
+    changes: dict[str, Any] = {}
+    for technique in TECHNIQUES:
+        on = technique.name in wanted.techniques
+        if on != technique.is_on(base):
+            changes |= technique.settings(base, on)
+    changes |= {"train.steps": wanted.steps, "seed": wanted.seed}
+    if wanted.eval_prompts is not None:
+        changes["eval.prompts"] = wanted.eval_prompts
+    for key, value in wanted.settings.items():
+        _check_setting(key, value)
+    return _words(changes | wanted.settings)
+
+
+def _check_setting(key: str, value: str) -> None:
+    if key not in known_keys():
+        raise UserError(f"{key[:100]!r} is not a setting{did_you_mean(nearest(key, known_keys()))}")
+    if len(value) > LONGEST_VALUE:
+        raise UserError(f"{key}: longer than {LONGEST_VALUE} characters")
+    # The token lets its holder start runs, not run code of their choice.
+    if key in OWN_CODE and NAMED.search(value):
+        raise UserError(f"{key}: functions of your own are named in a recipe, not here")
+
+
+def _described(base: Config) -> list[dict[str, Any]]:
+    """Every setting with its value in the recipe and its documentation."""
+    values, described = base.resolved(), []
+    for key, field in known_keys().items():
+        value: Any = values
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        named = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
+        choices = ["true", "false"] if isinstance(value, bool) else named
+        meaning = " ".join((field.description or "").split())
+        described.append({"key": key, "value": _word(value), "choices": choices, "meaning": meaning})
+    return described
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    return [f"{key}={_word(value)}" for key, value in settings.items()]
+
+
+def _word(value: Any) -> str:
+    """A value as on the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)

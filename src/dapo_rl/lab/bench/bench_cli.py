@@ -1,0 +1,242 @@
+"""`dapo bench rollout|update|step|sampling|bookkeeping`: the options and their checks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Annotated, Any, cast
+
+import typer
+from rich.console import Console
+
+from dapo_rl.completion import complete_settings
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.lengths import fixed_length, longest_length
+from dapo_rl.lab.bench.workload import Kind, Workload
+
+app = typer.Typer(
+    help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print only a JSON object.")]
+
+TOKENS = 64
+
+ENGINE: str = Config.model_fields["engine"].default
+
+
+@app.command(
+    "step", help="Measure a whole step.\n\nSampling, verification, one update, and the weight transfer to the engine."
+)
+@app.command(
+    "update", help="Measure one optimizer step on prompts × group samples.\n\nTokens/s counts response tokens."
+)
+@app.command(
+    "rollout",
+    help="Measure sampling with log-probabilities. `--against generate` is transformers' plain generate, without them.",
+)
+def bench_command(
+    context: typer.Context,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A shape with random weights (smollm2-135m, llama-3.2-1b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, "
+            "qwen2.5-7b, qwen2.5-32b), a directory, a hub name, or tiny."
+        ),
+    ] = "smollm2-135m",
+    prompts: Annotated[int, typer.Option(help="Number of prompts.")] = 4,
+    group: Annotated[int, typer.Option(help="Samples per prompt.")] = 8,
+    tokens: Annotated[
+        int | None, typer.Option(help=f"Tokens per sample, {TOKENS} by default; end-of-sequence is ignored.")
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Draw the lengths of the samples instead: fixed:N, lognormal:MEDIAN[:SIGMA] or uniform:LOW:HIGH. For "
+            "rollout and update."
+        ),
+    ] = None,
+    cap: Annotated[int | None, typer.Option(help="With --lengths, the most tokens of a sample.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 if the hardware supports it.")
+    ] = "auto",
+    engine: Annotated[str, typer.Option(help="native, hf or vllm; not used by update.")] = ENGINE,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(help="Measured rounds; the median is reported.")] = 3,
+    warmup: Annotated[int, typer.Option(help="Warm-up rounds.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of weights, prompts and samples.")] = 0,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare with a peer on the same workload: generate, hf, native or vllm for rollout; trl for step."
+        ),
+    ] = None,
+    peer_variant: Annotated[
+        str | None, typer.Option(help="Try only this variant of the peer; by default all, and report the best.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Time limit per contender, in seconds.")] = 1800,
+    sweep: Annotated[str | None, typer.Option(help="Vary one size, for example prompts=8,16,32.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    work = Workload(
+        kind=cast(Kind, context.command.name),
+        model=model,
+        prompts=prompts,
+        group=group,
+        tokens=_most_tokens(tokens, lengths, cap),
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        engine=engine,
+        device=device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        settings=tuple(settings or ()),
+        lengths="" if lengths is None or fixed_length(lengths) else lengths,
+    )
+    _run(work, against, peer_variant, timeout, sweep, as_json)
+
+
+@app.command()
+def sampling(
+    prompts: Annotated[int, typer.Option(min=1, help="Groups to train on per step.")] = 16,
+    group: Annotated[int, typer.Option(min=2, help="Samples per prompt.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, help="Concurrent sequences of the simulated engine.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 20,
+    acceptance: Annotated[str, typer.Option(help="Shares of groups that pass the filter.")] = "0.1,0.2,0.3,0.5,0.7,0.9",
+    seed: Annotated[int, typer.Option(help="Seed of the lengths and of which groups pass.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate the cost of dynamic sampling.
+
+    Streaming and in rounds: tokens and engine steps per trained group.
+    """
+    try:
+        rates = [float(word) for word in acceptance.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0.01 <= rate <= 1 for rate in rates):
+        raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
+    from dapo_rl.lab.bench.sampling_simulation import SimulatedEngine, World, print_simulation, simulate, strategies
+
+    names = list(strategies(SimulatedEngine(World(1.0, group), 1), group, prompts))
+    rows = []
+    console = Console(stderr=True)
+    with console.status("simulating") if console.is_terminal else nullcontext():
+        for rate in rates:
+            for name in names:
+                how = {"prompts": prompts, "group": group, "slots": slots, "steps": steps, "seed": seed}
+                rows.append(simulate(rate, name, **how))
+    if as_json:
+        print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
+    else:
+        print_simulation(rows)
+
+
+@app.command()
+def bookkeeping(
+    prompts: Annotated[int, typer.Option(min=1, help="Groups per step.")] = 512,
+    group: Annotated[int, typer.Option(min=2, help="Samples per group.")] = 16,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per sample.")] = 5000,
+    seed: Annotated[int, typer.Option(help="Seed of the tokens.")] = 0,
+    engines: Annotated[int, typer.Option(min=0, help="Engines on Ray; 0: one, in this process.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a step without its model.
+
+    Sampler, batch, metrics, rollout log and checkpoint state.
+    """
+    from dapo_rl.lab.bench.bookkeeping import measure_bookkeeping, print_bookkeeping
+
+    console = Console(stderr=True)
+    with console.status("") as status:
+        result = measure_bookkeeping(prompts, group, tokens, seed, status.update, engines)
+    if as_json:
+        print(json.dumps(result, indent=2))
+    else:
+        print_bookkeeping(result)
+
+
+def _run(
+    work: Workload, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
+) -> None:
+    if timeout <= 0:
+        raise UserError(f"--timeout: {timeout:g} is not above 0")
+    if variant is not None and against is None:
+        raise UserError("--peer-variant: there is no peer; name one with --against")
+    from dapo_rl.lab.bench.compare import bench, print_benchmarks
+
+    name, works = _sweep(work, sweep)
+    for each in works:
+        _check(each)
+    # Exit on SIGTERM, so that no contender's process outlives this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console = Console(stderr=True)
+    with console.status("") as status:
+
+        def tell(what: str, seconds: float | None) -> None:
+            if seconds is None:
+                status.update(f"measuring {what}")
+            else:  # an interrupted comparison has printed its results so far
+                console.print(f"{what}: {seconds:.3f} s", highlight=False, markup=False)
+
+        reports = bench(works, against, variant, timeout, tell)
+    if as_json:
+        result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
+        print(json.dumps(result, indent=2))
+    else:
+        print_benchmarks(reports, name)
+
+
+def _most_tokens(tokens: int | None, lengths: str | None, cap: int | None) -> int:
+    if lengths is None:
+        if cap is not None:
+            raise UserError("--cap: there is no --lengths; without it, every sample has --tokens tokens")
+        return TOKENS if tokens is None else tokens
+    if tokens is not None:
+        raise UserError("--tokens: --lengths sets the lengths; use one of the two")
+    if cap is not None and cap < 1:
+        raise UserError(f"--cap: {cap} is below 1")
+    longest = longest_length(lengths)
+    if longest is None and cap is None:
+        raise UserError("--cap: lognormal lengths have no upper bound; give one, as in --cap 8192")
+    return min(number for number in (longest, cap) if number is not None)
+
+
+def _sweep(work: Workload, sweep: str | None) -> tuple[str | None, list[Workload]]:
+    if sweep is None:
+        return None, [work]
+    name, _, values = sweep.replace("-", "_").partition("=")
+    numbers = values.split(",")
+    if name not in SWEEPABLE or not all(number.strip().isdecimal() for number in numbers):
+        raise UserError(f"--sweep: {sweep!r} is not NAME=N,N,… with NAME one of {', '.join(SWEEPABLE)}")
+    if name == "tokens" and work.lengths:
+        raise UserError("--sweep: --lengths sets the tokens; sweep prompts, group or prompt_tokens")
+    sizes: list[dict[str, Any]] = [{name: int(number)} for number in numbers]
+    return name, [replace(work, **size) for size in sizes]
+
+
+def _check(work: Workload) -> None:
+    if work.kind == "step" and work.lengths:
+        raise UserError("--lengths: `bench step` has samples of one length; use --tokens, or bench rollout or update")
+    least = {"prompts": 1, "group": 1 if work.kind == "rollout" else 2, "tokens": 1, "prompt_tokens": 2}
+    least |= {"repeats": 1, "warmup": 0, "seed": 0}
+    for name, bound in least.items():
+        if (number := getattr(work, name)) < bound:
+            raise UserError(f"--{name.replace('_', '-')}: {number} is below {bound}")
+    for name, choices in (("dtype", ("auto", "float32", "bfloat16")), ("device", ("auto", "cpu", "cuda"))):
+        if (choice := getattr(work, name)) not in choices:
+            raise UserError(f"--{name}: {choice!r} is not one of {', '.join(choices)}")

@@ -1,0 +1,152 @@
+"""The workload of a benchmark, the same for every contender."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.lengths import draw_lengths
+
+Kind = Literal["rollout", "update", "step"]
+
+STACK_SIGNAL = signal.SIGUSR1
+"""On this signal, the process of a contender writes its stack to its log."""
+
+OPTIONS = {
+    "seed": "--seed",
+    "engine": "--engine",
+    "model.device": "--device",
+    "model.dtype": "--dtype",
+    "sampling.prompts_per_step": "--prompts",
+    "sampling.group_size": "--group",
+    "sampling.max_new_tokens": "--tokens",
+    "data.max_prompt_tokens": "--prompt-tokens",
+}
+"""The option of the command for each setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`prompts` × `group` samples of known lengths, in `warmup` and then `repeats` measured rounds.
+
+    All rounds have the same lengths in the same order, but different prompts.
+    """
+
+    kind: Kind
+    model: str
+    prompts: int
+    group: int
+    tokens: int
+    """Tokens per sample; with `lengths`, the most that a sample has, which is all that an engine knows beforehand."""
+    prompt_tokens: int
+    dtype: str
+    """The compute type; trained weights are float32."""
+    engine: str
+    device: str
+    repeats: int
+    warmup: int
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    """Further settings, `key=value`, as for `dapo train`."""
+    lengths: str = ""
+    """The distribution of the lengths; empty if all samples have `tokens` tokens."""
+
+    @property
+    def group_lengths(self) -> tuple[tuple[int, ...], ...]:
+        """For each prompt, the lengths of its samples."""
+        return draw_lengths(self.lengths or f"fixed:{self.tokens}", self.tokens, self.prompts, self.group, self.seed)
+
+    @property
+    def all_lengths(self) -> list[int]:
+        return [length for row in self.group_lengths for length in row]
+
+    @property
+    def samples(self) -> int:
+        return self.prompts * self.group
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(self.all_lengths)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Some tokenizers split a random text into a few more tokens than intended."""
+        return 2 * self.prompt_tokens + 16
+
+    @property
+    def longest(self) -> int:
+        return self.longest_prompt + self.tokens
+
+    @property
+    def rounds(self) -> int:
+        return self.warmup + self.repeats
+
+    def config(self) -> Config:
+        """The settings of a run that does this work, including those from the user."""
+        fixed = {override.partition("=")[0] for override in self._overrides()} - {"sampling.max_batch"}
+        for key in (setting.partition("=")[0].strip() for setting in self.settings):
+            if key in fixed:
+                option = OPTIONS.get(key)
+                raise UserError(f"{key}: " + (f"use {option}" if option else "the benchmark sets it"))
+        return Config.load(None, [*self._overrides(), *self.settings])
+
+    def _overrides(self) -> list[str]:
+        settings: dict[str, Any] = {
+            "seed": self.seed,
+            "engine": self.engine,
+            "model.device": self.device,
+            "model.dtype": self.dtype,
+            "data.max_prompt_tokens": self.longest_prompt,
+            "sampling.prompts_per_step": self.prompts,
+            "sampling.group_size": max(self.group, 2),
+            "sampling.max_new_tokens": self.tokens,
+            "sampling.max_batch": self.samples,
+            "sampling.ignore_eos": True,
+            "sampling.dynamic": False,
+            "overlong.shape": "off",
+            # The benchmark ends the run after `rounds`, and needs no disk space for checkpoints.
+            "train.steps": self.rounds + 1,
+            "train.warmup_steps": 0,
+            "checkpoint.every": self.rounds + 2,
+            "checkpoint.save_final": False,
+            "log.rollouts": False,
+        }
+        return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The work of one contender, for a separate process."""
+
+    contender: str
+    """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
+    work: Workload
+    variant: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return TypeAdapter(cls).validate_json(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The report of a contender's process."""
+
+    seconds: tuple[float, ...]
+    """One per repeat."""
+    peak_memory_bytes: int
+    memory: str
+    """How the memory was measured."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """The parts of the seconds, as medians over the repeats."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The number of parameters and other facts to report."""
