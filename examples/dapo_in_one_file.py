@@ -173,14 +173,14 @@ def update(policy: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: Sa
         bounds = {"clip_low": EPSILON_LOW, "clip_high": EPSILON_HIGH}
         # Token-level loss: every token of the mini-batch has the same weight, whichever response it is in.
         loss = dapo_policy_loss(
-            new_logps_BT, part.logps_BT, advantages_B[chosen], mask_BT, aggregation="token-mean", **bounds
+            new_logps_BT, part.old_logps_BT, advantages_B[chosen], mask_BT, aggregation="token-mean", **bounds
         )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         with torch.no_grad():
-            found = clip_fractions(new_logps_BT, part.logps_BT, advantages_B[chosen], mask_BT, **bounds)
+            found = clip_fractions(new_logps_BT, part.old_logps_BT, advantages_B[chosen], mask_BT, **bounds)
         clipped += float(found.high) / MINI_BATCHES
     return clipped
 

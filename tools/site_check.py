@@ -94,7 +94,7 @@ def _check_readme(readme: str, site: Path, pages: dict[Path, Html]) -> Iterator[
             yield f"{target} does not exist"
         elif path.startswith("docs/"):
             page = page_of(path)
-            built = site / page.removesuffix(".md") if page.endswith(".md") else site / page
+            built = site / page.removesuffix(".md").removesuffix("index") if page.endswith(".md") else site / page
             yield from _check_target(built, target.partition("#")[2], target, pages)
 
 

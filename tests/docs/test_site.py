@@ -115,7 +115,7 @@ def test_what_the_check_finds(tmp_path):
         '<a href="other/#bottom"></a> <a href="missing/"></a> <a href="http://example.org"></a> <a href="https://host"></a>'
         '<script src="https://cdn.example.org/a.js"></script> <link rel="preconnect" href="https://fonts.example.org">'
     )
-    assert site_check.check(tmp_path, "[a](docs/losses.md) [b](docs/none.md) [c](LICENSE)") == [
+    assert site_check.check(tmp_path, "[a](docs/losses.md) [b](docs/none.md) [c](LICENSE) [d](docs/index.md)") == [
         "index.html: other/#bottom: there is no such heading",
         "index.html: missing/ does not exist",
         "index.html: http://example.org is not an address of the form https://host/path",

@@ -1,4 +1,4 @@
-"""Every command and program in the README runs, in a shorter form where it takes minutes."""
+"""The commands and programs of the README and the first pages of docs/ run, shortened where they take minutes."""
 
 import re
 import shlex
@@ -15,16 +15,19 @@ from dapo_rl.models.download import PRETRAINED
 
 pytestmark = pytest.mark.slow
 
-README = (REPOSITORY / "README.md").read_text()
+PAGES = {
+    name: (REPOSITORY / name).read_text()
+    for name in ("README.md", "docs/tutorial.md", "docs/benchmarks.md", "docs/python.md", "docs/install.md")
+}
 SHORT = ["sampling.prompts_per_step=4", "sampling.group_size=4", "data.eval.size=8", "train.steps=1"]
 SHORTER = [*SHORT, "sampling.max_new_tokens=24", "train.epochs_per_step=1"]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(name, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[name], re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+COMMANDS = [line for name in PAGES for block in blocks(name, "bash") for line in block.splitlines() if line.strip()]
 
 
 def run(words, cwd, **options):
@@ -37,9 +40,10 @@ CAPITALS = REPOSITORY / "examples" / "capitals"
 
 def test_the_commands_of_dapo(tmp_path):
     shutil.copytree(CAPITALS, tmp_path, dirs_exist_ok=True)
-    lines = [shlex.split(line) for line in COMMANDS if line.startswith("dapo ") and " model get " not in line]
+    lines = dict.fromkeys(line for line in COMMANDS if line.startswith("dapo ") and " model get " not in line)
     assert len(lines) >= 9
-    for _, *words in lines:
+    assert "dapo train" in lines
+    for _, *words in map(shlex.split, lines):
         extra = []
         if "capitals.yaml" in words:
             # The tests download no model. The embedded one knows no capitals.
@@ -50,7 +54,7 @@ def test_the_commands_of_dapo(tmp_path):
         run([DAPO, *words, *extra], tmp_path, preexec_fn=look_briefly_at_the_machine if words[0] == "bench" else None)
 
 
-def test_the_model_that_the_readme_names_can_be_downloaded():
+def test_the_model_that_the_tutorial_names_can_be_downloaded():
     (line,) = [line for line in COMMANDS if " model get " in line]
     assert line.split()[-1] in PRETRAINED
 
@@ -59,26 +63,33 @@ def test_the_model_that_the_readme_names_can_be_downloaded():
     Path(sys.prefix).resolve() != (REPOSITORY / ".venv").resolve(), reason="make uses .venv; run the tests by make test"
 )
 def test_the_commands_of_make(tmp_path):
-    assert [line for line in COMMANDS if line.startswith("make ")] == ["make demo", "make test"]
+    assert [line for line in COMMANDS if line.startswith("make ")] == ["make setup", "make demo", "make test"]
+    run(["make", "setup"], REPOSITORY)
     run(["make", "demo", f"ARGS={shlex.join([*SHORT, '--run', str(tmp_path / 'run')])}"], REPOSITORY)
     assert (tmp_path / "run" / "report.png").exists()
     run(["make", "test", "ARGS=tests/base/test_suggest.py"], REPOSITORY)
 
 
 def test_no_other_kind_of_command():
-    assert all(line.startswith(("make ", "dapo ")) for line in COMMANDS)
+    """`pip install .` is how the package under test was installed."""
+    assert all(line.startswith(("make ", "dapo ")) or line == "pip install ." for line in COMMANDS)
 
 
-def test_the_python_example(tmp_path):
-    _, program = blocks("python")
+def test_the_readme_has_two_commands():
+    assert "".join(blocks("README.md", "bash")) == "pip install .\ndapo train\n"
+
+
+def test_the_python_examples(tmp_path):
+    program, functions = blocks("docs/python.md", "python")
     run([sys.executable, "-c", program], tmp_path)
     assert (tmp_path / "sums" / "model.safetensors").exists()
+    run([sys.executable, "-c", functions], tmp_path)
 
 
-def test_the_files_of_ones_own_run_are_those_in_examples():
-    reward, _ = blocks("python")
+def test_the_files_of_the_tutorial_are_those_in_examples():
+    (reward,) = blocks("docs/tutorial.md", "python")
     assert reward == (CAPITALS / "rewards.py").read_text()
-    (recipe,) = blocks("yaml")
+    (recipe,) = blocks("docs/tutorial.md", "yaml")
     assert recipe == (CAPITALS / "capitals.yaml").read_text()
-    (rows,) = blocks("json")
+    (rows,) = blocks("docs/tutorial.md", "json")
     assert (CAPITALS / "capitals.jsonl").read_text().startswith(rows)

@@ -25,8 +25,8 @@ def test_the_table_of_the_ablation():
     assert f"Naive GRPO has {BASELINE_PAPER} in the paper" in text
 
 
-def test_the_switches_of_the_readme():
-    text = (REPOSITORY / "README.md").read_text()
+def test_the_table_of_techniques_and_settings():
+    text = (REPOSITORY / "docs" / "techniques.md").read_text()
     start = text.index("| technique | key | DAPO |")
     rows = [line.split(" | ") for line in text[start:].split("\n\n")[0].splitlines()[2:]]
     keys = {name.removeprefix("| ").lower(): set(re.findall(r"`(.*?)`", cell)) for name, cell, *_ in rows}

@@ -498,30 +498,33 @@ def render() -> str:
     lines = [
         "# Answers",
         "",
-        "Verdicts of `reward.verifier: math`, by kind of ground truth. If the truth is a number, an unevaluated "
-        "expression is wrong. Two alternatives for a single value (`14 or 15`) are wrong. An answer that cannot be "
-        "parsed completely is never judged by a part of it. The tests judge each answer in all of these response "
-        "formats:",
+        "This page specifies the verdicts of `reward.verifier: math`, by kind of ground truth:",
         "",
-        *(f"- {name}: {_code(form.format('…').replace(chr(10), '⏎'))}" for name, form in FORMS.items()),
+        "- If the truth is a number, an unevaluated expression is wrong.",
+        "- Two alternatives for a single value (`14 or 15`) are wrong.",
+        "- An answer that cannot be parsed completely is never judged by a part of it.",
+        "- Functions and equations are compared at 12 or more points that depend on the truth and the answer, in the "
+        "domain of the truth. An answer without a value at one of them is wrong.",
+        "- A decimal for an irrational number needs six decimals and six significant digits.",
+        "- A line with `\\boxed{…}` is read as a whole, with the box as a bracket.",
         "",
-        f"The {len(judged)} answers of this table were written with the verifier, so it judges all of them correctly "
-        f"({_share(ours, len(judged))}): they specify it, and do not measure it. math-verify 0.9, which follows other "
-        f"rules, agrees on {_share(theirs, len(judged))}; the last column has its verdict where it differs. Of "
-        f"{len(cases):,} answers to {len({truth for truth, _, _ in cases})} truths that were written without a look at "
-        f"the verifier (`tests/rewards/independent_answers.jsonl`), it judges {_share(sum(known), len(cases), 2)} "
-        f"correctly: it accepts {accepted:,} of {rights:,} right ones, and rejects "
-        f"{sum(known) - accepted:,} of {len(cases) - rights:,} wrong ones. "
-        "`python tests/rewards/answer_table.py` writes this page.",
+        "## Accuracy",
         "",
-        "Functions and equations are compared at 12 or more points that depend on the truth and the answer, in the "
-        "domain of the truth. An answer without a value at one of them is wrong. A decimal for an irrational number "
-        "needs six decimals and six significant digits. A line with `\\boxed{…}` is read as a whole, the box as a "
-        "bracket.",
+        f"Of {len(cases):,} answers to {len({truth for truth, _, _ in cases})} truths that were written without "
+        f"knowledge of the verifier (`tests/rewards/independent_answers.jsonl`), it judges "
+        f"{_share(sum(known), len(cases), 2)} correctly: it accepts {accepted:,} of {rights:,} right ones, and rejects "
+        f"{sum(known) - accepted:,} of {len(cases) - rights:,} wrong ones.",
+        "",
+        f"The {len(judged)} answers of the table below were written together with the verifier, so it judges all of "
+        f"them correctly ({_share(ours, len(judged))}): they specify it, and do not measure it. math-verify 0.9, which "
+        f"follows other rules, agrees on {_share(theirs, len(judged))}; the last column has its verdict where it "
+        "differs. `python tests/rewards/answer_table.py` regenerates this page.",
+        "",
+        "## Require the same form",
         "",
         "`reward.form: any` accepts every notation that equals the truth. If the task is to expand, factor or "
-        "simplify, a copy of the question is then right; `reward.form: same` accepts only the form of the truth, "
-        "whatever the order of its parts. `dapo verify` warns about prompts that ask for a form.",
+        "simplify, a copy of the question then counts as right. `reward.form: same` accepts only the form of the "
+        "truth, with its parts in any order. `dapo verify` warns about prompts that ask for a form.",
         "",
         "| truth | right in both | wrong with `reward.form: same` |",
         "|---|---|---|",
@@ -529,6 +532,14 @@ def render() -> str:
             f"| {_code(truth)} | {', '.join(map(_code, same))} | {', '.join(map(_code, other))} |"
             for truth, same, other in FORM_ROWS
         ),
+        "",
+        "## Response formats",
+        "",
+        "The tests judge each answer in all of these formats:",
+        "",
+        *(f"- {name}: {_code(form.format('…').replace(chr(10), '⏎'))}" for name, form in FORMS.items()),
+        "",
+        "## Table of answers",
         "",
         "| kind of truth | truth | answer | verdict | math-verify |",
         "|---|---|---|---|---|",
