@@ -106,6 +106,12 @@ def train_sample(
     return sample if in_loss else sample.replace(loss_mask=False)
 
 
+def with_reference(policy: Any, samples: Sequence[Trajectory]) -> list[Trajectory]:
+    """The samples with the log-probabilities of the policy's reference, as a run's transform adds them."""
+    scores = policy.score_reference(samples)
+    return [sample.replace(ref_logps=row) for sample, row in zip(samples, scores, strict=True)]
+
+
 def ids(sample: Trajectory | Prompt) -> tuple[int, ...]:
     """Its tokens as something that can be compared and hashed."""
     return tuple(sample.token_ids.tolist())

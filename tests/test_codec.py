@@ -11,8 +11,12 @@ from hypothesis import strategies as st
 
 from dapo_rl.cluster.engine_actor import Finished
 from dapo_rl.codec import Shipment, from_arrow, from_bytes, to_arrow, to_bytes, verdict_of, verdict_row
+from dapo_rl.config import RewardSettings
 from dapo_rl.engines.protocol import Completion
-from dapo_rl.types import RewardPart, Trajectory, Turn, Verdict
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rollout.trajectory_file import read_trajectories, write_trajectories
+from dapo_rl.runs.rollouts import GroupRow, write_table
+from dapo_rl.types import Group, Prompt, RewardPart, Trajectory, Turn, Verdict
 
 
 @st.composite
@@ -98,3 +102,26 @@ def test_verdicts_come_back():
     )
     assert [verdict_of(verdict_row(verdict)) for verdict in (plain, full)] == [plain, full]
     assert set(verdict_row(plain)) == {"score", "correct", "status", "answer", "detail"}
+
+
+class Columns:
+    """A verifier that reads columns which the package does not know."""
+
+    def __call__(self, prompt, samples):
+        return [Verdict(float(s["teacher_logps"].sum() + s["routing"].sum()), True, "correct") for s in samples]
+
+
+def test_a_column_that_nobody_knows_reaches_a_worker_a_checkpoint_and_the_rollout_log(tmp_path):
+    """One line where it is made, one where it is used."""
+    tokens = {"teacher_logps": np.float32([-0.5, -0.25]), "routing": np.arange(12, dtype=np.int16).reshape(2, 3, 2)}
+    sample = Trajectory([1, 2], -1.0, "a", "stop", **tokens)
+    prompt = Prompt("p", "?", [5])
+    with VerifierPool(Columns(), RewardSettings(workers=1)) as pool:
+        (verdict,) = pool(prompt, [sample])
+    assert verdict.score == 66 - 0.75
+    write_trajectories(tmp_path, [sample])
+    assert read_trajectories(tmp_path, 9, 9) == [sample]
+    write_table(tmp_path / "step.parquet", 1, [GroupRow(Group(0, prompt, (sample,), (verdict,)), "kept")])
+    (row,) = pq.read_table(tmp_path / "step.parquet").to_pylist()
+    assert row["teacher_logps"] == [-0.5, -0.25]
+    assert row["routing"] == tokens["routing"].tolist()

@@ -58,7 +58,7 @@ WITHOUT_TORCH = {
         "config",
         "demo",
     ),
-    *("completion", "data", "rewards", "envs", "runs", "board", "convert", "compat", "moving", "launch"),
+    *("completion", "data", "rewards", "envs", "runs", "board", "convert", "launch"),
 }
 
 

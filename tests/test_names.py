@@ -11,8 +11,8 @@ COMMANDS = "commands.py"
 """Its functions are named after the commands, as `dapo train` is after the loop that it runs."""
 TWINS = ("objectives/numpy_twin.py", "objectives/numpy_twin_credit.py")
 """Each NumPy twin has the name of the function that it checks."""
-SHARED = {"main"}
-"""The entry points of modules that run with `python -m`."""
+SHARED = {"main", "build"}
+"""The entry points of modules that run with `python -m`, and of built-in engines."""
 
 
 def is_public_definition(node):

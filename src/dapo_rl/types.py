@@ -361,6 +361,7 @@ class Batch:
     """The groups of a step. Transforms add columns to their trajectories before the first update."""
 
     groups: tuple[Group, ...]
+    step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the transforms measured."""
 

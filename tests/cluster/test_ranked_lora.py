@@ -8,7 +8,7 @@ import pytest
 import torch
 from rank_parts import WarmRanks, assert_close, make_samples, one_process, weights_of_policy
 from safetensors.torch import load_file
-from support import THOROUGH
+from support import THOROUGH, with_reference
 from test_ranked_policy import assert_same_gradients, assert_same_update, write
 from test_ranked_run import engine_here
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -49,6 +49,7 @@ def test_updates_are_those_of_one_process(policy_on, world_size, how):
         if one._reference is not None:
             for mine, theirs in zip(ranked.score_reference(samples), one.score_reference(samples), strict=True):
                 assert mine == pytest.approx(theirs, abs=2e-5)
+            samples = with_reference(one, samples)
         assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
         assert_same_gradients(ranked, one)
     expected, mine = weights_of_policy(one), weights_of_policy(ranked)

@@ -16,7 +16,7 @@ from dapo_rl.lab.bench.compare import _run
 from dapo_rl.lab.bench.lengths import SIGMA, draw_lengths, fixed_length, longest_length
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.update import _samples
-from dapo_rl.lab.bench.workload import Job, Workload
+from dapo_rl.lab.bench.workload import BenchJob, Workload
 
 
 def work(**changes):
@@ -196,8 +196,8 @@ def test_an_update_trains_on_samples_of_these_lengths(chosen):
 
 
 def test_a_job_with_lengths_survives_the_way_to_its_process():
-    job = Job("dapo", work(lengths="lognormal:20", tokens=64, prompts=2, group=3))
-    again = Job.from_json(job.to_json())
+    job = BenchJob("dapo", work(lengths="lognormal:20", tokens=64, prompts=2, group=3))
+    again = BenchJob.from_json(job.to_json())
     assert again == job
     assert again.work.group_lengths == ((34, 24, 27), (10, 22, 18))
     assert again.work.config().sampling.max_new_tokens == 64
@@ -205,6 +205,6 @@ def test_a_job_with_lengths_survives_the_way_to_its_process():
 
 @pytest.mark.slow
 def test_a_contender_that_runs_out_of_time_leaves_its_stack():
-    result = _run(Job("dapo", work(tokens=400, repeats=10**6)), timeout=10)
+    result = _run(BenchJob("dapo", work(tokens=400, repeats=10**6)), timeout=10)
     assert result["error"] == "took longer than 10 s"
     assert "most recent call first" in result["log"]

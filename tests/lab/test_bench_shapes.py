@@ -10,7 +10,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import SHAPES, check_model, random_prompts, shape_config, synthetic_tokenizer
 from dapo_rl.lab.bench.peer_variants import all_variants, variants_of, vllm_options
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
-from dapo_rl.lab.bench.workload import Job, Workload
+from dapo_rl.lab.bench.workload import BenchJob, Workload
 from dapo_rl.models.load import TINY
 from dapo_rl.train.disk import DiskNeed
 
@@ -115,8 +115,8 @@ def test_the_floor_of_an_update_by_hand():
 
 
 def test_a_job_survives_the_way_to_its_process():
-    job = Job("trl", work(settings=("train.lr=1e-5",)), "whole")
-    assert Job.from_json(job.to_json()) == job
+    job = BenchJob("trl", work(settings=("train.lr=1e-5",)), "whole")
+    assert BenchJob.from_json(job.to_json()) == job
     assert json.loads(job.to_json())["work"]["prompts"] == 2
 
 

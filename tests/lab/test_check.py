@@ -91,6 +91,7 @@ FLIPS = [
     ("sampling.dynamic", False, {"Dynamic Sampling"}),
     ("sampling.metric", "score", {"Dynamic Sampling"}),
     ("sampling.filter", "mine.py:keep", {"Dynamic Sampling"}),
+    ("train.transforms", ["mine.py:add"], {"Batch transforms"}),
     ("sampling.dynamic_batch", True, {"Batch filling"}),
     ("algo.aggregation", "token-mean-per-group", set()),
     ("algo.norm_length", 4096, set()),  # of another aggregation

@@ -20,6 +20,7 @@ from dapo_rl.train.credit import with_values
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.schedule import critic_rate, policy_rate
+from dapo_rl.train.transforms import scored
 from dapo_rl.types import Group, Verdict
 
 
@@ -199,7 +200,9 @@ def constant(value):
 
 def credited(config, groups, values=None, reference=None):
     batch = make_batch(groups, config)
-    done = with_values(batch, config, values or constant(0.5), reference)
+    if reference is not None:
+        batch = scored("ref_logps", reference)(batch)
+    done = with_values(batch, config, values or constant(0.5))
     return done, done.metrics
 
 

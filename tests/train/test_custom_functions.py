@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import yaml
-from support import REPOSITORY
+from support import REPOSITORY, with_reference
 from test_batch import GROUP, config
 from test_policy import gradient, make_policy, samples_for, small_model
 
@@ -50,6 +50,8 @@ def inputs():
 def test_the_loss_of_dapo_from_a_file_gives_the_same_gradient(tmp_path, token_budget, settings):
     spec = own(tmp_path, "from dapo_rl.objectives.aggregation import policy_token_losses as f")
     samples = samples_for(small_model(), masked=(2,))
+    if "reference" in settings:
+        samples = with_reference(make_policy(small_model(), **settings), samples)
     train = {"lr": 1e-3, "gradient_checkpointing": True}
     ours, theirs = (
         gradient(make_policy(small_model(), token_budget, train, loss=loss, **settings), samples)
@@ -273,3 +275,29 @@ def test_the_example_trains(tmp_path, settings):
     assert trainer.train()["finished"]
     settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["algo"]
     assert {f"algo.{key}": settings[key] for key in ("loss", "advantage")} == DEFAULTS | named
+
+
+def test_a_loss_takes_columns_and_facts_of_samples_by_name(tmp_path):
+    body = (
+        "f.seen = {'teacher': teacher_logps, 'ref': ref_logps, 'behaviour': behaviour_logps, 'entropy': entropy,"
+        " 'correct': correct, 'group': group}\n    return new_logps * 1"
+    )
+    names = "teacher_logps, ref_logps, behaviour_logps, entropy, correct, group"
+    (tmp_path / "mine.py").write_text(f"def f(new_logps, old_logps, advantages, mask, *, {names}):\n    {body}\n")
+    samples = [
+        sample.replace(teacher_logps=-0.25 * (i + 1), ref_logps=-0.5, scalars={"correct": i == 1, "group": 7 + i})
+        for i, sample in enumerate(samples_for(small_model(), count=2))
+    ]
+    policy = make_policy(small_model(), loss=f"{tmp_path}/mine.py:f")
+    policy.update(samples, lr=0.0)
+    seen = policy._losses._function.seen
+    lengths = [len(sample.token_ids) for sample in samples]
+    order = seen["group"].argsort()
+    assert seen["group"][order].tolist() == [7, 8]
+    assert seen["correct"][order].tolist() == [False, True]
+    for row, (i, length) in zip(order.tolist(), enumerate(lengths), strict=True):
+        assert seen["teacher"][row, :length].tolist() == [-0.25 * (i + 1)] * length
+        assert not seen["teacher"][row, length:].any()
+        assert seen["behaviour"][row, :length].tolist() == samples[i].logps.tolist()
+        assert (seen["entropy"][row, :length] > 0).all()
+    assert not seen["entropy"].requires_grad

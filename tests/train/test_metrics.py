@@ -9,7 +9,7 @@ from dapo_rl.config import Config
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.train.batch import make_batch, shaped_rewards
 from dapo_rl.train.metrics import step_metrics
-from dapo_rl.types import Group, RewardPart, Verdict
+from dapo_rl.types import Batch, Group, RewardPart, Verdict
 
 
 @pytest.mark.parametrize(("first", "shown"), [(0.25, 0.25), (math.nan, None)])
@@ -40,7 +40,7 @@ def test_the_spread_of_rewards_is_over_samples_and_over_groups():
     metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
     assert metrics["reward/std"] == pytest.approx((8 / 7) ** 0.5)  # four of 1, four of -1
     assert metrics["reward/zero_std_share"] == 0.5
-    empty = step_metrics(SampledBatch((), (), (), tokens_generated=0), [], [], {})
+    empty = step_metrics(SampledBatch((), (), (), tokens_generated=0), Batch(()), [], {})
     assert math.isnan(empty["reward/std"])
     assert math.isnan(empty["reward/zero_std_share"])
 

@@ -16,9 +16,10 @@ from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.objectives import LOSSES
-from dapo_rl.train.batch import make_batch, with_proximal
+from dapo_rl.train.batch import make_batch
 from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.transforms import scored as scored_by
 from dapo_rl.types import Batch, Group, Verdict
 
 CORRECTED = {"proximal": "recomputed", "importance_cap": 1.2}
@@ -152,7 +153,10 @@ def test_only_trained_samples_are_scored_each_with_its_own():
         Group(1, make_prompt("q"), (make_sample(5), make_sample(2)), verdicts),
     ]
     batch = make_batch(groups, config)
-    scored = with_proximal(batch, lambda samples: [np.full(len(s.token_ids), -len(s.token_ids)) for s in samples])
+    add_logps = scored_by(
+        "proximal_logps", lambda samples: [np.full(len(s.token_ids), -len(s.token_ids)) for s in samples]
+    )
+    scored = add_logps(batch)
     found = [
         None if s.get("proximal_logps") is None else s["proximal_logps"].tolist() for g in scored for s in g.samples
     ]

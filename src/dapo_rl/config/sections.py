@@ -323,6 +323,8 @@ class TrainSettings(Section):
     memory: Literal["auto", "keep", "time_share"] = "auto"
     """On a GPU, `keep`: all memory stays taken; `time_share`: the engine frees its weights and cache during updates
     (engine `native` alone). `auto`: keep if it fits, otherwise time_share."""
+    transforms: tuple[str, ...] = ()
+    """Functions that add columns to the batch before its first update, each module:name or file.py:name."""
     fused: bool = True
     """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
 

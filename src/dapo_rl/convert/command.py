@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.convert.draft import STATUSES, Row
+from dapo_rl.convert.draft import STATUSES, ConvertedSetting
 from dapo_rl.convert.read_run import read_run, read_words
 from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.write_recipe import Converted, convert_run, recipe_text
@@ -90,7 +90,7 @@ def print_conversion(converted: Converted, console: Console) -> None:
     console.print(Text(f"{len(converted.rows)} settings; {printable(verdict)}", style="bold"))
 
 
-def _cells(row: Row) -> tuple[Text, Text, Text]:
+def _cells(row: ConvertedSetting) -> tuple[Text, Text, Text]:
     key = printable(cut(row.key, 120))
     name = key if row.is_set or key.startswith("(") else f"{key} (its default)"
     here = printable("; ".join(part for part in (row.here, row.note) if part))

@@ -22,7 +22,7 @@ STATUSES: tuple[Status, ...] = ("same", "default here", "no counterpart", "diffe
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ConvertedSetting:
     """A row of the table: a setting of the other library, and its counterpart."""
 
     key: str
@@ -48,7 +48,7 @@ class Draft:
     """Number of training prompts, to turn epochs into steps."""
     processes: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ConvertedSetting] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     """The setting of the file that each setting here was carried over from."""
 
@@ -126,7 +126,7 @@ class Draft:
         if not known or isinstance(self.keys.get(key), UnknownValue) or (key in self.rows and key in self.keys):
             return
         value = self.keys.get(key, self.library.defaults.get(key))
-        self.rows[key] = Row(key, value, status, here, note, learns, key in self.keys)
+        self.rows[key] = ConvertedSetting(key, value, status, here, note, learns, key in self.keys)
 
     def unused(self, note: str, *keys: str) -> None:
         """Explains settings that have no effect, or the effect that everything has here."""
@@ -147,7 +147,7 @@ class Draft:
         self, key: str, value: Any, status: Status, here: str = "", note: str = "", learns: bool = False
     ) -> None:
         """Adds a row that is not a setting of the file; its key is in parentheses."""
-        self.rows[key] = Row(key, value, status, here, note, learns, is_set=False)
+        self.rows[key] = ConvertedSetting(key, value, status, here, note, learns, is_set=False)
 
     def always(self, ours: str, value: Any, why: str) -> None:
         """Sets what the other library always does, if the file does not say otherwise."""
@@ -157,7 +157,7 @@ class Draft:
 
     def _add_own(self, ours: str, value: Any, why: str, note: str = "") -> None:
         """Adds a row of a setting here that follows from none of the file alone."""
-        row = Row(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, is_set=False)
+        row = ConvertedSetting(f"({self.library.name})", why, "same", f"{ours}: {written(value)}", note, is_set=False)
         self.rows[f"({ours})"] = row
 
     def carry_over(self) -> None:
@@ -189,12 +189,12 @@ class Draft:
 
     def _explain_unknown(self, key: str, value: UnknownValue, entry: Setting | None) -> None:
         if entry is not None and entry.ours is None and not entry.learns:
-            row = Row(key, value.text, "no counterpart", "", entry.note)
+            row = ConvertedSetting(key, value.text, "no counterpart", "", entry.note)
         elif entry is None:
-            row = Row(key, value.text, "unknown to dapo convert", "", value.why, True)
+            row = ConvertedSetting(key, value.text, "unknown to dapo convert", "", value.why, True)
         else:
             here = f"set {entry.ours}" if entry.ours else ""
-            row = Row(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
+            row = ConvertedSetting(key, value.text, "differs", here, f"the value is not known: {value.why}", True)
         self.rows[key] = row
 
     def _carry(self, key: str, value: Any, entry: Setting) -> None:

@@ -12,7 +12,7 @@ import yaml
 from dapo_rl.config import Config, known_keys
 from dapo_rl.config.recipe import put
 from dapo_rl.convert.areal import derive_areal
-from dapo_rl.convert.draft import STATUSES, Draft, Row, is_default
+from dapo_rl.convert.draft import STATUSES, ConvertedSetting, Draft, is_default
 from dapo_rl.convert.importance_sampling import recompute_for_sequences
 from dapo_rl.convert.ms_swift import derive_swift
 from dapo_rl.convert.read_run import ExternalRun
@@ -37,10 +37,10 @@ class Converted:
     source: str
     settings: Mapping[str, Any]
     """By dotted keys."""
-    rows: tuple[Row, ...]
+    rows: tuple[ConvertedSetting, ...]
 
     @property
-    def changes(self) -> list[Row]:
+    def changes(self) -> list[ConvertedSetting]:
         """The settings with which learning would change."""
         return [row for row in self.rows if row.learns]
 

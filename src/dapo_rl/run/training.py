@@ -27,6 +27,7 @@ from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.progress import FILE as PROGRESS
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.results import MODEL, save_result, write_results
+from dapo_rl.train.transforms import build_transforms
 
 
 class RunTraining:
@@ -109,6 +110,7 @@ class RunTraining:
             sampler=run.sampler,
             policy=run.policy,
             advantages=run.advantages,
+            transforms=build_transforms(config, run.policy, None if run.critic is None else run.critic.score),
             evaluate=partial(run.evaluate, display),
             save=self._save,
             checkpoints=self._checkpoints,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,7 @@ from dapo_rl.config import Config
 from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.custom import build_advantages
-from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
+from dapo_rl.types import Batch, Group, Update
 
 
 def make_batch(
@@ -22,6 +22,7 @@ def make_batch(
     filled_up: Collection[int] = frozenset(),
     advantages: Advantages | None = None,
     rewards: Mapping[int, Tensor] | None = None,
+    step: int = 0,
 ) -> Batch:
     """The batch to train the weights of `version` on.
 
@@ -59,14 +60,9 @@ def make_batch(
                 ),
             )
             for p, group in enumerate(groups)
-        )
+        ),
+        step,
     )
-
-
-def with_proximal(batch: Batch, score: Callable[[Sequence[Trajectory]], list[FloatArray]]) -> Batch:
-    """The batch with the log-probabilities of its trained samples under the policy that `score` computes with."""
-    scored = zip(batch.trained, score(batch.trained), strict=True)
-    return batch.with_trained(sample.replace(proximal_logps=logps) for sample, logps in scored)
 
 
 def with_diagnostics(batch: Batch, updates: Sequence[Update]) -> Batch:

@@ -20,25 +20,24 @@ from dapo_rl.types import Batch, FloatArray, Trajectory
 Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
 
 
-def with_values(batch: Batch, config: Config, values: Score, reference: Score | None = None) -> Batch:
+def with_values(batch: Batch, config: Config, values: Score) -> Batch:
     """The batch with values, advantages and returns of its trained samples, and the step's metrics of the critic.
 
-    `values` scores samples by the critic, `reference` by the reference policy, if KL is part of the reward. Truncated
+    `values` scores samples by the critic. If KL is part of the reward, it is that to the column `ref_logps`. Truncated
     responses count as finished, with the reward that they have.
     """
     samples = batch.trained
     if not samples:
         return batch
-    of_values, of_reference = values(samples), None if reference is None else reference(samples)
+    of_values = values(samples)
     done: list[Trajectory] = []
     lambdas: list[float] = []
     for _, members in groupby(range(len(samples)), lambda i: samples[i].group):
         # A group at a time: padded, all samples of a step could take gigabytes.
         places = list(members)
         part = slice(places[0], places[-1] + 1)
-        references = None if of_reference is None else of_reference[part]
         lambda_B = _lambda(samples[part], config.critic)
-        done += _estimated(samples[part], of_values[part], references, lambda_B, config)
+        done += _estimated(samples[part], of_values[part], lambda_B, config)
         lambdas += lambda_B.tolist()
     if config.critic.whiten:
         done = _whitened(done)
@@ -56,16 +55,15 @@ def _lambda(samples: Sequence[Trajectory], settings: CriticSettings) -> Tensor:
 def _estimated(
     samples: Sequence[Trajectory],
     values: Sequence[FloatArray],
-    reference: Sequence[FloatArray] | None,
     lambda_B: Tensor,
     config: Config,
 ) -> Iterator[Trajectory]:
     mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
     values_BT = torch.from_numpy(padded(values))
     kl_BT = None
-    if reference is not None:
-        old_BT = torch.from_numpy(padded([sample.logps for sample in samples]))
-        kl_BT = kl_penalty(old_BT, torch.from_numpy(padded(reference)), config.algo.kl_kind)
+    if config.kl_in_reward:
+        old_BT, reference_BT = (torch.from_numpy(padded([s[name] for s in samples])) for name in ("logps", "ref_logps"))
+        kl_BT = kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
     rewards_BT = token_rewards(
         torch.tensor([sample.scalars["reward"] for sample in samples]), mask_BT, kl_BT, config.algo.kl_coef
     )

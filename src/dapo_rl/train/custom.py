@@ -98,7 +98,8 @@ class _CustomFunction:
 
 
 class CustomLoss(_CustomFunction):
-    """`f(new_logps, old_logps, advantages, mask, **settings)`, all `[B, T]`, with zeros where masked."""
+    """`f(new_logps, old_logps, advantages, mask, **inputs)`, all `[B, T]`, with zeros where masked. By name it can take
+    the clip bounds, and what `inputs` of `__call__` has."""
 
     def __init__(self, spec: str) -> None:
         super().__init__("algo.loss", spec, "a finite loss for each token, [B, T], with a gradient to new_logps")
@@ -113,7 +114,9 @@ class CustomLoss(_CustomFunction):
         clip_low: float,
         clip_high: float,
         clip_ratio_c: float | None,
+        **inputs: Tensor,
     ) -> Tensor:
+        """`inputs` are further tensors, `[B, T]` or `[B]`."""
         # The function gets copies, so that it can modify them in place.
         new, old = (torch.where(mask, logps.float(), 0.0) for logps in (new_logps, old_logps))
         losses = self._call(
@@ -124,6 +127,7 @@ class CustomLoss(_CustomFunction):
             clip_low=clip_low,
             clip_high=clip_high,
             clip_ratio_c=clip_ratio_c,
+            **{name: _copy(tensor, mask) for name, tensor in inputs.items()},
         )
         if not losses.requires_grad:
             raise self._error("returned losses without a gradient")
@@ -145,6 +149,14 @@ class CustomLoss(_CustomFunction):
         good = (values.isfinite() | ~mask).all()
         if not good and bool((logps.isfinite() | ~mask).all()):
             raise self._error(f"returned {what}")
+
+
+def _copy(tensor: Tensor, mask: Tensor) -> Tensor:
+    """A copy without gradient; of token columns, zeros where masked."""
+    if tensor.shape[:2] != mask.shape:
+        return tensor.detach().clone()
+    whole = mask.view(*mask.shape, *[1] * (tensor.dim() - 2))
+    return torch.where(whole, tensor.detach(), torch.zeros((), dtype=tensor.dtype, device=tensor.device))
 
 
 class CustomAdvantages(_CustomFunction):

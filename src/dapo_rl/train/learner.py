@@ -288,7 +288,7 @@ def read_checkpoint(directory: Path) -> Iterator[None]:
 
 def padded(rows: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Rows of different lengths as one array, right-padded with zeros."""
-    table = np.zeros((len(rows), max(len(row) for row in rows)), rows[0].dtype)
+    table = np.zeros((len(rows), max(len(row) for row in rows), *rows[0].shape[1:]), rows[0].dtype)
     for i, row in enumerate(rows):
         table[i, : len(row)] = row
     return table

@@ -24,9 +24,8 @@ from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.runs.write_errors import Unsaved
-from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics, with_proximal
+from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints
-from dapo_rl.train.credit import with_values
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.finite import weights_not_finite
@@ -35,6 +34,7 @@ from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
 from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import critic_rate, policy_rate
+from dapo_rl.train.transforms import Transform
 from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
 
 Recover = Callable[[RankLostError], None]
@@ -84,6 +84,8 @@ class Training:
     sampler: Sampler
     policy: Policy
     advantages: Advantages
+    transforms: Sequence[Transform]
+    """What is added to a batch before its first update, in this order."""
     evaluate: Callable[[Callable[[], None]], Evaluation | None]
     """Its argument is called every fraction of a second; it raises to abandon the evaluation."""
     save: Callable[[], None]
@@ -287,17 +289,14 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
-    batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards)
+    batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards, step)
 
     run.display.phase("updating")
     sampled = time.perf_counter()
     if run.turns:
         run.engine.release_memory()
-    if config.scores_first and step > config.pretrain_steps:
-        batch = with_proximal(batch, run.policy.score)
-    if run.critic is not None:
-        reference = run.policy.score_reference if config.kl_in_reward else None
-        batch = with_values(batch, config, run.critic.score, reference)
+    for transform in run.transforms:
+        batch = transform(batch)
     mismatch = _mismatch(run, step, batch)
     done = _update(run, step, batch)
     if done.last_pass:

@@ -190,13 +190,16 @@ class HFPolicy(Learner[TokenStats]):
             "norm_length": self._norm_length,
         }
         sums: dict[str, Tensor] = {}
-        if self._reference is not None and self._kl_coef > 0:
-            with torch.no_grad(), self._reference.compute(samples) as reference:
-                ref_logps = reference.logps
+        if self._kl_coef > 0:
+            ref_logps = to_device(padded([s["ref_logps"] for s in samples]), device)
         with self._dropout(samples), self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask & in_loss
             old_logps = behaviour_logps if algo.old_policy == "behaviour" else _proximal_logps(samples, logps)
-            losses = self._losses(logps, old_logps, advantages, mask, **bounds)
+            if isinstance(self._losses, CustomLoss):
+                more: dict[str, Any] = {**bounds, **_inputs(samples, stats)}
+                losses = self._losses(logps, old_logps, advantages, mask, **more)
+            else:
+                losses = self._losses(logps, old_logps, advantages, mask, **bounds)
             if algo.importance_cap is not None:
                 cap, mode = algo.importance_cap, algo.importance_mode
                 weights = importance_weights(old_logps, behaviour_logps, mask, cap=cap, mode=mode)
@@ -300,6 +303,20 @@ def _clippable(
 def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
     """The codes of the column `clipped`."""
     return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
+
+
+def _inputs(samples: Sequence[Trajectory], stats: TokenStats) -> dict[str, Tensor]:
+    """What a custom loss can take by name: the token columns that all samples have, `behaviour_logps`, the policy's
+    `entropy` (without gradient), and for each sample whether it is `correct` and the number of its `group`."""
+    device = stats.logps.device
+    names = set.intersection(*({*sample.columns} for sample in samples)) - {"advantages", "mask"}
+    columns = {name: to_device(padded([s[name] for s in samples]), device) for name in sorted(names)}
+    return columns | {
+        "behaviour_logps": columns["logps"],
+        "entropy": stats.entropy,
+        "correct": to_device(np.array([sample.correct for sample in samples]), device),
+        "group": to_device(np.array([sample.group for sample in samples]), device),
+    }
 
 
 def _proximal_logps(samples: Sequence[Trajectory], logps: Tensor) -> Tensor:

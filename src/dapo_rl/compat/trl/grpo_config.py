@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from dapo_rl.base.quote import shown
-from dapo_rl.convert.draft import Draft, Row
+from dapo_rl.convert.draft import ConvertedSetting, Draft
 from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings import LIBRARIES, leaves
 from dapo_rl.convert.settings.reasons import ONE_PROCESS
@@ -221,7 +221,7 @@ def _notes(draft: Draft, args: Any) -> Iterator[str]:
             yield f"GRPOConfig: {row.key}={shown(row.value)} differs here: {row.note}"
 
 
-def _is_ignored(row: Row, args: Any) -> bool:
+def _is_ignored(row: ConvertedSetting, args: Any) -> bool:
     if row.status == "unknown to dapo convert":
         return _is_own(args, row.key)
     return row.is_set and row.status == "no counterpart" and not row.learns

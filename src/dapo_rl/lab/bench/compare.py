@@ -25,7 +25,7 @@ from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.peer_variants import all_variants, installed, variants_of
 from dapo_rl.lab.bench.roofline import Limit, Size, floor_seconds
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job, Workload
+from dapo_rl.lab.bench.workload import STACK_SIGNAL, BenchJob, Workload
 
 PEERS = {"rollout": ("generate", *sorted(ENGINES)), "update": (), "step": ("trl",)}
 
@@ -50,11 +50,11 @@ def bench(
     for work in works:
         work.config()
     tell("the machine", None)
-    before = _ours(Job("limit", works[0]), timeout)
+    before = _ours(BenchJob("limit", works[0]), timeout)
     works = [replace(work, device=before["device"], dtype=before["dtype"]) for work in works]
     reports = [_compare(work, against, variant, timeout, tell) for work in works]
     tell("the machine", None)
-    after = _ours(Job("limit", works[0]), timeout)
+    after = _ours(BenchJob("limit", works[0]), timeout)
     rates = Limit(**{name: max(before[name], after[name]) for name in Limit.__annotations__})
     for work, report in zip(works, reports, strict=True):
         floor = floor_seconds(work, Size(**report.pop("size")), rates)
@@ -69,7 +69,7 @@ def _compare(work: Workload, against: str | None, variant: str | None, timeout: 
     """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
-    ours = _ours(Job("dapo", work), timeout)
+    ours = _ours(BenchJob("dapo", work), timeout)
     numbers = _numbers(work, ours)
     tell(name, numbers["seconds"])
     size = ours["facts"]["size"]
@@ -112,7 +112,7 @@ def _peer(work: Workload, name: str, variant: str | None, timeout: float, tell: 
     tried = []
     for each in names:
         tell(f"{name} {each}", None)
-        result = _run(Job(name, their_work, each), timeout)
+        result = _run(BenchJob(name, their_work, each), timeout)
         failed: dict[str, Any] = {name: result[name] for name in ("error", "log") if name in result}
         numbers = failed if "error" in result else _numbers(their_work, result)
         tell(f"{name} {each}", numbers.get("seconds"))
@@ -157,7 +157,7 @@ def _need(package: str, option: str) -> None:
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-def _ours(job: Job, timeout: float) -> dict[str, Any]:
+def _ours(job: BenchJob, timeout: float) -> dict[str, Any]:
     result = _run(job, timeout)
     if result.get("mistake"):
         raise UserError(result["error"])
@@ -168,7 +168,7 @@ def _ours(job: Job, timeout: float) -> dict[str, Any]:
     return result
 
 
-def _run(job: Job, timeout: float) -> dict[str, Any]:
+def _run(job: BenchJob, timeout: float) -> dict[str, Any]:
     """The job's result, or an `error` with the end of its log."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"

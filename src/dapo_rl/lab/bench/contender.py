@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, Job
+from dapo_rl.lab.bench.workload import STACK_SIGNAL, BenchJob
 
 MEASURES = {
     "limit": "machine:measure_limit",
@@ -29,7 +29,7 @@ MEASURES = {
 """The module and function that measure a contender; for an engine, ours or a peer's, by the kind of work."""
 
 
-def run_job(job: Job) -> dict[str, Any]:
+def run_job(job: BenchJob) -> dict[str, Any]:
     """Runs a contender. Its module is imported here, so that each contender loads only its own."""
     where = MEASURES.get(job.contender) or MEASURES[job.work.kind]
     module, _, name = where.partition(":")
@@ -39,7 +39,7 @@ def run_job(job: Job) -> dict[str, Any]:
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     faulthandler.register(STACK_SIGNAL)
-    job = Job.from_json(sys.stdin.read())
+    job = BenchJob.from_json(sys.stdin.read())
     try:
         from transformers.utils import logging
 

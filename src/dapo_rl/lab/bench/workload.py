@@ -121,7 +121,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """The work of one contender, for a separate process."""
 
     contender: str
@@ -133,7 +133,7 @@ class Job:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Job:
+    def from_json(cls, text: str) -> BenchJob:
         return TypeAdapter(cls).validate_json(text)
 
 

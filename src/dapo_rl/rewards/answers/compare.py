@@ -12,7 +12,7 @@ from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
 from dapo_rl.rewards.answers.forms import has_operations, last_side, same_form
 from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
-from dapo_rl.rewards.answers.shapes import same, same_equation
+from dapo_rl.rewards.answers.shapes import same_equation, same_shape
 
 _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
 _POINTS = re.compile("[A-Z]{2,4}")
@@ -61,7 +61,7 @@ def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") 
     tree, expected = _tree(ours.text), _tree(theirs.text)
     if tree is None or expected is None:
         return False
-    return same(expected, tree) and (form == "any" or _same_form(ours.text, theirs.text))
+    return same_shape(expected, tree) and (form == "any" or _same_form(ours.text, theirs.text))
 
 
 def has_other_forms(truth: str) -> bool:

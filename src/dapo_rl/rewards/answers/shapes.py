@@ -20,7 +20,7 @@ _REALS = Node(
 )
 
 
-def same(truth: Node, given: Node) -> bool:
+def same_shape(truth: Node, given: Node) -> bool:
     """Whether an answer equals the truth, whatever the order or notation."""
     if given.kind == "set" and len(given.parts) == 1 and not truth.is_shape:
         given = given.parts[0]  # a solution set

@@ -1,0 +1,94 @@
+"""Batch transforms: what a step adds to its batch between sampling and the first update.
+
+A transform is a function from a batch to a batch; it adds token columns to the trajectories. The built-in ones compute
+log-probabilities under the proximal and the reference policy, and a critic's values with their advantages.
+`train.transforms` adds functions of the user, which come last: `def transform(batch)` in a file, or
+`def transform(batch, config)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from dapo_rl.base.load import load_function
+from dapo_rl.base.quote import describe, describe_traceback
+from dapo_rl.config import Config
+from dapo_rl.errors import UserError
+from dapo_rl.train.credit import with_values
+from dapo_rl.types import Batch, FloatArray, Trajectory
+
+Transform = Callable[[Batch], Batch]
+Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
+
+
+class Scores(Protocol):
+    """The part of a policy that transforms use."""
+
+    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
+
+    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
+
+
+def build_transforms(config: Config, policy: Scores, values: Score | None = None) -> tuple[Transform, ...]:
+    """The transforms of a run. `values` scores samples by the critic, if there is one."""
+    transforms: list[Transform] = []
+    if config.scores_first:
+        transforms.append(after_pretraining(config, scored("proximal_logps", policy.score)))
+    if config.algo.kl_coef > 0:
+        transforms.append(scored("ref_logps", policy.score_reference))
+    if values is not None:
+        transforms.append(lambda batch: with_values(batch, config, values))
+    return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))
+
+
+def scored(column: str, score: Score) -> Transform:
+    """Adds a column with the scores of the trajectories in the loss."""
+
+    def transform(batch: Batch) -> Batch:
+        rows = zip(batch.trained, score(batch.trained), strict=True)
+        return batch.with_trained(sample.replace(**{column: row}) for sample, row in rows)
+
+    return transform
+
+
+def after_pretraining(config: Config, transform: Transform) -> Transform:
+    """Leaves the batches alone that train the critic only."""
+    return lambda batch: transform(batch) if batch.step > config.pretrain_steps else batch
+
+
+class CustomTransform:
+    """A function of the user. It is checked at each call, and every failure is a one-line error."""
+
+    def __init__(self, spec: str, config: Config) -> None:
+        self._name = f"train.transforms: {spec}"
+        function = load_function(spec)
+        try:
+            names = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            names = {}  # type: ignore[assignment]
+        self._function, self._more = function, {"config": config} if "config" in names else {}
+
+    def __call__(self, batch: Batch) -> Batch:
+        try:
+            result = self._function(batch, **self._more)
+        except (UserError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # includes SystemExit
+            raise UserError(f"{self._name} raised {describe(error)}", describe_traceback(error)) from error
+        if not isinstance(result, Batch):
+            raise UserError(f"{self._name} returned a {type(result).__name__}; it returns the batch with more columns")
+        before, after = batch.samples, result.samples
+        same = len(before) == len(after) and all(
+            np.array_equal(a.token_ids, b.token_ids) for a, b in zip(before, after, strict=False)
+        )
+        if not same:
+            raise UserError(f"{self._name} changed the tokens of the batch; it adds columns and leaves tokens alone")
+        for sample in after:
+            for name, array in sample.columns.items():
+                if array.dtype.kind == "f" and not np.isfinite(array[sample.loss_mask]).all():
+                    raise UserError(f"{self._name} made {name} not finite")
+        return result
