@@ -7,7 +7,7 @@ STAMP := $(VENV)/.set-up
 # On a terminal pip shows its progress; a log gets one line per phase.
 QUIET ?= $(if $(MAKE_TERMOUT),,-qq)
 
-.PHONY: setup demo test chaos check site tables notebook format clean
+.PHONY: setup demo quick test chaos check site tables notebook format clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ demo: setup
 test: setup
 	@$(BIN)/python -m compileall -q src tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# What needs no process, browser, Ray, Slurm or training run: for a look before each commit.
+quick: check
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 # A run that is killed twenty times ends as the one that was not.
 chaos: setup

@@ -99,7 +99,9 @@ def end_ray():
 
 
 def start_worker_server():
+    # Each would start a thread, with which the server must not fork.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(os.environ[ray_workers.SOCKET])
         listening.listen()

@@ -44,7 +44,13 @@ DEFAULTS = {
     "train": {
         **{"steps": 100, "mini_batches": 1, "epochs_per_step": 1, "lr": 1e-6, "lr_schedule": "constant"},
         **{"min_lr_share": 0.1, "warmup_steps": 20, "weight_decay": 0.1, "betas": (0.9, 0.999), "max_grad_norm": 1.0},
-        **{"optimizer": "adamw", "token_budget": None, "packed": True, "gradient_checkpointing": "auto"},
+        **{
+            "optimizer": "adamw",
+            "transforms": (),
+            "token_budget": None,
+            "packed": True,
+            "gradient_checkpointing": "auto",
+        },
         **{"memory": "auto", "fused": True},
     },
     "critic": {

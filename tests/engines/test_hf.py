@@ -96,7 +96,7 @@ def biased_towards(token, amount):
     return model
 
 
-def test_trap_5_truncated_means_that_the_engine_stopped_it():
+def test_truncated_means_that_the_engine_stopped_it():
     """A response as long as the limit whose last token is EOS is whole; one without EOS is not."""
     eos = tokenizer().eos_token_id
     at_once = HFEngine(biased_towards(eos, 1e4), tokenizer(), 4)

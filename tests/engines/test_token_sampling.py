@@ -135,7 +135,7 @@ def test_the_inverse_cdf_finds_the_token_in_any_chunk(vocabulary):
     np.testing.assert_array_equal(tokens.numpy()[clear], expected[clear])
 
 
-def test_trap_12_log_probabilities_are_those_before_truncation():
+def test_log_probabilities_are_those_before_truncation():
     """What the trainer recomputes knows no top-p: the ratio of an unchanged policy is 1."""
     u = torch.linspace(0, 0.999, 50, dtype=torch.float64)
     tokens, logps = draw(LOGITS.expand(50, -1), u, SamplingParams(1, temperature=0.7, top_p=0.6, top_k=3))

@@ -55,7 +55,7 @@ def test_finished_runs_are_not_run_again(tmp_path):
         assert sorted(path.name for path in run.iterdir() if path.is_dir()) == ["model", "rollouts"]
         assert [path.name for path in (run / "model").iterdir()] == ["tokenizer.json"]
         assert "model" not in read(run / "summary.json")["paths"]
-        assert "last: false" in (run / "config.yaml").read_text()  # it was not written and removed
+        assert "save_final: false" in (run / "config.yaml").read_text()  # it was not written and removed
     report = read(out / "ablation.json")
     ends = [read(run / "summary.json")["accuracy_after"] for run in runs]
     assert [arm["accuracy"]["mean"] for arm in report["arms"]] == ends

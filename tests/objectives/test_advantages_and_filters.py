@@ -47,13 +47,13 @@ def test_group_advantages_by_hand(library):
 
 
 @BOTH
-def test_trap_6_the_default_is_the_sample_standard_deviation(library):
+def test_the_default_is_the_sample_standard_deviation(library):
     advantages = call(library, "group_advantages", np.array([[1.0, 0.0]]), eps=0.0)
     np.testing.assert_allclose(advantages, [[math.sqrt(0.5), -math.sqrt(0.5)]], rtol=1e-6)
 
 
 @BOTH
-def test_trap_4_masked_samples_can_leave_the_baseline(library):
+def test_masked_samples_can_leave_the_baseline(library):
     group, counted = np.array([[1.0, 0.0, -5.0]]), np.array([[True, True, False]])
     np.testing.assert_allclose(
         call(library, "group_advantages", group, normalize="none", mask=counted), [[0.5, -0.5, 0.0]]
@@ -98,7 +98,7 @@ def test_filter_keeps_groups_that_are_partly_right(library):
 
 
 @BOTH
-def test_trap_2_no_assumption_on_the_range_of_rewards(library):
+def test_no_assumption_on_the_range_of_rewards(library):
     """With ±1 rewards `0 < mean < 1` drops every group at or below half right; this filter keeps them."""
     mostly_wrong = np.array([[1.0, -1, -1, -1]])
     assert not 0 < mostly_wrong.mean() < 1
@@ -150,7 +150,7 @@ def test_linear_shaping_by_hand(library):
     np.testing.assert_allclose(shaped, [1, 1, -1.05, 1 - 1.2], rtol=1e-6)
 
 
-def test_trap_10_plus_minus_one_keeps_right_and_late_above_wrong_and_short():
+def test_plus_minus_one_keeps_right_and_late_above_wrong_and_short():
     """With 0/1 rewards a correct answer at the length limit scores what a wrong short one does; with ±1 it does not."""
     penalty = algo.soft_overlong_punishment(torch.tensor([100.0, 10.0]), 100, 20)
     zero_one, plus_minus = torch.tensor([1.0, 0.0]) + penalty, torch.tensor([1.0, -1.0]) + penalty
@@ -187,7 +187,7 @@ def test_entropy_by_hand(library):
 
 
 @pytest.mark.parametrize("n", [1, 4, 7])
-def test_trap_11_pass_at_k_is_the_share_of_subsets_with_a_hit(n):
+def test_pass_at_k_is_the_share_of_subsets_with_a_hit(n):
     for correct in range(n + 1):
         outcomes = [True] * correct + [False] * (n - correct)
         for k in range(1, n + 1):

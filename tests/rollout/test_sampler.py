@@ -81,7 +81,7 @@ def test_without_dynamic_sampling_everything_but_verifier_errors_is_kept():
     assert [(g.draw, outcome) for g, outcome in fill.dropped] == [(3, "verifier_error")]
 
 
-def test_trap_1_the_filter_sees_correctness_and_not_length():
+def test_the_filter_sees_correctness_and_not_length():
     """All wrong, with lengths so different that shaped rewards would differ: still dropped."""
     lengths = iter(range(1, 10_000))
 
@@ -95,13 +95,13 @@ def test_trap_1_the_filter_sees_correctness_and_not_length():
     assert {outcome for g, outcome in fill.dropped if g.draw % 2 == 0} == {"all_wrong"}
 
 
-def test_trap_7_groups_are_admitted_in_the_order_drawn_not_in_the_order_finished():
+def test_groups_are_admitted_in_the_order_drawn_not_in_the_order_finished():
     """Lengths fall with the draw: the last drawn finish first, and admission must not prefer them."""
     sampler, _ = sampler_for(by_number([MIXED], length=lambda n, i: 90 - n % 80), surplus="drop")
     assert draws(sampler.fill(5).kept) == [0, 1, 2, 3, 4]
 
 
-def test_trap_7_admitted_lengths_are_unbiased_where_first_finished_would_be_short():
+def test_admitted_lengths_are_unbiased_where_first_finished_would_be_short():
     def length(n, i=0):
         return [5, 80][n % 2]
 
@@ -114,7 +114,7 @@ def test_trap_7_admitted_lengths_are_unbiased_where_first_finished_would_be_shor
     assert sum(in_flight[:40]) / 40 < 35
 
 
-def test_trap_7_where_length_decides_correctness_the_admitted_lengths_are_those_of_all_good_groups():
+def test_where_length_decides_correctness_the_admitted_lengths_are_those_of_all_good_groups():
     """Long responses are right. First-finished admission would train on short groups, and teach to be short."""
 
     def lengths(n):
@@ -146,7 +146,7 @@ def test_trap_7_where_length_decides_correctness_the_admitted_lengths_are_those_
     assert mean_length(first_finished) < 0.9 * mean_length(everything)
 
 
-def test_trap_9_a_verifier_that_crashed_is_no_wrong_answer():
+def test_a_verifier_that_crashed_is_no_wrong_answer():
     """`right, crash, right, crash` would pass the filter if a crash counted as wrong."""
     sampler, _ = sampler_for(by_number([CRASH, MIXED]), surplus="drop")
     fill = sampler.fill(2)
@@ -187,20 +187,20 @@ def test_a_filter_of_the_users_own():
         sampler.fill(1)
 
 
-def test_trap_8_at_the_cap_the_run_stops_by_default():
+def test_at_the_cap_the_run_stops_by_default():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8)
     with pytest.raises(CapReachedError, match=r"8 groups drawn, 2 of 3 kept \(2 all right, 4 all wrong\)"):
         sampler.fill(3)
 
 
-def test_trap_8_or_trains_on_fewer_groups_and_says_so():
+def test_at_the_cap_the_run_trains_on_fewer_groups_and_says_so():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, WRONG, MIXED]), cap=8, on_cap="partial")
     fill = sampler.fill(3)
     assert draws(fill.kept) == [3, 7]
     assert "training on 2 groups" in fill.notes[0]
 
 
-def test_trap_8_or_fills_up_with_uninformative_groups_and_says_so():
+def test_at_the_cap_the_run_fills_up_with_uninformative_groups_and_says_so():
     sampler, _ = sampler_for(by_number([RIGHT, WRONG, CRASH, MIXED]), cap=8, on_cap="fill")
     fill = sampler.fill(3)
     assert draws(fill.kept) == [0, 3, 7]

@@ -53,10 +53,10 @@ def test_other_shapes():
 def test_overlong_filtering_masks_what_the_engine_cut_off():
     batch = make_batch([GROUP], config(**{"overlong.mask_truncated": True}))
     assert [s.loss_mask.any() for s in batch.groups[0].samples] == [True, True, True, False]
-    assert all(s.loss_mask.any() for s in make_batch([GROUP], config())[0].samples)
+    assert all(s.loss_mask.any() for s in make_batch([GROUP], config()).samples)
 
 
-def test_trap_4_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
+def test_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
     settings = {"overlong.mask_truncated": True, "overlong.shape": "off", "algo.normalize": "none"}
     counted = make_batch([GROUP], config(**settings))
     assert advantages(counted) == pytest.approx([1, 1, -1, -1])
@@ -73,8 +73,8 @@ def test_every_token_of_a_sample_has_its_old_log_probability():
 
 
 def test_tokens_of_older_weights_are_marked():
-    assert all(s.fresh.all() for s in make_batch([GROUP], config(), version=0)[0].samples)
-    assert not any(s.fresh.any() for s in make_batch([GROUP], config(), version=1)[0].samples)
+    assert all(s.fresh.all() for s in make_batch([GROUP], config(), version=0).samples)
+    assert not any(s.fresh.any() for s in make_batch([GROUP], config(), version=1).samples)
 
 
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])

@@ -37,7 +37,7 @@ def test_figures_by_hand():
     assert result.metrics()["eval/pass@2"] == pytest.approx(2 / 3)
 
 
-def test_trap_9_a_crash_is_no_wrong_answer_here_either():
+def test_a_crash_is_no_wrong_answer_here_either():
     result = run(["eval-0", "eval-1", "eval-2", "eval-3"])
     assert result.accuracy == pytest.approx(3 / 6)
     assert result.reward == result.metrics()["eval/reward"] == pytest.approx((1 + 0 - 1) / 3)

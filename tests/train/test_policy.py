@@ -60,7 +60,7 @@ def gradient(policy, samples):
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(AGGREGATIONS), st.integers(6, 28), st.integers(0, 10**6))
-def test_trap_3_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation, token_budget, seed):
+def test_the_gradient_is_the_same_for_any_split_into_micro_batches(aggregation, token_budget, seed):
     model = small_model()
     samples = samples_for(model, seed, masked=(1,))
     whole = gradient(make_policy(model, aggregation=aggregation), samples)
@@ -101,7 +101,7 @@ def test_loss_and_metrics_equal_the_reference(aggregation):
     assert metrics["actor/ppo_kl"] == pytest.approx((old - new)[mask].mean(), rel=1e-3, abs=1e-6)
 
 
-def test_trap_4_a_masked_sample_changes_nothing():
+def test_a_masked_sample_changes_nothing():
     model = small_model()
     samples = samples_for(model, masked=(3,))
     without = [s for s in samples if s.loss_mask.any()]

@@ -76,13 +76,14 @@ class Sampler:
         self._max_error_share, self._keep, self._masking = max_error_share, keep, masking
         self._on_progress, self._on_step = on_progress, on_step
         self._longest, self._vocabulary = params.max_new_tokens, vocabulary
-        self._params, self._seed, self._next_draw = params, seed, 0
+        self._next_draw = 0
+
+        def request(draw: int, prompt: Prompt) -> Request:  # a method would keep the sampler alive in a circle
+            own_seed = derive_seed(seed, prompt.id, draw)
+            return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, params, own_seed)
+
         self._episodes = Episodes(
-            engine,
-            OneTurn(verifier),
-            self._request,
-            longest=settings.max_new_tokens,
-            waits=settings.wait_for_verdicts,
+            engine, OneTurn(verifier), request, longest=settings.max_new_tokens, waits=settings.wait_for_verdicts
         )
         self._admission = Admission()
         self._acceptance, self._grading = Acceptance(), Grading()
@@ -122,16 +123,6 @@ class Sampler:
     def _pause(self, builder: BatchBuilder) -> None:
         builder.finished_tokens += self._episodes.drain()
         self._paused = PausedBatch(builder, self._admission.rejected, self._episodes.pause())
-
-    def _request(self, draw: int, prompt: Prompt) -> Request:
-        """The request for a draw of this prompt: always the same one."""
-        return Request(
-            id=f"draw-{draw}",
-            prompt_ids=prompt.token_ids,
-            count=self._settings.group_size,
-            params=self._params,
-            seed=derive_seed(self._seed, prompt.id, draw),
-        )
 
     def _begin(self, n: int) -> BatchBuilder:
         """A new batch, or the one that was interrupted."""
@@ -244,7 +235,9 @@ class Sampler:
 
     def load(self, directory: Path) -> None:
         size = self._settings.group_size
-        state = SamplerState.read(directory, self._prompts.find, self._request, size, self._longest, self._vocabulary)
+        state = SamplerState.read(
+            directory, self._prompts.find, self._episodes.request, size, self._longest, self._vocabulary
+        )
         self._next_draw, self._acceptance, self._grading = state.next_draw, state.acceptance, state.grading
         self._paused, self._failed = state.interrupted, None
         self._admission = Admission(state.carried, state.interrupted.rejected if state.interrupted else ())

@@ -54,14 +54,15 @@ def build_advantages(algo: AlgoSettings) -> Advantages:
     return estimate
 
 
-def _taken(function: Callable[..., Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a function takes by name."""
+def _taken(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
+    """The settings that a function takes by name, or all if it takes any keyword and not `only_named`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    names = {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
+    takes_all = not only_named and any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_KEYWORD)
+    names = {p.name for p in parameters if p.kind not in kinds}
     return {name: value for name, value in settings.items() if takes_all or name in names}
 
 
@@ -127,7 +128,7 @@ class CustomLoss(_CustomFunction):
             clip_low=clip_low,
             clip_high=clip_high,
             clip_ratio_c=clip_ratio_c,
-            **{name: _copy(tensor, mask) for name, tensor in inputs.items()},
+            **{name: _copy(tensor, mask) for name, tensor in _taken(self._function, inputs, only_named=True).items()},
         )
         if not losses.requires_grad:
             raise self._error("returned losses without a gradient")

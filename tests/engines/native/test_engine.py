@@ -165,7 +165,7 @@ def test_a_finished_samples_slot_is_taken_in_the_same_step(model):
     while engine.pending > 4:
         engine.poll()
         with torch.inference_mode():
-            engine._queue.admit()
+            engine._scheduler.admit()
         assert len(engine._batch.rows) == 4
 
 

@@ -166,12 +166,12 @@ def test_a_long_prompt_is_computed_between_decode_steps(model):
     engine.submit(request("running", count=2, max_new_tokens=40, ignore_eos=True))
     engine.poll(timeout_s=0)
     with torch.inference_mode():
-        engine._queue.admit()
+        engine._scheduler.admit()
         engine.submit(request("long", prompt=range(5, 55), count=2, max_new_tokens=5))
         done = []
         for _ in range(5):
-            engine._queue.admit()
-            done.append(engine._queue.filling.done if engine._queue.filling is not None else None)
+            engine._scheduler.admit()
+            done.append(engine._scheduler.filling.done if engine._scheduler.filling is not None else None)
             engine._step()
             engine._batch.collect()
     assert done == [10, 20, 30, 40, None]
@@ -184,24 +184,24 @@ def test_cancelling_and_new_weights_in_the_middle_of_a_prompt(model):
     engine = NativeEngine(model, tokenizer(), longest=90, page_tokens=8, prefill_tokens=10)
     engine.submit(request("running", count=2, max_new_tokens=40, ignore_eos=True))
     with torch.inference_mode():
-        engine._queue.admit()
+        engine._scheduler.admit()
         engine.submit(long)
-        engine._queue.admit()
-    assert engine._queue.filling is not None
+        engine._scheduler.admit()
+    assert engine._scheduler.filling is not None
     assert engine.pending == 5
     engine.receive(1, weights_of(model))
     assert engine.pending == 5
     assert engine._batch.pages.used == 0
     with torch.inference_mode():
-        engine._queue.admit()
+        engine._scheduler.admit()
     assert engine.cancel(["running"]) == 2
     assert_same(run(engine, []), expected)
     engine.submit(request("running", count=1, max_new_tokens=40, ignore_eos=True))
     with torch.inference_mode():
-        engine._queue.admit()
+        engine._scheduler.admit()
         engine.submit(long)
-        engine._queue.admit()
-    assert engine._queue.filling is not None
+        engine._scheduler.admit()
+    assert engine._scheduler.filling is not None
     assert engine.cancel(["long"]) == 0
     assert engine.pending == 1
     assert engine.cancel(["running"]) == 1
