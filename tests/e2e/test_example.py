@@ -1,4 +1,4 @@
-"""The one-file example: short, on `dapo_rl.objectives` alone, with every technique in it, and it learns."""
+"""The one-file example: short, on `dapo_rl.algo` alone, with every technique in it, and it learns."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ def test_it_has_at_most_250_lines():
 def test_of_the_package_it_uses_the_mathematics_alone():
     modules = {alias.name for node in ast.walk(TREE) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in ast.walk(TREE) if isinstance(node, ast.ImportFrom)}
-    assert {name for name in modules if name.startswith("dapo_rl")} == {"dapo_rl.objectives"}
+    assert {name for name in modules if name.startswith("dapo_rl")} == {"dapo_rl.algo"}
     others = {name.split(".")[0] for name in modules} - sys.stdlib_module_names
     assert others == {"dapo_rl", "torch", "transformers"}
 

@@ -25,7 +25,7 @@ def train(path):
 
 
 def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
-    """On a CPU there is no memory to give up, so the engine's `rest` only sends its samples back to the queue."""
+    """On a CPU there is no memory to give up, so `release_memory` only sends its samples back to the queue."""
     calls = []
 
     def record(owner, name, then):
@@ -41,11 +41,17 @@ def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
     assert "memory: " not in notes
     plan = MemoryPlan(turns=True, note="memory: in turns")
     monkeypatch.setattr(backend, "memory_plan", lambda *arguments: plan)
-    record(NativeEngine, "rest", NativeEngine._back_to_the_queue)
+    record(NativeEngine, "release_memory", NativeEngine._back_to_the_queue)
     for owner, name in ((NativeEngine, "poll"), (NativeEngine, "receive"), (HFPolicy, "update"), (HFPolicy, "rest")):
         record(owner, name, getattr(owner, name))
     turned, notes = train(tmp_path / "turned")
     assert "memory: in turns" in notes
-    step = ["NativeEngine.poll", "NativeEngine.rest", "HFPolicy.update+", "HFPolicy.rest", "NativeEngine.receive"]
+    step = [
+        "NativeEngine.poll",
+        "NativeEngine.release_memory",
+        "HFPolicy.update+",
+        "HFPolicy.rest",
+        "NativeEngine.receive",
+    ]
     assert [name for name, _ in groupby(calls)] == 2 * step
     assert all((turned[name] == weight).all() for name, weight in plain.items())
