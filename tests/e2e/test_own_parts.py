@@ -32,12 +32,13 @@ def test_each_example_trains(setting, tmp_path):
 def test_the_loss_of_the_page_is_trained_and_drawn_beside_dapos(tmp_path):
     """docs/losses.md, with fewer and smaller steps."""
     page = (REPOSITORY / "docs" / "losses.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, transform = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(code.splitlines()) <= 20
     (tmp_path / "soft.py").write_text(code)
+    (tmp_path / "teacher.py").write_text(transform)
     (command,) = re.findall(r"^    dapo (ablate .*)$", page, re.MULTILINE)
     words = command.replace("train.steps=40", "train.steps=2").replace("--seeds 2", "--seeds 1").split()
-    done = dapo(*words, *SMALL, "eval.prompts=8", cwd=tmp_path)
+    done = dapo(*words, *SMALL, "eval.prompts=8", "train.transforms=[teacher.py:add_teacher]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "soft" / "ablation.md").read_text()
     rows = re.findall(r"^\| algo\.loss=(\S+) \| [\d.]+ .*\| 1/1 \|$", table, re.MULTILINE)

@@ -18,8 +18,8 @@ from dapo_rl.train.policy import HFPolicy
 
 pytestmark = pytest.mark.gpu
 
-if not hasattr(NativeEngine, "rest"):
-    pytest.skip("the native engine cannot rest", allow_module_level=True)
+if not hasattr(NativeEngine, "release_memory"):
+    pytest.skip("the native engine cannot release its memory", allow_module_level=True)
 
 CACHE = 3 << 30
 """2,048 sequences of more than 400 tokens take at least this."""
