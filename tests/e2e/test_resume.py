@@ -255,7 +255,7 @@ def test_stopping_at_once_in_the_middle_of_saving_loses_nothing(tmp_path, monkey
     assert sorted(p.name for p in (path / "checkpoints").iterdir()) == [".step-2.part", "step-1"]
 
     trainer = trainer_for(path, *settings)
-    trainer.save_model = interrupt
+    trainer._run.policy.export = interrupt
     with pytest.raises(KeyboardInterrupt):
         trainer.train(resume=True)
     assert not (path / "model").exists()
