@@ -272,7 +272,7 @@ def test_what_is_not_json_is_one_line_that_names_the_file(tmp_path):
         ("tokens/logps", lambda row: None, "it has the wrong columns"),
         ("tokens/versions", lambda row: [version - 5 for version in row], "it has invalid log-probabilities"),
         ("tokens/mask", lambda row: [None] * len(row), "tokens/mask is not a column of numbers"),
-        ("text", lambda row: None, "without index, text, turns or tokens"),
+        ("text", lambda row: None, "it has a trajectory without index, text, turns or tokens"),
         ("text", lambda row: b"\xff", "'utf-8' codec can't decode"),
     ],
 )
