@@ -18,7 +18,7 @@ import pyarrow as pa
 from dapo_rl.types import COLUMNS, Array, RewardPart, Trajectory, Turn, Verdict
 
 TOKENS, SCALARS = "tokens/", "scalars/"
-"""What the names of token columns and of scalars begin with."""
+"""Prefixes of the names of token columns and of scalars."""
 _TURN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("author", pa.string()), ("seconds", pa.float64())])
 
 
@@ -39,7 +39,7 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
 
 
 def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
-    """The trajectories, with memory of their own. Raises ValueError for a batch that is not one of trajectories."""
+    """Copies the trajectories out of a batch. Raises ValueError if it does not hold trajectories."""
     names = batch.schema.names
     if missing := {"index", "text", "finish_reason", "turns", "prompt_ids"} - {*names}:
         raise ValueError(f"it has no column {min(missing)}")
@@ -121,7 +121,7 @@ def token_arrays(name: str, column: pa.Array | pa.ChunkedArray) -> list[Array | 
 
 
 def verdict_row(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON values; what a built-in verifier leaves empty is left out."""
+    """A verdict as JSON values, without the optional fields that are empty."""
     row = {name: getattr(verdict, name) for name in ("score", "correct", "status", "answer", "detail")}
     more = {name: getattr(verdict, name) for name in ("parts", "extra", "metrics")}
     return row | {name: value for name, value in more.items() if value}

@@ -83,7 +83,7 @@ class Finished:
         return cls(names, to_arrow([completion.sample for _, completion in done]))
 
     def unpack(self) -> list[Done]:
-        """The samples, with memory of their own: the arrays are in Ray's object store."""
+        """Copies the samples out of Ray's object store."""
         samples = zip(self.names, from_arrow(self.samples), strict=True)
         return [(number, Completion(name, index, sample)) for (number, name, index), sample in samples]
 

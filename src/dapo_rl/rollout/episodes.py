@@ -156,10 +156,10 @@ class Episodes:
                 self._engine.submit(flight.request)
         self.submitted = True
 
-    def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> tuple[list[Step], int]:
-        """Runs the engine until samples end their turns, and hands groups whose samples all have to the environment.
-        Returns those, and the number of tokens of the samples. `check` is called meanwhile; it raises to end the
-        waiting."""
+    def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> int:
+        """Runs the engine until samples end their turns, and hands each group whose samples have all ended theirs to
+        the environment. Returns the number of tokens of these samples. `check` is called every fraction of a second;
+        it raises to stop waiting."""
         if timeout_s is None and self._generating:
             completions = poll_engine(self._engine, check)
         else:
@@ -168,7 +168,8 @@ class Episodes:
         if not completions and timeout_s is None and self._generating:
             raise RuntimeError(f"the engine returned nothing with {len(self._generating)} unfinished requests")
         whole, tokens = self._arrived(completions)
-        return self._hand_over(whole), tokens
+        self._hand_over(whole)
+        return tokens
 
     def drain(self) -> int:
         """Takes all unfinished requests out of the engine, with their tokens. Samples may have finished since the last
@@ -251,16 +252,16 @@ class Episodes:
         for unread in paused:
             self._step(unread.flight, self._polls - unread.polls, unread.verdicts)
 
-    def _hand_over(self, whole: Sequence[InFlightGroup]) -> list[Step]:
+    def _hand_over(self, whole: Sequence[InFlightGroup]) -> None:
         """Gives the groups that the last engine poll completed to the environment."""
         self._polls += 1
-        return [self._step(flight, self._polls) for flight in whole]
+        for flight in whole:
+            self._step(flight, self._polls)
 
-    def _step(self, flight: InFlightGroup, poll: int, verdicts: Sequence[Verdict] | None = None) -> Step:
+    def _step(self, flight: InFlightGroup, poll: int, verdicts: Sequence[Verdict] | None = None) -> None:
         turns = [flight.samples[i] for i in flight.waiting]
         answers = AtHand(verdicts) if verdicts is not None else self._environment.step(flight.prompt, _known(turns))
-        self._stepping.append(step := Step(poll, flight, answers))
-        return step
+        self._stepping.append(Step(poll, flight, answers))
 
     def _is_due(self, step: Step) -> bool:
         if not self._waits:

@@ -292,7 +292,7 @@ class Sampler:
         waits = self._settings.wait_for_verdicts
         try:
             look = self._episodes.stepping and not waits
-            _, tokens = self._episodes.poll(LOOK_S if look else None, self._check)
+            tokens = self._episodes.poll(LOOK_S if look else None, self._check)
         finally:
             builder.generate_seconds += time.perf_counter() - started
         builder.finished_tokens += tokens
