@@ -12,10 +12,13 @@ import torch
 from forked import DAPO
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.models.tokenizer import build_tokenizer
 from dapo_rl.models.weights import ModelWeights, WeightSource
-from dapo_rl.types import Prompt, Trajectory, Verdict
+from dapo_rl.train.batch import make_batch, with_advantages
+from dapo_rl.train.custom import build_advantages
+from dapo_rl.types import Batch, Group, Prompt, Trajectory, Verdict
 
 if TYPE_CHECKING:
     from subprocess import CompletedProcess
@@ -110,6 +113,11 @@ def with_reference(policy: Any, samples: Sequence[Trajectory]) -> list[Trajector
     """The samples with the log-probabilities of the policy's reference, as a run's transform adds them."""
     scores = policy.score_reference(samples)
     return [sample.replace(ref_logps=row) for sample, row in zip(samples, scores, strict=True)]
+
+
+def full_batch(groups: Sequence[Group], config: Config, *arguments: Any, **more: Any) -> Batch:
+    """`make_batch` with the advantages that `algo.advantage` estimates."""
+    return with_advantages(make_batch(groups, config, *arguments, **more), build_advantages(config.algo))
 
 
 def ids(sample: Trajectory | Prompt) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import torch
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from dapo_rl.train.finite import not_finite
+from dapo_rl.models.finite import not_finite
 
 pytestmark = pytest.mark.gpu
 

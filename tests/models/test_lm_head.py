@@ -51,11 +51,20 @@ def test_values_and_gradients_are_those_of_full_logits_for_any_chunk(tokens, row
     expected, expected_entropy = plain(hidden, weight, shift, targets, temperature)
     torch.testing.assert_close(logps, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=1e-5)
-    assert not entropy.requires_grad
     for ours, theirs in zip(
-        torch.autograd.grad(logps, inputs, factor), torch.autograd.grad(expected, inputs, factor), strict=True
+        torch.autograd.grad(logps, inputs, factor, retain_graph=True),
+        torch.autograd.grad(expected, inputs, factor, retain_graph=True),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    weighted, expected_weighted = entropy @ factor.flip(0), expected_entropy @ factor.flip(0)
+    for other, expected_other in ((0.0, 0.0), (logps @ factor, expected @ factor)):  # alone, and beside the other
+        for ours, theirs in zip(
+            torch.autograd.grad(weighted + other, inputs, retain_graph=True),
+            torch.autograd.grad(expected_weighted + expected_other, inputs, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1, 2), (0, 2)])

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support import all_weights, small_model, tokenizer, train_sample
+from support import all_weights, small_model, tokenizer, train_sample, with_reference
 from transformers import AutoModelForCausalLM
 
 from dapo_rl import Config, DAPOTrainer
@@ -124,16 +124,14 @@ def test_the_reference_is_the_base_model_without_a_copy():
     base, model, policy, samples = trained()
     reference = policy_of(model, reference=model, kl_coef=0.1)
     copied = policy_of(copy.deepcopy(model), reference=base, kl_coef=0.1)
-    with_reference = {
-        policy: [s.replace(ref_logps=logps) for s, logps in zip(samples, policy.score_reference(samples), strict=True)]
-        for policy in (reference, copied)
-    }
-    ours, theirs = (policy.update(scored, lr=0.0).metrics for policy, scored in with_reference.items())
+    scored = with_reference(reference, samples)
+    ours = reference.update(scored, lr=0.0).metrics
+    theirs = copied.update(with_reference(copied, samples), lr=0.0).metrics
     assert ours["actor/kl_loss"] > 1e-3
     assert ours["actor/kl_loss"] == pytest.approx(theirs["actor/kl_loss"], rel=1e-4)
     assert ours["actor/grad_norm"] == pytest.approx(theirs["actor/grad_norm"], rel=1e-4)
     assert all(map(np.array_equal, policy.score(samples), reference.score(samples)))  # the adapters are on again
-    assert reference.update(with_reference[reference], lr=1e-2).metrics["actor/grad_norm"] > 0
+    assert reference.update(scored, lr=1e-2).metrics["actor/grad_norm"] > 0
 
 
 def test_a_merged_model_computes_what_was_trained(tmp_path):

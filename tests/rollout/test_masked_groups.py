@@ -3,13 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Prompts, ScriptedEngine, TextVerifier, make_prompt, make_sample
+from support import Prompts, ScriptedEngine, TextVerifier, full_batch, make_prompt, make_sample
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.rollout.filtering import Grading, outcome_of
 from dapo_rl.rollout.sampler import Sampler
-from dapo_rl.train.batch import make_batch
 from dapo_rl.types import Group, Verdict
 
 MASKED = {"overlong.mask_truncated": True, "overlong.shape": "off"}
@@ -69,7 +68,7 @@ def test_a_group_is_kept_if_and_only_if_it_has_a_gradient(samples, masks, in_bas
             "algo.advantage": advantage,
         }
     )
-    (trained,) = make_batch([group_of(samples)], config)
+    (trained,) = full_batch([group_of(samples)], config)
     learns = any(sample.loss_mask.any() and sample["advantages"].any() for sample in trained.samples)
     assert (outcome(samples, config) == "kept") == learns
 

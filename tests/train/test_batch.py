@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from support import make_prompt, make_sample
+from support import full_batch, make_prompt, make_sample
 
 from dapo_rl.config import Config
-from dapo_rl.train.batch import make_batch
 from dapo_rl.train.schedule import learning_rate
 from dapo_rl.types import Group, Verdict
 
@@ -37,7 +36,7 @@ def advantages(batch):
 
 
 def test_soft_punishment_is_added_to_the_reward():
-    batch = make_batch([GROUP], config())
+    batch = full_batch([GROUP], config())
     assert rewards(batch) == pytest.approx([1.0, 0.5, -1.0, -2.0])
     assert [s.scalars["length_penalty"] for s in batch.samples] == pytest.approx([0, -0.5, 0, -1])
     mean, std = -0.375, (((1.375**2) + (0.875**2) + (0.625**2) + (1.625**2)) / 3) ** 0.5
@@ -45,27 +44,27 @@ def test_soft_punishment_is_added_to_the_reward():
 
 
 def test_other_shapes():
-    assert rewards(make_batch([GROUP], config(**{"overlong.shape": "off"}))) == [1, 1, -1, -1]
+    assert rewards(full_batch([GROUP], config(**{"overlong.shape": "off"}))) == [1, 1, -1, -1]
     linear = config(**{"overlong.shape": "linear", "overlong.max_length": 50, "overlong.factor": 0.1})
-    assert rewards(make_batch([GROUP], linear)) == pytest.approx([1, 1 - 0.08, -1, -1 - 0.1])
+    assert rewards(full_batch([GROUP], linear)) == pytest.approx([1, 1 - 0.08, -1, -1 - 0.1])
 
 
 def test_overlong_filtering_masks_what_the_engine_cut_off():
-    batch = make_batch([GROUP], config(**{"overlong.mask_truncated": True}))
+    batch = full_batch([GROUP], config(**{"overlong.mask_truncated": True}))
     assert [s.loss_mask.any() for s in batch.groups[0].samples] == [True, True, True, False]
-    assert all(s.loss_mask.any() for s in make_batch([GROUP], config()).samples)
+    assert all(s.loss_mask.any() for s in full_batch([GROUP], config()).samples)
 
 
 def test_a_masked_sample_counts_in_the_baseline_unless_told_otherwise():
     settings = {"overlong.mask_truncated": True, "overlong.shape": "off", "algo.normalize": "none"}
-    counted = make_batch([GROUP], config(**settings))
+    counted = full_batch([GROUP], config(**settings))
     assert advantages(counted) == pytest.approx([1, 1, -1, -1])
-    left_out = make_batch([GROUP], config(**settings, **{"overlong.masked_in_baseline": False}))
+    left_out = full_batch([GROUP], config(**settings, **{"overlong.masked_in_baseline": False}))
     assert advantages(left_out) == pytest.approx([2 / 3, 2 / 3, -4 / 3, 0], rel=1e-6)
 
 
 def test_every_token_of_a_sample_has_its_old_log_probability():
-    batch = make_batch([GROUP], config())
+    batch = full_batch([GROUP], config())
     for trained, sample in zip(batch.groups[0].samples, GROUP.samples, strict=True):
         assert np.array_equal(trained.token_ids, sample.token_ids)
         assert np.array_equal(trained.logps, sample.logps)
@@ -73,13 +72,13 @@ def test_every_token_of_a_sample_has_its_old_log_probability():
 
 
 def test_tokens_of_older_weights_are_marked():
-    assert all(s.fresh.all() for s in make_batch([GROUP], config(), version=0).samples)
-    assert not any(s.fresh.any() for s in make_batch([GROUP], config(), version=1).samples)
+    assert all(s.fresh.all() for s in full_batch([GROUP], config(), version=0).samples)
+    assert not any(s.fresh.any() for s in full_batch([GROUP], config(), version=1).samples)
 
 
 @pytest.mark.parametrize(("groups", "count", "sizes"), [(8, 4, [2, 2, 2, 2]), (5, 4, [1, 1, 2, 1]), (2, 4, [1, 1])])
 def test_mini_batches_hold_whole_groups(groups, count, sizes):
-    batch = make_batch([group((True, 3, False), (False, 4, False), draw=i) for i in range(groups)], config())
+    batch = full_batch([group((True, 3, False), (False, 4, False), draw=i) for i in range(groups)], config())
     mini_batches = batch.mini_batches(count)
     assert [len({s.group for s in m}) for m in mini_batches] == sizes
     assert [s.group for m in mini_batches for s in m] == [g for g in range(groups) for _ in range(2)]

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import make_prompt, make_sample, small_model, tokenizer, train_sample
+from support import full_batch, make_prompt, make_sample, small_model, tokenizer, train_sample
 
 from dapo_rl import Config
 from dapo_rl.algo import reference
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.values import ResponseValues, value_model
-from dapo_rl.train.batch import make_batch
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.credit import with_values
 from dapo_rl.train.critic import HFCritic
@@ -199,7 +198,7 @@ def constant(value):
 
 
 def credited(config, groups, values=None, reference=None):
-    batch = make_batch(groups, config)
+    batch = full_batch(groups, config)
     if reference is not None:
         batch = scored("ref_logps", reference)(batch)
     done = with_values(batch, config, values or constant(0.5))
@@ -284,7 +283,7 @@ def test_samples_outside_the_loss_are_left_alone():
     batch, _ = credited(config, groups, values)
     assert len(asked) == 1
     assert [["returns" in s.columns for s in group.samples] for group in batch] == [[True, False], [False, False]]
-    masked = make_batch([make_group(1, (1.0, 1.0), truncated=(0, 1))], config)
+    masked = full_batch([make_group(1, (1.0, 1.0), truncated=(0, 1))], config)
     assert with_values(masked, config, values) == masked
 
 

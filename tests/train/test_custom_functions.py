@@ -1,19 +1,23 @@
 """A loss and an advantage function of the user's own: what they are given, what they may return, and what is said."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from support import REPOSITORY, with_reference
+from support import REPOSITORY, full_batch, make_prompt, with_reference
 from test_batch import GROUP, config
 from test_policy import gradient, make_policy, samples_for, small_model
 
 from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.response_logps import response_logps
 from dapo_rl.objectives.aggregation import policy_token_losses
-from dapo_rl.train.batch import make_batch
+from dapo_rl.train.batch import make_batch, with_advantages
 from dapo_rl.train.custom import build_advantages, build_losses
+from dapo_rl.train.transforms import build_transforms
 from dapo_rl.trainer import DAPOTrainer
 
 EXAMPLE = REPOSITORY / "examples" / "own_loss.py"
@@ -173,7 +177,7 @@ def test_out_of_memory_in_a_loss_halves_the_micro_batch(tmp_path):
 
 def test_advantages_of_ones_own_take_the_place_of_the_groups(tmp_path):
     spec = own(tmp_path, "def f(rewards, mask):\n    f.seen = rewards, mask\n    return rewards * 2")
-    batch = make_batch([GROUP], config(**{"algo.advantage": spec, "algo.normalize": "none"}))
+    batch = full_batch([GROUP], config(**{"algo.advantage": spec, "algo.normalize": "none"}))
     assert [s["advantages"][0] for s in batch.groups[0].samples] == pytest.approx([2.0, 1.0, -2.0, -4.0])
 
 
@@ -185,7 +189,7 @@ def test_advantages_get_the_settings_that_they_have_parameters_for(tmp_path):
     assert estimate(rewards, None, lengths).tolist() == [[3, -4]]
     seen = estimate._function.seen
     assert (seen["eps"], seen["rest"]) == (0.5, {"normalize": "group", "ddof": 0})
-    batch = make_batch([GROUP], config(**{"algo.advantage": spec}))
+    batch = full_batch([GROUP], config(**{"algo.advantage": spec}))
     shown = [(len(s.token_ids), s["advantages"][0] / s.scalars["reward"]) for s in batch.samples]
     assert all(length == pytest.approx(factor) for length, factor in shown)
 
@@ -197,7 +201,7 @@ def test_samples_outside_the_mask_have_no_advantage(tmp_path):
     assert estimate(rewards, None).sum() == pytest.approx(0, abs=1e-5)
 
 
-RETURNED_ADVANTAGES = "; it returns a finite advantage for each sample, [P, G]"
+RETURNED_ADVANTAGES = "; it returns a finite advantage for each sample, [P, G], or token, [P, G, T]"
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,50 @@ def test_what_is_wrong_with_advantages_is_one_line(tmp_path, line, said):
     with pytest.raises(UserError) as error:
         advantages_with(tmp_path, line)(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), None)
     assert str(error.value) == f"algo.advantage: {tmp_path}/own.py:f {said}"
+
+
+@pytest.mark.parametrize("length_of", ["lengths", "response_mask.sum(-1)", "behaviour_logps.ne(0).sum(-1)"])
+def test_advantages_take_tensors_of_the_batch_by_name(tmp_path, length_of):
+    body = f"f.seen = dict(locals())\n    return rewards + {length_of} * 0"
+    names = "lengths, correct, truncated, response_mask, behaviour_logps, teacher_logps"
+    spec = own(tmp_path, f"def f(rewards, mask, *, {names}):\n    {body}")
+    estimate = build_advantages(AlgoSettings(advantage=spec))
+    batch = make_batch([GROUP, replace(GROUP, draw=1)], config())
+    first, *others = batch.samples
+    rows = np.arange(len(first.token_ids), dtype=np.float32)
+    batch = with_advantages(batch.with_samples([first.replace(teacher_logps=rows), *others]), estimate)
+    seen = estimate._function.seen
+    assert seen["correct"].tolist() == [[v.correct for v in GROUP.verdicts]] * 2
+    assert seen["truncated"].tolist() == [[s.truncated for s in GROUP.samples]] * 2
+    assert seen["response_mask"].sum(-1).tolist() == [[len(s.token_ids) for s in GROUP.samples]] * 2
+    assert seen["teacher_logps"][0, 0, : len(rows)].tolist() == rows.tolist()
+    assert seen["teacher_logps"].sum() == rows.sum()
+    assert [s["advantages"][0] for s in batch.samples] == pytest.approx([s.scalars["reward"] for s in batch.samples])
+
+
+def test_an_advantage_can_differ_by_token(tmp_path):
+    spec = own(
+        tmp_path,
+        "def f(rewards, mask, *, response_mask):\n"
+        "    return rewards[..., None] * torch.arange(response_mask.shape[-1]) * response_mask",
+    )
+    for sample in full_batch([GROUP], config(**{"algo.advantage": spec})).samples:
+        expected = sample.scalars["reward"] * np.arange(len(sample.token_ids))
+        assert sample["advantages"].tolist() == pytest.approx(expected.tolist())
+
+
+def test_an_advantage_that_takes_the_entropy_has_it_scored(tmp_path):
+    spec = own(tmp_path, "def f(rewards, mask, *, entropy):\n    return rewards[..., None] * entropy")
+    policy = make_policy(small_model())
+    transforms = build_transforms(config(), policy, build_advantages(AlgoSettings(advantage=spec)))
+    samples = samples_for(small_model(), count=len(GROUP.samples))
+    batch = make_batch([replace(GROUP, prompt=make_prompt("p"), samples=tuple(samples))], config())
+    for transform in transforms:
+        batch = transform(batch)
+    stats = response_logps(small_model(), batch.samples, 1.0, 0)
+    for i, sample in enumerate(batch.samples):
+        expected = sample.scalars["reward"] * stats.entropy[i, : len(sample.token_ids)].detach().numpy()
+        assert sample["advantages"].tolist() == pytest.approx(expected.tolist(), rel=1e-4)
 
 
 # Settings, and whole runs.
@@ -300,4 +348,23 @@ def test_a_loss_takes_columns_and_facts_of_samples_by_name(tmp_path):
         assert not seen["teacher"][row, length:].any()
         assert seen["behaviour"][row, :length].tolist() == samples[i].logps.tolist()
         assert (seen["entropy"][row, :length] > 0).all()
-    assert not seen["entropy"].requires_grad
+    assert seen["entropy"].requires_grad
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_entropy_of_a_loss_has_its_gradient(tmp_path, packed):
+    """An entropy bonus of a custom loss has the gradient that autograd finds through full logits."""
+    bonus = "def f(new_logps, old_logps, advantages, mask, *, entropy):\n    return -0.3 * entropy + 0.5 * new_logps"
+    samples = samples_for(small_model(), masked=(2,))
+    policy = make_policy(small_model(), 10**6, {"lr": 1e-3, "packed": packed}, loss=own(tmp_path, bonus))
+    ours = gradient(policy, samples)
+
+    model, trained = small_model(), [sample for sample in samples if sample.trained_tokens]
+    stats = response_logps(model, trained, 1.0, 0, entropy_grad=True)
+    (torch.where(stats.mask, -0.3 * stats.entropy + 0.5 * stats.logps, 0.0).sum() / stats.mask.sum()).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), policy._train.max_grad_norm)
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-4)
+    only_logps = own(tmp_path, bonus.replace("-0.3 * entropy +", "0 * entropy +"))
+    other = gradient(make_policy(small_model(), 10**6, {"lr": 1e-3, "packed": packed}, loss=only_logps), samples)
+    assert not torch.allclose(other, ours, atol=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from support import Prompts, ScriptedEngine, TextVerifier, make_sample
+from support import Prompts, ScriptedEngine, TextVerifier, full_batch, make_sample
 
 from dapo_rl import DAPOTrainer, algo
 from dapo_rl.algo import reference
@@ -15,7 +15,7 @@ from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
-from dapo_rl.train.batch import make_batch, shaped_rewards
+from dapo_rl.train.batch import shaped_rewards
 from dapo_rl.train.metrics import step_metrics
 
 MIXED, WRONG, RIGHT = ["right", "wrong", "wrong", "wrong"], ["wrong"] * 4, ["right"] * 4
@@ -49,7 +49,7 @@ def fill(settings, kinds, n=4):
 
 
 def batch_of(filled, settings):
-    return make_batch(filled.kept, settings, 0, filled.filled_up)
+    return full_batch(filled.kept, settings, 0, filled.filled_up)
 
 
 def advantages(batch):
@@ -69,7 +69,7 @@ def test_groups_that_are_filled_up_have_no_advantage(normalize, masked_in_baseli
     informative, *rest = advantages(batch_of(filled, settings))
     assert rest == [[0.0] * 4] * 3
     # Not even the batch's standard deviation knows of them.
-    assert informative == advantages(make_batch(filled.kept[:1], settings))[0]
+    assert informative == advantages(full_batch(filled.kept[:1], settings))[0]
     assert informative[0] > 0 > informative[1]
 
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import SMALL, make_prompt, make_sample, small_model, tokenizer, train_sample
+from support import SMALL, full_batch, make_prompt, make_sample, small_model, tokenizer, train_sample
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.algo import reference
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.objectives import LOSSES
-from dapo_rl.train.batch import make_batch
 from dapo_rl.train.mismatch import LARGE_KL, MismatchNote, newest_mismatch
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.transforms import scored as scored_by
@@ -152,7 +151,7 @@ def test_only_trained_samples_are_scored_each_with_its_own():
         Group(0, make_prompt("p"), (make_sample(3), make_sample(4, "length")), verdicts),
         Group(1, make_prompt("q"), (make_sample(5), make_sample(2)), verdicts),
     ]
-    batch = make_batch(groups, config)
+    batch = full_batch(groups, config)
     add_logps = scored_by(
         "proximal_logps", lambda samples: [np.full(len(s.token_ids), -len(s.token_ids)) for s in samples]
     )

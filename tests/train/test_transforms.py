@@ -9,6 +9,7 @@ from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.train.batch import make_batch
+from dapo_rl.train.custom import build_advantages
 from dapo_rl.train.transforms import CustomTransform, build_transforms
 from dapo_rl.types import Group, Verdict
 
@@ -73,7 +74,8 @@ def test_a_run_scores_what_its_settings_need_in_order(settings, step, asked):
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 2, **settings})
     scorer = Scorer()
     given = batch(step, **settings)
-    for transform in build_transforms(config, scorer, scorer.values if config.has_critic else None):
+    values = scorer.values if config.has_critic else None
+    for transform in build_transforms(config, scorer, build_advantages(config.algo), values):
         given = transform(given)
     assert scorer.asked == asked
     added = {"score": "proximal_logps", "score_reference": "ref_logps", "values": "values"}

@@ -165,6 +165,10 @@ class RankedPolicy(RankedLearner):
         """The log-probability of each response token under the reference policy."""
         return self._scored("score_reference", samples)
 
+    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
+        """The entropy of the current policy before each response token."""
+        return self._scored("score_entropy", samples)
+
     def figures(self) -> dict[str, float]:
         """What each rank did since the last call: the tokens that it trained on, the share of the time that it spent on
         scores and updates, and its peak memory."""

@@ -32,13 +32,13 @@ from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
+from dapo_rl.models.finite import not_finite
 from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, without_adapters
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.models.save import save_weights, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
@@ -266,6 +266,10 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
     def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         with self._timed():
             return super().score_reference(samples)
+
+    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
+        with self._timed():
+            return super().score_entropy(samples)
 
     def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         with self._timed():

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dapo_rl.base.format import counted
-from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.session import ray_logs
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.train.checkpoint import Checkpoints, Part
@@ -19,16 +18,16 @@ class Restarts:
 
     def __init__(
         self,
-        policy: RankedPolicy,
+        restart: Callable[[], None],
         others: Sequence[Part],
         checkpoints: Checkpoints,
         most: int,
         resume: Callable[[], None],
         note: Callable[[str], None],
     ) -> None:
-        """`others` are the parts of the run besides the policy. `resume` restores the last checkpoint, if there is one,
-        and gives the policy's weights to the engine."""
-        self._policy, self._others, self._checkpoints = policy, others, checkpoints
+        """`restart` starts the ranks; `others` are the parts of the run that are not on ranks. `resume` restores the
+        last checkpoint, if there is one, and gives the policy's weights to the engine."""
+        self._restart, self._others, self._checkpoints = restart, others, checkpoints
         self._most, self._resume, self._note = most, resume, note
         self._made = 0
         self._beginning = _saved(others)
@@ -45,7 +44,7 @@ class Restarts:
         self._note(f"{error}; starting the ranks again {count}")
         with suppress(Exception):  # a checkpoint that ranks were writing is lost with them
             self._checkpoints.wait()
-        self._policy.restart()
+        self._restart()
         _restore(self._others, self._beginning)
         self._resume()
         # Notes on steps after the checkpoint are forgotten, also the one above.

@@ -32,7 +32,7 @@ def token_logps(
     chunk_rows: int | None = None,
     fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each target, and the entropy (without gradient) of its distribution.
+    """The log-probability of each target, and the entropy of its distribution.
 
     `fused` reads the logits once in a Triton kernel, instead of once in each operation.
     """
@@ -88,30 +88,39 @@ class _TokenLogps(torch.autograd.Function):
                 del logits_SV
         ctx.last_pulls = pulls_CV
         ctx.temperature, ctx.rows, ctx.fused = temperature, rows, fused
-        ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, log_sums_T)
-        ctx.mark_non_differentiable(entropy_T)
+        ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T)
+        ctx.set_materialize_grads(False)
         return logps_T, entropy_T
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad_T: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden_TH, weight_VH, bias_V, targets_T, logps_T, log_sums_T = ctx.saved_tensors
+    def backward(ctx: Any, grad_T: Tensor | None, grad_entropy_T: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         weight = weight_VH.to(hidden_TH.dtype)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
         grad_weight_VH: Tensor | None = None
         grad_bias_V = torch.zeros_like(bias_V, dtype=torch.float32) if wants_bias else None
+        grad_T = torch.zeros_like(logps_T) if grad_T is None else grad_T.float()
         # The gradient of a logit is g · (1[target] − p). Applying g to the hidden states touches H numbers per token
-        # instead of V.
-        factor_T1 = (-grad_T.float() / ctx.temperature)[:, None]
-        pulls_CV, ctx.last_pulls = ctx.last_pulls, None
+        # instead of V. That of the entropy, −h · p · (log p + entropy), is not a multiple of it.
+        factor_T1 = (-(grad_T if grad_entropy_T is None else torch.ones_like(grad_T)) / ctx.temperature)[:, None]
+        pulls_CV, ctx.last_pulls = ctx.last_pulls if grad_entropy_T is None else None, None
         for chunk in reversed(list(_chunks(0, len(hidden_TH), ctx.rows))):
             if pulls_CV is None:
                 pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
                 for part in _slices(chunk, weight):
                     logits_SV = project(hidden_TH[part], weight, bias_V, ctx.temperature)
                     out_SV = pulls_CV[part.start - chunk.start : part.stop - chunk.start]
-                    if ctx.fused:
+                    if grad_entropy_T is not None:
+                        logits_SV.sub_(log_sums_T[part, None])
+                        probs_SV = logits_SV.exp()
+                        by_entropy_SV = logits_SV.add_(entropy_T[part, None]).mul_(probs_SV)
+                        by_entropy_SV.masked_fill_(probs_SV == 0, 0.0).mul_(grad_entropy_T[part, None])
+                        pulls_SV = _pulls(probs_SV, targets_T[part], logps_T[part]).mul_(grad_T[part, None])
+                        out_SV.copy_(pulls_SV.add_(by_entropy_SV))
+                        del probs_SV, by_entropy_SV, pulls_SV
+                    elif ctx.fused:
                         _fused_pulls(logits_SV, targets_T[part], logps_T[part], log_sums_T[part], out_SV)
                     else:
                         probs_SV = logits_SV.sub_(log_sums_T[part, None]).exp_()

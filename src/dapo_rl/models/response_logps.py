@@ -35,16 +35,21 @@ class TokenStats(NamedTuple):
     logps: Tensor
     """`[B, R]`, differentiable."""
     entropy: Tensor
-    """`[B, R]`, without gradient."""
+    """`[B, R]`, differentiable if that was asked for."""
     mask: Tensor
     """`[B, R]`: True for response tokens."""
 
 
 def response_logps(
-    model: Any, samples: Sequence[Trajectory], temperature: float, pad_id: int, device: torch.device | None = None
+    model: Any,
+    samples: Sequence[Trajectory],
+    temperature: float,
+    pad_id: int,
+    device: torch.device | None = None,
+    entropy_grad: bool = False,
 ) -> TokenStats:
     """Log-probabilities of the responses under the model at a temperature; it computes on the device of its weights
-    unless another is given."""
+    unless another is given. `entropy_grad` makes the entropies differentiable too."""
     device = device or next(model.parameters()).device
     inputs, mask_BR = padded_inputs(samples, pad_id, device)
     tokens_BR = inputs["input_ids"][:, -mask_BR.shape[1] :]
@@ -52,7 +57,7 @@ def response_logps(
     logits_BRV = model(**inputs, use_cache=False, logits_to_keep=tokens_BR.shape[1] + 1).logits[:, :-1]
     logits_BRV = logits_BRV.float() / temperature
     logps_BR = torch.log_softmax(logits_BRV, dim=-1).gather(-1, tokens_BR[..., None]).squeeze(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy_BR = entropy_from_logits(logits_BRV)
     return TokenStats(logps_BR, entropy_BR, mask_BR)
 
@@ -219,16 +224,19 @@ _TOLERANCE = 1e-2
 class ResponseLogps(ResponsePass[TokenStats]):
     """Computes log-probabilities and entropies of response tokens."""
 
-    def __init__(self, model: Any, *, temperature: float, **how: Any) -> None:
-        """The others are the arguments of `ResponsePass`."""
-        self._temperature = temperature
+    def __init__(self, model: Any, *, temperature: float, entropy_grad: bool = False, **how: Any) -> None:
+        """`entropy_grad` makes entropies differentiable; the others are the arguments of `ResponsePass`."""
+        self._temperature, self._entropy_grad = temperature, entropy_grad
         super().__init__(model, **how)
 
     def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> TokenStats:
-        return packed_logps(self._model, row, predictors, samples, self._temperature, self._fusion is not None)
+        fused = self._fusion is not None
+        stats = packed_logps(self._model, row, predictors, samples, self._temperature, fused)
+        return stats if self._entropy_grad else stats._replace(entropy=stats.entropy.detach())
 
     def _padded(self, samples: Sequence[Trajectory]) -> TokenStats:
-        return response_logps(self._model, samples, self._temperature, self._pad_id, self.device)
+        how = (self._temperature, self._pad_id, self.device, self._entropy_grad)
+        return response_logps(self._model, samples, *how)
 
     def _why_not_packed(self, longest: int) -> str | None:
         return why_not_packed(self._model, longest)

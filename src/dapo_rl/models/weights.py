@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from dapo_rl.models.finite import not_finite
+
 BUCKET_BYTES = 1 << 30
 
 
@@ -16,6 +18,14 @@ class WeightSource(Protocol):
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         """Yields every weight once, under its name in the model as loaded. A bucket has at most `nbytes`, or a single
         larger tensor."""
+        ...
+
+
+class PolicyWeights(WeightSource, Protocol):
+    """The weights of a policy after an update."""
+
+    def not_finite(self) -> str | None:
+        """The name of the first weight that contains an infinity or NaN, or None."""
         ...
 
 
@@ -43,3 +53,7 @@ class ModelWeights:
             del tensor  # otherwise a merged tensor would outlive its bucket
         if bucket:
             yield bucket
+
+    def not_finite(self) -> str | None:
+        """The name of the first weight that contains an infinity or NaN, or None."""
+        return next((name for bucket in self.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)

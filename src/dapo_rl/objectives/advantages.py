@@ -10,17 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-class Advantages(Protocol):
-    """Computes advantages `[P, G]` from rewards `[P, G]`, a mask of the samples in the baseline (None: all), and the
-    numbers of tokens that the policy wrote (None: 1 each)."""
-
-    def __call__(self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)

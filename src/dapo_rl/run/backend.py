@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,6 +52,8 @@ class Workers:
     policy: HFPolicy | RankedPolicy
     critic: HFCritic | RankedCritic | None
     plan: MemoryPlan
+    restart: Callable[[], None] | None = None
+    """Starts the ranks again, if there are ranks."""
 
 
 class Backend:
@@ -164,7 +167,7 @@ class RayBackend(Backend):
         how = (tokenizer, device, loaded.dtype, longest, display.note)
         engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
         resources.callback(engine.close)
-        return Workers(engine, policy, critic, plan)
+        return Workers(engine, policy, critic, plan, policy.restart)
 
 
 def _with_cache(config: Config, plan: MemoryPlan) -> Config:

@@ -15,7 +15,6 @@ from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
-from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import SavedRewardState
@@ -29,7 +28,7 @@ from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.custom import build_advantages, build_losses
+from dapo_rl.train.custom import Advantages, build_advantages, build_losses
 from dapo_rl.train.disk import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
@@ -54,6 +53,8 @@ class Run:
     advantages: Advantages
     progress: Progress
     plan: MemoryPlan
+    restart: Callable[[], None] | None
+    """Starts the ranks again, if there are ranks."""
     disk: DiskNeed
     parts: tuple[Part, ...]
     """The parts of a checkpoint, except the log."""
@@ -150,6 +151,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             advantages=advantages,
             progress=progress,
             plan=workers.plan,
+            restart=workers.restart,
             disk=DiskNeed.of(config, model, loaded.save_dtype),
             parts=(*learners, stream_part(stream, sampler), sampler, progress, reward_state, RandomState()),
             description=describe_model(model, loaded.dtype, backend.where),

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from dapo_rl.base.saved import not_of_this_run
-from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.ray_watch import if_ray_ends
 from dapo_rl.cluster.restarts import Restarts
 from dapo_rl.compat.trl.callbacks import Callbacks
@@ -109,8 +108,9 @@ class RunTraining:
             engine=run.engine,
             sampler=run.sampler,
             policy=run.policy,
-            advantages=run.advantages,
-            transforms=build_transforms(config, run.policy, None if run.critic is None else run.critic.score),
+            transforms=build_transforms(
+                config, run.policy, run.advantages, None if run.critic is None else run.critic.score
+            ),
             evaluate=partial(run.evaluate, display),
             save=self._save,
             checkpoints=self._checkpoints,
@@ -162,17 +162,17 @@ class RunTraining:
 
     def _restarts(self) -> loop.Recover | None:
         """How the run recovers from the loss of a rank, if it has ranks."""
-        run, policy = self._run, self._run.policy
-        if not isinstance(policy, RankedPolicy):
+        run = self._run
+        if run.restart is None:
             return None
 
         def resume() -> None:
-            run.engine.receive(0, policy.weights())
+            run.engine.receive(0, run.policy.weights())
             self.resume()
             self._callbacks.follow(self._directory.read_metrics)
 
         others = [part for part in run.parts if part not in run.learners]
-        return Restarts(policy, others, self._checkpoints, run.config.cluster.restarts, resume, self._display.note)
+        return Restarts(run.restart, others, self._checkpoints, run.config.cluster.restarts, resume, self._display.note)
 
     def _write_results(self, failed: bool = False) -> dict[str, Any]:
         run, sampler = self._run, self._run.sampler

@@ -1,18 +1,17 @@
-"""Turns judged groups into a batch: rewards, length penalties, advantages. Shapes: P groups × G samples."""
+"""Turns judged groups into a batch: rewards, length penalties, masks. Shapes: P groups × G samples, T tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dapo_rl.config import Config
-from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
-from dapo_rl.train.custom import build_advantages
-from dapo_rl.types import Batch, Group, Update
+from dapo_rl.train.custom import Advantages
+from dapo_rl.types import Batch, Group, Trajectory, Update
 
 
 def make_batch(
@@ -20,15 +19,14 @@ def make_batch(
     config: Config,
     version: int = 0,
     filled_up: Collection[int] = frozenset(),
-    advantages: Advantages | None = None,
     rewards: Mapping[int, Tensor] | None = None,
     step: int = 0,
 ) -> Batch:
-    """The batch to train the weights of `version` on.
+    """The batch to train the weights of `version` on, still without advantages.
 
     Groups whose draws are in `filled_up` are uninformative: their advantages are 0 and they are excluded from
-    normalisation, although the length penalty can make their rewards differ. `advantages` is the function that
-    `algo.advantage` names, if already loaded; `rewards` is the result of `shaped_rewards`.
+    normalisation, although the length penalty can make their rewards differ. `rewards` is the result of
+    `shaped_rewards`.
     """
     rewards = shaped_rewards(groups, config) if rewards is None else rewards
     scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
@@ -36,9 +34,7 @@ def make_batch(
     penalties_PG = rewards_PG - scores_PG
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
-    estimate = advantages or build_advantages(config.algo)
-    lengths_PG = torch.tensor([[s.written for s in group.samples] for group in groups])
-    advantages_PG = estimate(rewards_PG, _in_baseline(groups, in_loss_PG, config, filled_up), lengths_PG)
+    in_baseline_PG = _in_baseline(groups, in_loss_PG, config, filled_up)
     return Batch(
         tuple(
             replace(
@@ -46,12 +42,12 @@ def make_batch(
                 samples=tuple(
                     sample.replace(
                         prompt_ids=group.prompt.token_ids,
-                        advantages=advantages_PG[p, g].item(),
                         fresh=sample.versions == version,
                         loss_mask=sample.mask & bool(in_loss_PG[p, g]),
                         scalars={
                             "group": p,
                             "correct": group.verdicts[g].correct,
+                            "in_baseline": in_baseline_PG[p, g].item(),
                             "reward": rewards_PG[p, g].item(),
                             "length_penalty": penalties_PG[p, g].item(),
                         },
@@ -65,21 +61,31 @@ def make_batch(
     )
 
 
+def with_advantages(batch: Batch, estimate: Advantages) -> Batch:
+    """The batch with the column `advantages`."""
+
+    def table(of: Callable[[Trajectory], float]) -> Tensor:
+        return torch.tensor([[of(sample) for sample in group.samples] for group in batch.groups])
+
+    mask_PG = table(lambda sample: bool(sample.scalars["in_baseline"]))
+    rewards_PG, lengths_PG = table(lambda sample: sample.scalars["reward"]), table(lambda sample: sample.written)
+    advantages = estimate(rewards_PG, None if mask_PG.all() else mask_PG, lengths_PG, batch).flatten(0, 1)
+    return batch.with_samples(
+        sample.replace(advantages=row[: len(sample.token_ids)].numpy() if row.dim() else row.item())
+        for sample, row in zip(batch.samples, advantages, strict=True)
+    )
+
+
 def with_diagnostics(batch: Batch, updates: Sequence[Update]) -> Batch:
     """The batch with the token diagnostics of the updates of its last pass."""
     diagnostics = [columns for update in updates for columns in update.columns]
     return batch.with_samples(s.replace(**(c or {})) for s, c in zip(batch.samples, diagnostics, strict=True))
 
 
-def _in_baseline(
-    groups: Sequence[Group], in_loss_PG: Tensor, config: Config, filled_up: Collection[int]
-) -> Tensor | None:
-    """The samples that count in the baseline; None means all of them."""
-    mask_PG = None if config.overlong.masked_in_baseline else in_loss_PG
-    if not filled_up:
-        return mask_PG
+def _in_baseline(groups: Sequence[Group], in_loss_PG: Tensor, config: Config, filled_up: Collection[int]) -> Tensor:
+    """The samples that count in the baseline."""
     informative_P1 = torch.tensor([[group.draw not in filled_up] for group in groups])
-    return informative_P1.expand_as(in_loss_PG) if mask_PG is None else mask_PG & informative_P1
+    return informative_P1 & (in_loss_PG | config.overlong.masked_in_baseline)
 
 
 def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]:

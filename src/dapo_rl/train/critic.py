@@ -14,11 +14,11 @@ from dapo_rl.base.hashing import Digests, IsCancelled, Rest
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.device import to_device
+from dapo_rl.models.finite import not_finite
 from dapo_rl.models.response_logps import ResponsePass
 from dapo_rl.models.save import done_now, save_hashed
 from dapo_rl.models.values import ResponseValues, TokenValues
 from dapo_rl.objectives.critic import value_loss
-from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.types import FloatArray, Trajectory, Update
 

@@ -6,10 +6,11 @@ Custom functions are checked at each call. Every failure is a one-line error.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +20,22 @@ from dapo_rl.choices import is_function
 from dapo_rl.config import AlgoSettings
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, LOSSES, RatioOf
-from dapo_rl.objectives.advantages import Advantages
 from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_ratio
+from dapo_rl.train.learner import padded
+from dapo_rl.types import Batch
+
+
+class Advantages(Protocol):
+    """Computes advantages `[P, G]`, or `[P, G, T]` for each token, from rewards `[P, G]`, a mask of the samples in the
+    baseline (None: all), the numbers of tokens that the policy wrote (None: 1 each), and the batch."""
+
+    def __call__(
+        self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
+    ) -> Tensor: ...
+
+    def takes(self, name: str) -> bool:
+        """Whether it uses this column of the batch."""
+        ...
 
 
 def build_losses(algo: AlgoSettings) -> TokenLosses:
@@ -45,13 +60,7 @@ def build_advantages(algo: AlgoSettings) -> Advantages:
     settings = {"normalize": algo.normalize, "ddof": algo.ddof, "eps": algo.advantage_eps}
     if is_function(algo.advantage):
         return CustomAdvantages(algo.advantage, settings)
-    function = ADVANTAGES[algo.advantage].function
-
-    def estimate(rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor:
-        lengths = torch.ones_like(rewards) if lengths is None else lengths
-        return function(rewards, mask=mask, **_taken(function, {"lengths": lengths, **settings}))
-
-    return estimate
+    return BuiltInAdvantages(ADVANTAGES[algo.advantage].function, settings)
 
 
 def _taken(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
@@ -71,14 +80,19 @@ class _CustomFunction:
         self._name, self._returns = f"{key}: {spec}", returns
         self._function = load_function(spec)
 
-    def _call(self, *tensors: Tensor, **settings: Any) -> Tensor:
-        """Calls the function with the settings that it has parameters for."""
+    def takes(self, name: str) -> bool:
+        """Whether the function has a parameter of this name."""
+        return bool(_taken(self._function, {name: None}, only_named=True))
+
+    def _call(self, tensors: Sequence[Tensor], inputs: Mapping[str, Any], or_shape: torch.Size | None = None) -> Tensor:
+        """Calls the function with tensors, and the inputs that it has parameters for. It returns the shape of its first
+        argument, or the other one."""
         with self._blamed():
-            result = self._function(*tensors, **_taken(self._function, settings))
+            result = self._function(*tensors, **_taken(self._function, inputs))
         shape, device = tensors[0].shape, tensors[0].device
         if not isinstance(result, Tensor):
             raise self._error(f"returned a {type(result).__name__}")
-        if result.shape != shape:
+        if result.shape not in (shape, or_shape):
             raise self._error(f"returned the shape {list(result.shape)} for {list(shape)}")
         if not result.is_floating_point() or result.device != device:
             raise self._error(f"returned {result.dtype} on {result.device}")
@@ -120,30 +134,26 @@ class CustomLoss(_CustomFunction):
         """`inputs` are further tensors, `[B, T]` or `[B]`."""
         # The function gets copies, so that it can modify them in place.
         new, old = (torch.where(mask, logps.float(), 0.0) for logps in (new_logps, old_logps))
-        losses = self._call(
-            new,
-            old,
-            advantages_like(new, advantages, mask),
-            mask.clone(),
-            clip_low=clip_low,
-            clip_high=clip_high,
-            clip_ratio_c=clip_ratio_c,
-            **{name: _copy(tensor, mask) for name, tensor in _taken(self._function, inputs, only_named=True).items()},
-        )
+        bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}
+        copies = {name: _copy(tensor, mask) for name, tensor in inputs.items() if self.takes(name)}
+        losses = self._call((new, old, advantages_like(new, advantages, mask), mask.clone()), {**bounds, **copies})
         if not losses.requires_grad:
             raise self._error("returned losses without a gradient")
         self._check_finite(losses, new_logps, mask, "a loss that is not finite")
         return torch.where(mask, losses.float(), 0.0)
 
-    def backward(self, loss: Tensor, logps: Tensor) -> None:
+    def backward(self, loss: Tensor, logps: Tensor, entropy: Tensor) -> None:
         """`loss.backward()` in two parts, so that an error in the function's backward is reported as the function's."""
+        inputs = [tensor for tensor in (logps, entropy) if tensor.requires_grad]
         with self._blamed():
-            (gradient,) = torch.autograd.grad(loss, logps, allow_unused=True)
-        if gradient is None:
+            gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+        found = [(tensor, g) for tensor, g in zip(inputs, gradients, strict=True) if g is not None]
+        if not found:
             raise self._error("returned losses without a gradient")
-        everywhere = torch.ones_like(gradient, dtype=torch.bool)
-        self._check_finite(gradient, logps, everywhere, "losses whose gradient is not finite")
-        logps.backward(gradient)
+        for tensor, gradient in found:
+            everywhere = torch.ones_like(gradient, dtype=torch.bool)
+            self._check_finite(gradient, tensor, everywhere, "losses whose gradient is not finite")
+        torch.autograd.backward([tensor for tensor, _ in found], [gradient for _, gradient in found])
 
     def _check_finite(self, values: Tensor, logps: Tensor, mask: Tensor, what: str) -> None:
         """Raises if values are not finite although the log-probabilities are; if those are not, the model diverged."""
@@ -153,25 +163,74 @@ class CustomLoss(_CustomFunction):
 
 
 def _copy(tensor: Tensor, mask: Tensor) -> Tensor:
-    """A copy without gradient; of token columns, zeros where masked."""
+    """A copy; of token columns, zeros where masked."""
     if tensor.shape[:2] != mask.shape:
-        return tensor.detach().clone()
+        return tensor.clone()
     whole = mask.view(*mask.shape, *[1] * (tensor.dim() - 2))
-    return torch.where(whole, tensor.detach(), torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+    return torch.where(whole, tensor, torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+
+
+class BuiltInAdvantages:
+    """An estimator of `ADVANTAGES` with its settings."""
+
+    def __init__(self, function: Callable[..., Tensor], settings: Mapping[str, Any]) -> None:
+        self._function, self._settings = function, settings
+
+    def __call__(
+        self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
+    ) -> Tensor:
+        lengths = torch.ones_like(rewards) if lengths is None else lengths
+        return self._function(rewards, mask=mask, **_taken(self._function, {"lengths": lengths, **self._settings}))
+
+    def takes(self, name: str) -> bool:
+        """Built-in estimators use no columns of the batch."""
+        return False
 
 
 class CustomAdvantages(_CustomFunction):
-    """`f(rewards, mask, **settings)`, `[P, G]`. The advantages of samples outside the mask are set to 0."""
+    """`f(rewards, mask, **inputs)`, `[P, G]`. The advantages of samples outside the mask are set to 0. By name it can
+    take settings, `lengths`, and tensors of the batch: see `batch_tensors`."""
 
     def __init__(self, spec: str, settings: Mapping[str, Any]) -> None:
-        super().__init__("algo.advantage", spec, "a finite advantage for each sample, [P, G]")
+        super().__init__("algo.advantage", spec, "a finite advantage for each sample, [P, G], or token, [P, G, T]")
         self._settings = settings
 
-    def __call__(self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
+    ) -> Tensor:
         counted = torch.ones_like(rewards, dtype=torch.bool) if mask is None else mask.bool().clone()
         tokens = torch.ones_like(rewards) if lengths is None else lengths.clone()
-        result = self._call(rewards.float().clone(), counted.clone(), lengths=tokens, **self._settings)
-        advantages = torch.where(counted, result.float(), 0.0)
+        inputs: dict[str, Any] = {"lengths": tokens, **self._settings}
+        per_token = None
+        if batch is not None:
+            per_token = torch.Size((*rewards.shape, max(len(sample.token_ids) for sample in batch.samples)))
+            inputs = batch_tensors(batch, self.takes) | inputs
+        result = self._call((rewards.float().clone(), counted.clone()), inputs, per_token)
+        whole = counted if result.dim() == counted.dim() else counted[..., None]
+        advantages = torch.where(whole, result.float(), 0.0)
         if not advantages.isfinite().all():
             raise self._error("returned an advantage that is not finite")
         return advantages.detach()
+
+
+def batch_tensors(batch: Batch, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
+    """The tensors of the batch whose names are wanted: `correct` and `truncated`, `[P, G]`; `response_mask`, which is
+    True for tokens that the policy wrote, `behaviour_logps`, and token columns by their names, `[P, G, T]`. They are 0
+    after the end of a sample, and in samples that have no such column."""
+    samples, shape = batch.samples, (len(batch.groups), -1)
+    tensors = {
+        name: torch.tensor([getattr(sample, name) for sample in samples]).view(shape)
+        for name in ("correct", "truncated")
+        if wanted(name)
+    }
+    columns = {name: name for sample in samples for name in sample.columns if name != "mask"}
+    for name, column in {**columns, "response_mask": "mask", "behaviour_logps": "logps"}.items():
+        if wanted(name):
+            like = next(row for sample in samples if (row := sample.get(column)) is not None)
+            rows = [sample.get(column) for sample in samples]
+            ends = [(len(sample.token_ids), *like.shape[1:]) for sample in samples]
+            table = padded(
+                [np.zeros(end, like.dtype) if row is None else row for row, end in zip(rows, ends, strict=True)]
+            )
+            tensors[name] = torch.from_numpy(table.reshape(len(batch.groups), -1, *table.shape[1:]))
+    return tensors

@@ -19,10 +19,10 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.memory.one_gpu import MOST_TOKENS
+from dapo_rl.models.finite import not_finite
 from dapo_rl.models.response_logps import ResponsePass
 from dapo_rl.models.save import HostCopy, weight_difference, why_no_copy
 from dapo_rl.train.counts import Counts
-from dapo_rl.train.finite import not_finite
 from dapo_rl.train.gradients import Gradients
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate

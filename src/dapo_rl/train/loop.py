@@ -17,8 +17,7 @@ from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Engine, engine_metrics
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
-from dapo_rl.models.weights import WeightSource
-from dapo_rl.objectives.advantages import Advantages
+from dapo_rl.models.weights import PolicyWeights
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -28,7 +27,6 @@ from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.failed_step import record_failed_step
-from dapo_rl.train.finite import weights_not_finite
 from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
 from dapo_rl.train.progress import Progress
@@ -41,16 +39,21 @@ Recover = Callable[[RankLostError], None]
 
 
 class Policy(Protocol):
-    """The policy to train, in one process or on many ranks with the same result. On ranks it has `figures()` too: the
-    metrics of each rank since the last call."""
+    """The policy to train, in one process or on many ranks with the same result."""
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
     def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
+    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
+
     def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
 
-    def weights(self) -> WeightSource: ...
+    def weights(self) -> PolicyWeights: ...
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of the ranks since the last call; none in one process."""
+        ...
 
     def rest(self) -> None:
         """Frees the memory that only updates need."""
@@ -83,7 +86,6 @@ class Training:
     engine: Engine
     sampler: Sampler
     policy: Policy
-    advantages: Advantages
     transforms: Sequence[Transform]
     """What is added to a batch before its first update, in this order."""
     evaluate: Callable[[Callable[[], None]], Evaluation | None]
@@ -289,7 +291,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
-    batch = make_batch(fill.kept, config, fill.version, fill.filled_up, run.advantages, rewards, step)
+    batch = make_batch(fill.kept, config, fill.version, fill.filled_up, rewards, step)
 
     run.display.phase("updating")
     sampled = time.perf_counter()
@@ -302,7 +304,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
     weights = run.policy.weights()
-    if name := weights_not_finite(weights):
+    if name := weights.not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
     if run.turns:
         run.policy.rest()
@@ -323,7 +325,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
-        **_rank_metrics(run.policy),
+        **run.policy.figures(),
     }
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
@@ -362,12 +364,6 @@ def _update(run: Training, step: int, batch: Batch) -> _Updates:
                 done.last_pass.append(run.policy.update(part, policy_rate(step, config)))
         done.policy += done.last_pass
     return done
-
-
-def _rank_metrics(policy: Policy) -> dict[str, float]:
-    """The figures of each rank since the last step, if there are ranks."""
-    figures: Callable[[], dict[str, float]] | None = getattr(policy, "figures", None)
-    return {} if figures is None else figures()
 
 
 def _evaluate(run: Training) -> dict[str, float]:

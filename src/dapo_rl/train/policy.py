@@ -19,6 +19,7 @@ from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.device import to_device
+from dapo_rl.models.finite import not_finite
 from dapo_rl.models.lora import WithoutAdapter, dropping_out, save_adapter
 from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStats
 from dapo_rl.models.save import StoredModel, done_now, save_hashed, save_model, stored_weights
@@ -30,7 +31,6 @@ from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.counts import Counts
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
-from dapo_rl.train.finite import not_finite
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
@@ -78,7 +78,9 @@ class HFPolicy(Learner[TokenStats]):
         self._norm_length = norm_length
         self._kl_coef = algo.kl_coef if algo.kl_in == "loss" else 0.0
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        super().__init__(model, train=train, token_budget=token_budget, fill_memory=fill_memory, turns=turns, **how)
+        budget: dict[str, Any] = {"token_budget": token_budget, "fill_memory": fill_memory, "turns": turns}
+        entropy_grad = isinstance(self._losses, CustomLoss) and self._losses.takes("entropy")
+        super().__init__(model, train=train, **budget, **how, entropy_grad=entropy_grad)
         self._reference: ResponsePass[TokenStats] | WithoutAdapter | None = None
         if reference is model:
             self._reference = WithoutAdapter(model, self._responses)
@@ -90,15 +92,23 @@ class HFPolicy(Learner[TokenStats]):
         """The current weights, valid until the next update."""
         return ModelWeights(self.model)
 
+    def figures(self) -> dict[str, float]:
+        """Metrics of the ranks: there are none."""
+        return {}
+
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The log-probability of each response token under the current policy."""
-        return self._results(samples, lambda batch: _logps(self._responses, batch))
+        return self._results(samples, lambda batch: _stats(self._responses, batch).logps)
 
     def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The same under the reference policy."""
         assert self._reference is not None
         reference = self._reference
-        return self._results(samples, lambda batch: _logps(reference, batch))
+        return self._results(samples, lambda batch: _stats(reference, batch).logps)
+
+    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
+        """The entropy of the current policy before each response token."""
+        return self._results(samples, lambda batch: _stats(self._responses, batch).entropy)
 
     def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
         """One optimizer step; the result does not depend on the split into micro-batches."""
@@ -215,7 +225,7 @@ class HFPolicy(Learner[TokenStats]):
                 )
                 loss = loss + sums["lm_loss"]
             if isinstance(self._losses, CustomLoss):
-                self._losses.backward(loss, logps)
+                self._losses.backward(loss, logps, stats.entropy)
             else:
                 loss.backward()
 
@@ -241,7 +251,7 @@ class HFPolicy(Learner[TokenStats]):
             if algo.importance_cap is not None:
                 totals["is_weight"] = total(weights, mask)
                 totals["above_cap"] = above_cap(old_logps, behaviour_logps, mask, cap).sum()
-            return totals, _Tokens(logps.detach(), stats.entropy, _which_bound(high, low, dual))
+            return totals, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:
@@ -307,7 +317,7 @@ def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
 
 def _inputs(samples: Sequence[Trajectory], stats: TokenStats) -> dict[str, Tensor]:
     """What a custom loss can take by name: the token columns that all samples have, `behaviour_logps`, the policy's
-    `entropy` (without gradient), and for each sample whether it is `correct` and the number of its `group`."""
+    `entropy`, and for each sample whether it is `correct` and the number of its `group`."""
     device = stats.logps.device
     names = set.intersection(*({*sample.columns} for sample in samples)) - {"advantages", "mask"}
     columns = {name: to_device(padded([s[name] for s in samples]), device) for name in sorted(names)}
@@ -330,6 +340,6 @@ def _proximal_logps(samples: Sequence[Trajectory], logps: Tensor) -> Tensor:
     return to_device(padded(scored), logps.device)
 
 
-def _logps(forward: ResponsePass[TokenStats] | WithoutAdapter, samples: Sequence[Trajectory]) -> Tensor:
+def _stats(forward: ResponsePass[TokenStats] | WithoutAdapter, samples: Sequence[Trajectory]) -> TokenStats:
     with forward.compute(samples) as stats:
-        return stats.logps
+        return stats

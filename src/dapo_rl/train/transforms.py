@@ -1,7 +1,7 @@
 """Batch transforms: what a step adds to its batch between sampling and the first update.
 
 A transform is a function from a batch to a batch; it adds token columns to the trajectories. The built-in ones compute
-log-probabilities under the proximal and the reference policy, and a critic's values with their advantages.
+log-probabilities under the proximal and the reference policy, advantages, and a critic's values with theirs.
 `train.transforms` adds functions of the user, which come last: `def transform(batch)` in a file, or
 `def transform(batch, config)`.
 """
@@ -18,7 +18,9 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.train.batch import with_advantages
 from dapo_rl.train.credit import with_values
+from dapo_rl.train.custom import Advantages
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
 Transform = Callable[[Batch], Batch]
@@ -32,14 +34,21 @@ class Scores(Protocol):
 
     def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
+    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-def build_transforms(config: Config, policy: Scores, values: Score | None = None) -> tuple[Transform, ...]:
+
+def build_transforms(
+    config: Config, policy: Scores, advantages: Advantages, values: Score | None = None
+) -> tuple[Transform, ...]:
     """The transforms of a run. `values` scores samples by the critic, if there is one."""
     transforms: list[Transform] = []
     if config.scores_first:
         transforms.append(after_pretraining(config, scored("proximal_logps", policy.score)))
     if config.algo.kl_coef > 0:
         transforms.append(scored("ref_logps", policy.score_reference))
+    if advantages.takes("entropy"):
+        transforms.append(scored("entropy", policy.score_entropy))
+    transforms.append(lambda batch: with_advantages(batch, advantages))
     if values is not None:
         transforms.append(lambda batch: with_values(batch, config, values))
     return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))

@@ -31,7 +31,8 @@ from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, Say
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table
-from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
+from dapo_rl.train.batch import make_batch, shaped_rewards, with_advantages, with_diagnostics
+from dapo_rl.train.custom import build_advantages
 from dapo_rl.train.ledger import Ledger
 from dapo_rl.train.metrics import step_metrics
 from dapo_rl.types import Trajectory, Update
@@ -87,7 +88,9 @@ def _measure(
             parts["sampler"] -= engine.seconds
         with stage("batch"):
             rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
-            batch = make_batch(fill.kept, config, fill.version, rewards=rewards)
+            batch = with_advantages(
+                make_batch(fill.kept, config, fill.version, rewards=rewards), build_advantages(config.algo)
+            )
         with stage("update (stand-in)"):
             updates = [_update(part) for part in batch.mini_batches(config.train.mini_batches)]
         with stage("metrics"):

@@ -9,10 +9,10 @@ from support import small_model
 from test_policy import samples_for
 
 from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.models.finite import not_finite
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.train import checkpoint as checkpoint_module
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints
-from dapo_rl.train.finite import not_finite, weights_not_finite
 
 INF, NAN = float("inf"), float("nan")
 
@@ -73,10 +73,10 @@ def test_moments_that_are_not_finite_are_not_saved(tmp_path):
 
 def test_weights_are_looked_at_bucket_by_bucket():
     model = small_model()
-    assert weights_not_finite(ModelWeights(model)) is None
+    assert ModelWeights(model).not_finite() is None
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 5] = NAN
-    assert weights_not_finite(ModelWeights(model)) == "model.layers.1.mlp.up_proj.weight"
+    assert ModelWeights(model).not_finite() == "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize(

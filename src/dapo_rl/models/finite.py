@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
-
 
 def not_finite(values: Any) -> str | None:
     """The name of the first tensor that contains an infinity or NaN, or None; `values` may be nested."""
@@ -28,14 +26,6 @@ def not_finite(values: Any) -> str | None:
             if not is_finite:
                 return name
     return None
-
-
-def weights_not_finite(source: WeightSource) -> str | None:
-    """The name of the first weight that is not finite, or None. Weights that are elsewhere are checked there."""
-    if elsewhere := getattr(source, "not_finite", None):
-        found: str | None = elsewhere()
-        return found
-    return next((name for bucket in source.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
