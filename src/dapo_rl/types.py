@@ -209,9 +209,10 @@ class Trajectory(Record):
     def then(self, token_ids: Any, logps: Any, version: int, **columns: Any) -> Trajectory:
         """A copy with more tokens of the policy appended."""
         more = Trajectory(token_ids, logps, versions=version, **columns).columns
-        if missing := self.columns.keys() ^ more.keys():
+        before = self.columns if len(self.token_ids) else {name: array[:0] for name, array in more.items()}
+        if missing := before.keys() ^ more.keys():
             raise ValueError(f"Trajectory.then: {', '.join(sorted(missing))} must be given for all tokens or for none")
-        return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in self.columns.items()})
+        return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in before.items()})
 
     def then_observed(self, token_ids: Any) -> Trajectory:
         """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there."""

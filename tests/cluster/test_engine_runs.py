@@ -7,8 +7,9 @@ import signal
 
 import pyarrow.parquet as pq
 import pytest
+from column_engine import check_rollouts
 from rank_parts import WarmRanks
-from support import THOROUGH
+from support import REPOSITORY, THOROUGH
 from transformers import TrainerCallback
 
 from dapo_rl import Config, DAPOTrainer
@@ -112,3 +113,12 @@ def test_an_asynchronous_run_adds_up_although_an_engine_is_killed_and_it_is_resu
     assert all(row[f"engine/{i}/version"] == row["step"] for row in steps for i in (0, 1))
     notes = [json.loads(line)["text"] for line in (path / "notes.jsonl").read_text().splitlines()]
     assert sum(note.startswith("engine 1 was lost: ") for note in notes) == 1
+
+
+def test_columns_that_nobody_knows_cross_engine_and_rank_actors(tmp_path):
+    """From an engine's actor to the driver, to the loss on a rank's actor, and into the log."""
+    columns = REPOSITORY / "tests" / "column_engine.py"
+    parts = [f"engine={columns}:ColumnEngine", f"algo.loss={columns}:loss", f"reward.verifier={columns}:odd"]
+    shape = ["train.steps=1", "sampling.max_new_tokens=8", "overlong.shape=off", "data.eval=null", "eval.every=null"]
+    run(tmp_path / "run", "cluster.backend=ray", "cluster.ranks=2", *parts, *shape)
+    assert check_rollouts((tmp_path / "run" / "rollouts").iterdir()) > 0
