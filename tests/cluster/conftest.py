@@ -17,7 +17,7 @@ from rank_parts import Rank, RanksOfTests, WarmRanks
 from warm_engines import WarmReplica
 
 from dapo_rl.cluster import engine_pool
-from dapo_rl.cluster.session import SLOW_START, STARTS, import_ray
+from dapo_rl.cluster.ray_session import SLOW_START, STARTS, import_ray
 
 _running: dict = {}
 """The Ray instance, and its policy on ranks."""

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from support import small_model, tokenizer, train_sample
 
+from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.policy import RankedPolicy
-from dapo_rl.cluster.rank import RankPolicy
+from dapo_rl.cluster.policy_worker import PolicyWorker
 from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.models.load import load_model, pad_id
@@ -65,7 +65,7 @@ class Rank:
 
     def build(self, tied=True, reference=False, changes=None):
         model, how = parts(tied, reference, changes or {})
-        self.policy = RankPolicy(lambda: (model, how), place=self._place, **settings(**(changes or {})))
+        self.policy = PolicyWorker(lambda: (model, how), place=self._place, **settings(**(changes or {})))
 
     def gradients(self):
         full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}
@@ -151,7 +151,7 @@ class WarmRanks(RayRanks):
         return bool(self._actors)
 
 
-class RanksOfTests(RankedPolicy):
+class RanksOfTests(DistributedPolicy):
     """A policy on ranks that can be built again in the same processes."""
 
     def build(self, tied=True, reference=False, **changes):

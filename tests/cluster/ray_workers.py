@@ -27,7 +27,7 @@ PRELOADED = (
     "dapo_rl.cluster.build_engines",
     "dapo_rl.cluster.build_policy",
     "dapo_rl.cluster.engine_actor",
-    "dapo_rl.cluster.rank",
+    "dapo_rl.cluster.policy_worker",
     "dapo_rl.engines.native.engine",
     "torch.distributed.checkpoint.state_dict",
     "transformers.models.llama.modeling_llama",

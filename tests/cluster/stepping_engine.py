@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from dapo_rl.cluster.stored_weights import WeightsLostError
+from dapo_rl.cluster.weights_object_store import WeightsLostError
 from dapo_rl.engines.protocol import Completion, Engine
 from dapo_rl.errors import UserError
 from dapo_rl.types import Trajectory

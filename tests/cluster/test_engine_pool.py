@@ -13,10 +13,11 @@ import pytest
 from stepping_engine import LONGEST, Numbers, SteppingEngine, stepping
 from support import Prompts, TextVerifier, ids
 
-from dapo_rl.cluster import engine_pool, stored_weights
+from dapo_rl.cluster import engine_pool
+from dapo_rl.cluster import weights_object_store as stored_weights
 from dapo_rl.cluster.engine_pool import EnginePool
-from dapo_rl.cluster.session import import_ray
-from dapo_rl.cluster.stored_weights import pack_weight
+from dapo_rl.cluster.ray_session import import_ray
+from dapo_rl.cluster.weights_object_store import pack_weight
 from dapo_rl.config import ClusterSettings, SamplingSettings
 from dapo_rl.engines.protocol import Request, SamplingParams, engine_metrics
 from dapo_rl.errors import UserError

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
-from dapo_rl.cluster.session import import_ray
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.ray_session import import_ray
+from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.runs.display import PlainDisplay
 
 pytestmark = pytest.mark.slow

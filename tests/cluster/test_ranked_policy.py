@@ -9,8 +9,8 @@ import torch
 from rank_parts import assert_close, make_samples, one_process, weights_of_policy
 from support import with_reference
 
-from dapo_rl.cluster import stored_weights
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster import weights_object_store as stored_weights
+from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.train.checkpoint import Checkpoints

@@ -23,7 +23,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
 from dapo_rl.run import backend
 from dapo_rl.runs.display import PlainDisplay
-from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.disk_space import DiskNeed
 
 pytestmark = pytest.mark.slow
 

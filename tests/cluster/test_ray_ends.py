@@ -15,7 +15,7 @@ from patience import lives, wait_until
 from support import DAPO, SMALL
 
 from dapo_rl.cluster import ray_guard
-from dapo_rl.cluster.own_ray import PREFIX, SOCKETS
+from dapo_rl.cluster.local_ray import PREFIX, SOCKETS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot wait for any process")
 
@@ -23,7 +23,7 @@ BUSY = """
 import json
 from pathlib import Path
 from dapo_rl.cluster.ray_watch import if_ray_ends, vital_processes
-from dapo_rl.cluster.session import import_ray, ray_cluster
+from dapo_rl.cluster.ray_session import import_ray, ray_cluster
 from dapo_rl.config import ClusterSettings
 from dapo_rl.runs.error_file import write_failure
 

@@ -20,7 +20,7 @@ from support import DAPO, dapo
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
-from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.disk_space import DiskNeed
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 
 from support import train_sample  # noqa: E402
 
-from dapo_rl.cluster.sharding import ShardedLogps  # noqa: E402
+from dapo_rl.cluster.fsdp import ShardedLogps  # noqa: E402
 from dapo_rl.models.kernels.training import TrainingFusion  # noqa: E402
 from dapo_rl.models.recompute import recomputing  # noqa: E402
 

@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from dapo_rl.cluster.lent_weights import lend, memory_of
+from dapo_rl.cluster.weights_ipc import lend, memory_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 BORROWER = """
 import sys
-from dapo_rl.cluster.lent_weights import borrow, memory_of
+from dapo_rl.cluster.weights_ipc import borrow, memory_of
 for line in sys.stdin:
     sums = [(name, tensor.device.type, tensor.float().sum().item()) for name, tensor in borrow(bytes.fromhex(line))]
     print(memory_of("cuda"), sums, flush=True)

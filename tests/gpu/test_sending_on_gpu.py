@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dapo_rl.cluster.network import tcp_store
-from dapo_rl.cluster.sent_weights import ChannelBrokenError, WeightChannel, WeightLayout
+from dapo_rl.cluster.weights_broadcast import ChannelBrokenError, WeightChannel, WeightLayout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
 PREPARE = """
-import dapo_rl.cluster.sent_weights as sent
+import dapo_rl.cluster.weights_broadcast as sent
 sent.use_interface = lambda: None  # there is no Ray here
 """
 RECEIVER = (
@@ -32,7 +32,7 @@ for _ in range(3):
 @pytest.fixture
 def one_gpu_for_two(monkeypatch):
     """NCCL takes two processes on one GPU only if it believes them to be on two hosts."""
-    monkeypatch.setattr("dapo_rl.cluster.sent_weights.use_interface", lambda: None)
+    monkeypatch.setattr("dapo_rl.cluster.weights_broadcast.use_interface", lambda: None)
     monkeypatch.setenv("NCCL_HOSTID", "sender")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     return os.environ | {"NCCL_HOSTID": "receiver"}

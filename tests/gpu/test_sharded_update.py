@@ -11,10 +11,10 @@ import pytest
 import torch
 from support import small_model, tokenizer, train_sample
 
-from dapo_rl.cluster.policy import RankedPolicy
-from dapo_rl.cluster.rank import RankPolicy
+from dapo_rl.cluster.distributed_policy import DistributedPolicy
+from dapo_rl.cluster.policy_worker import PolicyWorker
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
-from dapo_rl.cluster.session import ray_cluster
+from dapo_rl.cluster.ray_session import ray_cluster
 from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
 from dapo_rl.lab.bench.model_shapes import open_model
 from dapo_rl.train.policy import HFPolicy
@@ -39,7 +39,7 @@ def settings(dtype):
 
 def on_rank(place, dtype=torch.float32, offload=False, train=None):
     how = settings(dtype) | ({} if train is None else {"train": train})
-    return RankPolicy(lambda: (small_model(), {}), place=place, offload=offload, **how)
+    return PolicyWorker(lambda: (small_model(), {}), place=place, offload=offload, **how)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def one_rank():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         with ray_cluster(ClusterSettings(backend="ray")):
-            yield lambda make: RankedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
+            yield lambda make: DistributedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
 
 
 @cache
@@ -103,7 +103,7 @@ def bench_settings(token_budget):
 
 
 def bench_rank(place, token_budget):
-    return RankPolicy(lambda: (bench_model(), {}), place=place, **bench_settings(token_budget))
+    return PolicyWorker(lambda: (bench_model(), {}), place=place, **bench_settings(token_budget))
 
 
 def seconds_of(policy, batch):

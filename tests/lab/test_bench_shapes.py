@@ -12,7 +12,7 @@ from dapo_rl.lab.bench.peer_variants import all_variants, variants_of, vllm_opti
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.workload import BenchJob, Workload
 from dapo_rl.models.load import TINY
-from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.disk_space import DiskNeed
 
 PUBLISHED = {
     "smollm2-135m": 134_515_008,

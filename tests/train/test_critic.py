@@ -15,8 +15,8 @@ from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.values import ResponseValues, value_model
 from dapo_rl.train.checkpoint import Checkpoints
-from dapo_rl.train.credit import with_values
 from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.gae import with_values
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.schedule import critic_rate, policy_rate
 from dapo_rl.train.transforms import scored

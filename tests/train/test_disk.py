@@ -11,7 +11,7 @@ from support import SMALL, small_model
 
 from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
-from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.disk_space import DiskNeed
 
 QUICK = [*SMALL, "data.eval=null", "eval.every=null", "train.steps=1", "log.rollouts=false"]
 

@@ -10,8 +10,8 @@ import torch
 
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
-from dapo_rl.cluster.skeleton import flesh_out, skeleton_of
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.meta_model import flesh_out, skeleton_of
+from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import ClusterSettings, Config, SamplingSettings
 from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine

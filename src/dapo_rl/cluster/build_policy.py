@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from dapo_rl.base.host_memory import host_memory
+from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.policy import RankedPolicy
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
-from dapo_rl.cluster.session import import_ray, ray_logs
+from dapo_rl.cluster.ray_session import import_ray, ray_logs
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
@@ -55,9 +55,9 @@ def ranks_device(config: Config) -> torch.device:
     return torch.device("cuda")
 
 
-def build_ranked_policy(
+def build_distributed_policy(
     config: Config, model: Any, tokenizer: Any, longest: int, save_dtype: torch.dtype
-) -> RankedPolicy:
+) -> DistributedPolicy:
     """Starts the ranks, which load the model themselves; `model` is the same without its weights, and `longest` the
     longest sample of the run."""
     cluster, device = config.cluster, ranks_device(config)
@@ -74,7 +74,7 @@ def build_ranked_policy(
         RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
     )
     try:
-        return RankedPolicy(start)
+        return DistributedPolicy(start)
     except RankLostError as error:
         advice = error.advice or f"look for the cause in {ray_logs()}"
         raise UserError(f"cluster.ranks: the ranks cannot be started: {error}; {advice}") from error
@@ -98,7 +98,7 @@ class RankRecipe:
     def __call__(self, place: Place) -> Any:
         from transformers.utils import logging
 
-        from dapo_rl.cluster.rank import RankCritic, RankPolicy
+        from dapo_rl.cluster.policy_worker import CriticWorker, PolicyWorker
 
         logging.disable_progress_bar()
         config = self.config
@@ -115,7 +115,7 @@ class RankRecipe:
             "dtype": dtype,
         }
         train = config.train.model_copy(update={"gradient_checkpointing": plan.recompute})
-        policy = RankPolicy(
+        policy = PolicyWorker(
             self._load,
             temperature=config.sampling.temperature,
             algo=config.algo,
@@ -129,7 +129,7 @@ class RankRecipe:
         policy.plan = plan
         if config.has_critic:
             train = train.model_copy(update={"packed": policy.packed})
-            policy.critic = RankCritic(self._load_critic, train=train, value_clip=config.critic.value_clip, **how)
+            policy.critic = CriticWorker(self._load_critic, train=train, value_clip=config.critic.value_clip, **how)
         return policy
 
     def _plan(self, place: Place) -> MemoryPlan:

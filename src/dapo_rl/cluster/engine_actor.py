@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from dapo_rl.cluster.lent_weights import BorrowedWeights, BrokenOffError, borrow, memory_of
-from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel
-from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
+from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel
+from dapo_rl.cluster.weights_ipc import BorrowedWeights, BrokenOffError, borrow, memory_of
+from dapo_rl.cluster.weights_object_store import StoredWeights, WeightsLostError
 from dapo_rl.codec import from_arrow, to_arrow
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.errors import NonFiniteError, UserError

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from dapo_rl.base.format import counted
-from dapo_rl.cluster.delivery import Delivery
 from dapo_rl.cluster.engine_actor import EngineReport, MakeEngine
 from dapo_rl.cluster.engine_replica import EngineLostError, EngineReplica, Order
-from dapo_rl.cluster.session import import_ray, ray_logs
-from dapo_rl.cluster.stored_weights import StoredWeights, WeightsLostError
+from dapo_rl.cluster.ray_session import import_ray, ray_logs
+from dapo_rl.cluster.weight_sync import Delivery
+from dapo_rl.cluster.weights_object_store import StoredWeights, WeightsLostError
 from dapo_rl.config import ClusterSettings
 from dapo_rl.engines.protocol import Completion, Engine, EngineFigures, Request
 from dapo_rl.errors import RankLostError, UserError

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
-from dapo_rl.cluster.losses import LESS_FOR_ENGINES, describe_loss, for_want_of_memory, losses
-from dapo_rl.cluster.session import import_ray
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.exit_reason import LESS_FOR_ENGINES, describe_loss, for_want_of_memory, losses
+from dapo_rl.cluster.ray_session import import_ray
+from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.engines.protocol import Request
 
 FIRST_PATIENCE = 10

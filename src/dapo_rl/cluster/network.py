@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Any
 
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 
 SIOCGIFADDR = 0x8915
 

@@ -12,10 +12,10 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
-from dapo_rl.cluster.losses import LESS_FOR_RANKS, describe_loss, for_want_of_memory, losses
+from dapo_rl.cluster.exit_reason import LESS_FOR_RANKS, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.network import open_tcp_store, tcp_store, use_interface
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.errors import NonFiniteError, RankLostError, UserError
 
 GRACE_S = 5.0

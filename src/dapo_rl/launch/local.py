@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dapo_rl.base.format import short_path
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.errors import UserError
 from dapo_rl.launch.training import Launch, resumes
 

@@ -18,8 +18,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from dapo_rl.cluster.own_ray import ray_directory
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.local_ray import ray_directory
+from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.errors import UserError
 
 PATIENCE_S = 300.0

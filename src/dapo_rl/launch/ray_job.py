@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dapo_rl.base.quote import one_line, printable
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.errors import UserError
 from dapo_rl.launch.ship import Shipped, copy_to, files_to_ship, recipe_there
 from dapo_rl.launch.training import CHECKPOINTS, Launch

@@ -15,7 +15,7 @@ from pathlib import Path
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted, short_path
 from dapo_rl.base.quote import one_line
-from dapo_rl.cluster.session import CPUS, NO_IDLE_WORKERS
+from dapo_rl.cluster.ray_session import CPUS, NO_IDLE_WORKERS
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
 from dapo_rl.launch.training import CHECKPOINTS, Launch, resumes

@@ -11,9 +11,9 @@ import torch
 
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.build_engines import build_engine_pool, check_engines, takes_turns
-from dapo_rl.cluster.build_policy import build_ranked_policy, check_ranks, ranks_device
-from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
-from dapo_rl.cluster.session import ray_cluster
+from dapo_rl.cluster.build_policy import build_distributed_policy, check_ranks, ranks_device
+from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
+from dapo_rl.cluster.ray_session import ray_cluster
 from dapo_rl.config import Config, ModelSettings
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine, can_release_memory
@@ -49,8 +49,8 @@ class Workers:
     """The parts that compute."""
 
     engine: Engine
-    policy: HFPolicy | RankedPolicy
-    critic: HFCritic | RankedCritic | None
+    policy: HFPolicy | DistributedPolicy
+    critic: HFCritic | DistributedCritic | None
     plan: MemoryPlan
     restart: Callable[[], None] | None = None
     """Starts the ranks again, if there are ranks."""
@@ -159,10 +159,10 @@ class RayBackend(Backend):
     ) -> Workers:
         model, tokenizer, longest, device = loaded.model, loaded.tokenizer, loaded.longest, self.device()
         # Before the engines, so that each rank finds a GPU of its own.
-        policy = build_ranked_policy(config, model, tokenizer, longest, loaded.save_dtype)
+        policy = build_distributed_policy(config, model, tokenizer, longest, loaded.save_dtype)
         resources.callback(policy.close)
         plan = replace(policy.planned(), turns=takes_turns(config, device))
-        critic = RankedCritic(policy) if config.has_critic else None
+        critic = DistributedCritic(policy) if config.has_critic else None
         named = config.engine if self._inputs.engine is None else self._inputs.engine
         how = (tokenizer, device, loaded.dtype, longest, display.note)
         engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)

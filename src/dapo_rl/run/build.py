@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from dapo_rl.cluster.policy import RankedCritic, RankedPolicy
+from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
@@ -29,7 +29,7 @@ from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.custom import Advantages, build_advantages, build_losses
-from dapo_rl.train.disk import DiskNeed
+from dapo_rl.train.disk_space import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.progress import Progress
@@ -48,8 +48,8 @@ class Run:
     eval_prompts: PromptSet | None
     engine: Engine
     sampler: Sampler
-    policy: HFPolicy | RankedPolicy
-    critic: HFCritic | RankedCritic | None
+    policy: HFPolicy | DistributedPolicy
+    critic: HFCritic | DistributedCritic | None
     advantages: Advantages
     progress: Progress
     plan: MemoryPlan

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.cluster.ray_watch import if_ray_ends
-from dapo_rl.cluster.restarts import Restarts
+from dapo_rl.cluster.restart_ranks import Restarts
 from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.errors import UserError
 from dapo_rl.run.build import Run

@@ -22,8 +22,8 @@ from dapo_rl.memory.one_gpu import MOST_TOKENS
 from dapo_rl.models.finite import not_finite
 from dapo_rl.models.response_logps import ResponsePass
 from dapo_rl.models.save import HostCopy, weight_difference, why_no_copy
-from dapo_rl.train.counts import Counts
-from dapo_rl.train.gradients import Gradients
+from dapo_rl.train.gradient_buffers import Gradients
+from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.micro_batches import packed_batches, padded_batches
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.types import FloatArray, Trajectory

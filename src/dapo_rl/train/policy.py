@@ -29,9 +29,9 @@ from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.objectives.losses import TokenLosses
-from dapo_rl.train.counts import Counts
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
+from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"

@@ -19,8 +19,8 @@ from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
-from dapo_rl.train.credit import with_values
 from dapo_rl.train.custom import Advantages
+from dapo_rl.train.gae import with_values
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
 Transform = Callable[[Batch], Batch]

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
-from dapo_rl.cluster.session import ray_cluster
-from dapo_rl.cluster.stored_weights import StoredWeights
+from dapo_rl.cluster.ray_session import ray_cluster
+from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import ClusterSettings, Config
 from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, SaysSo

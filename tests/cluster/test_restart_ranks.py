@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo_rl.cluster.restarts import Restarts
+from dapo_rl.cluster.restart_ranks import Restarts
 from dapo_rl.errors import RankLostError, UserError
 
 

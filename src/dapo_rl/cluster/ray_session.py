@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import one_line
-from dapo_rl.cluster.own_ray import OwnRay
+from dapo_rl.cluster.local_ray import OwnRay
 from dapo_rl.cluster.ray_watch import RayWatch
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError

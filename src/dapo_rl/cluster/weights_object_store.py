@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.base.quote import one_line
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.models.weights import WeightSource
 
 STORED_BYTES = 256 << 20

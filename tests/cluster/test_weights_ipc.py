@@ -12,8 +12,8 @@ import torch
 from stepping_engine import LONGEST, Numbers, stepping
 
 from dapo_rl.cluster.engine_pool import EnginePool
-from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, BorrowedWeights, BrokenOffError, borrow, lend, memory_of
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
+from dapo_rl.cluster.weights_ipc import BROKEN_OFF, END, BorrowedWeights, BrokenOffError, borrow, lend, memory_of
 from dapo_rl.config import ClusterSettings
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import RankLostError

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from dapo_rl.base.format import counted
-from dapo_rl.cluster.session import ray_logs
+from dapo_rl.cluster.ray_session import ray_logs
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.train.checkpoint import Checkpoints, Part
 

@@ -17,7 +17,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
 
 LENT_BYTES = 256 << 20
 """Size of a bucket."""

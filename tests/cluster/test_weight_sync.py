@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from dapo_rl.cluster.delivery import Delivery
 from dapo_rl.cluster.engine_replica import EngineLostError
-from dapo_rl.cluster.lent_weights import BROKEN_OFF, END
+from dapo_rl.cluster.weight_sync import Delivery
+from dapo_rl.cluster.weights_ipc import BROKEN_OFF, END
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import RankLostError
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import train_sample
 
-from dapo_rl.cluster.deal import deal
+from dapo_rl.cluster.balance_batch import deal
 
 
 def sample(prompt, length):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from dapo_rl.cluster.engine_replica import EngineReplica
-from dapo_rl.cluster.lent_weights import BROKEN_OFF, END, LENT_BYTES, LendingSource
-from dapo_rl.cluster.sent_weights import Address, SendingSource
+from dapo_rl.cluster.weights_broadcast import Address, SendingSource
+from dapo_rl.cluster.weights_ipc import BROKEN_OFF, END, LENT_BYTES, LendingSource
 from dapo_rl.config import ClusterSettings
 from dapo_rl.models.weights import WeightSource
 

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 import forked
 import pytest
 
-from dapo_rl.cluster import session
-from dapo_rl.cluster.session import import_ray, ray_cluster
+from dapo_rl.cluster import ray_session as session
+from dapo_rl.cluster.ray_session import import_ray, ray_cluster
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import UserError
 
@@ -83,7 +83,7 @@ def test_a_host_that_does_not_answer_is_given_up_after_ten_seconds(monkeypatch, 
 ONE_ACTOR = """
 import os
 from pathlib import Path
-from dapo_rl.cluster.session import import_ray, ray_cluster
+from dapo_rl.cluster.ray_session import import_ray, ray_cluster
 from dapo_rl.config import ClusterSettings
 
 def is_worker(process):

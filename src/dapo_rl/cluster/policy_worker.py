@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from dapo_rl.base.hashing import Digests
-from dapo_rl.cluster.lent_weights import Bucket, lend, memory_of
+from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.sent_weights import Address, ChannelBrokenError, WeightChannel, WeightLayout
-from dapo_rl.cluster.sharding import RanksOutOfMemoryError, ShardedLogps, ShardedValues
-from dapo_rl.cluster.shards import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
-from dapo_rl.cluster.stored_weights import PackedWeight, pack_weight
+from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
+from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
+from dapo_rl.cluster.weights_ipc import Bucket, lend, memory_of
+from dapo_rl.cluster.weights_object_store import PackedWeight, pack_weight
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
@@ -37,9 +37,9 @@ from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, with
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.models.save import save_weights, why_no_copy
 from dapo_rl.models.values import TokenValues
-from dapo_rl.train.counts import Counts
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.learner import Learner, Stats, budget_note
+from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
 
@@ -53,7 +53,7 @@ Load = Callable[[], tuple[Any, dict[str, Any]]]
 """Loads the model, the same on every rank, and what the learner takes beside it."""
 
 
-class RankLearner(Learner[Stats]):
+class LearnerWorker(Learner[Stats]):
     """One rank's part of a learner: a shard of the weights and moments.
 
     Needs a default process group that works on the host and on the device of the rank.
@@ -243,11 +243,11 @@ class RankLearner(Learner[Stats]):
             raise NonFiniteError(f"{what} are not finite, in {name}")
 
 
-class RankPolicy(RankLearner[TokenStats], HFPolicy):
+class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
     """One rank's part of a policy, and of a critic if there is one."""
 
     shards = "shards"
-    critic: RankCritic | None = None
+    critic: CriticWorker | None = None
     _lent: Bucket = ()
     _channel: WeightChannel | None = None
     """The group with the engines, on the first rank."""
@@ -397,7 +397,7 @@ class RankPolicy(RankLearner[TokenStats], HFPolicy):
         return ShardedLogps(model, **self._sharding(), **how)
 
 
-class RankCritic(RankLearner[TokenValues], HFCritic):
+class CriticWorker(LearnerWorker[TokenValues], HFCritic):
     """One rank's part of a critic."""
 
     shards = "critic"

@@ -13,8 +13,8 @@ from stepping_engine import LONGEST, Numbers, stepping
 
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.network import open_tcp_store
-from dapo_rl.cluster.sent_weights import ChannelBrokenError, WeightChannel, WeightLayout
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.ray_session import import_ray
+from dapo_rl.cluster.weights_broadcast import ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.config import ClusterSettings
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import RankLostError

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
-from dapo_rl.cluster.deal import deal
-from dapo_rl.cluster.lent_weights import Borrowers
-from dapo_rl.cluster.sent_weights import Address, WeightLayout
+from dapo_rl.cluster.balance_batch import deal
+from dapo_rl.cluster.weights_broadcast import Address, WeightLayout
+from dapo_rl.cluster.weights_ipc import Borrowers
 from dapo_rl.codec import Shipment
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.save import done_now
@@ -26,7 +26,7 @@ PATIENCE = 10
 
 
 class Ranks(Protocol):
-    """Ranks that hold a `RankPolicy` each, however they were started."""
+    """Ranks that hold a `PolicyWorker` each, however they were started."""
 
     @property
     def world_size(self) -> int: ...
@@ -55,7 +55,7 @@ class Ranks(Protocol):
     def close(self, *, kill: bool = False) -> None: ...
 
 
-class RankedLearner:
+class DistributedLearner:
     """A learner whose samples are dealt to ranks. The result is that of one process, up to rounding."""
 
     of = ""
@@ -133,7 +133,7 @@ class RankedLearner:
         return self._call(method, [(Shipment(samples[i] for i in indices), *more) for indices in dealt])
 
 
-class RankedPolicy(RankedLearner):
+class DistributedPolicy(DistributedLearner):
     """A policy on ranks; the ranks also have the critic, if there is one."""
 
     optimizer = None
@@ -181,9 +181,9 @@ class RankedPolicy(RankedLearner):
             metrics[f"rank/{rank}/memory_gib"] = nbytes / 2**30
         return metrics
 
-    def weights(self) -> RankedWeights:
+    def weights(self) -> DistributedWeights:
         """The current weights, valid until the next update."""
-        return RankedWeights(self._ranks)
+        return DistributedWeights(self._ranks)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves the model and tokenizer in Hugging Face format."""
@@ -205,12 +205,12 @@ class RankedPolicy(RankedLearner):
         self._tokens = [before + more for before, more in zip(self._tokens, of_ranks, strict=True)]
 
 
-class RankedCritic(RankedLearner):
+class DistributedCritic(DistributedLearner):
     """The critic on the ranks of a policy."""
 
     of = "critic."
 
-    def __init__(self, policy: RankedPolicy) -> None:
+    def __init__(self, policy: DistributedPolicy) -> None:
         self._policy = policy
         self.note, self.save_note = self._call("notes")[0]
 
@@ -219,7 +219,7 @@ class RankedCritic(RankedLearner):
         return self._policy._ranks  # others after a restart
 
 
-class RankedWeights:
+class DistributedWeights:
     """The weights on the ranks, gathered one bucket at a time."""
 
     def __init__(self, ranks: Ranks) -> None:

@@ -6,8 +6,8 @@ import sys
 import forked
 import pytest
 
-from dapo_rl.cluster.losses import describe_loss
-from dapo_rl.cluster.session import import_ray
+from dapo_rl.cluster.exit_reason import describe_loss
+from dapo_rl.cluster.ray_session import import_ray
 
 NO_MEMORY = """
 from plain_ranks import PlainRank
@@ -15,7 +15,7 @@ from stepping_engine import Numbers, stepping
 
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.ray_ranks import RayRanks
-from dapo_rl.cluster.session import ray_cluster
+from dapo_rl.cluster.ray_session import ray_cluster
 from dapo_rl.config import ClusterSettings
 from dapo_rl.errors import RankLostError, UserError
 
