@@ -13,7 +13,6 @@ from dapo_rl.config import Config
 from dapo_rl.convert.draft import default_of
 from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.convert.settings.setting import NoCounterpartError
-from dapo_rl.convert.settings.trl import TRL_DEFAULTS
 from dapo_rl.errors import UserError
 
 trl = pytest.importorskip("trl")
@@ -49,10 +48,10 @@ def test_every_field_has_a_decision():
 
 def test_a_field_left_at_its_default_has_the_same_value_here():
     fields = {field.name: default(field) for field in dataclasses.fields(trl.GRPOConfig)}
-    assert {name: fields[name] for name in TRL_DEFAULTS} == TRL_DEFAULTS
+    assert {name: fields[name] for name in LIBRARIES["trl"].defaults} == LIBRARIES["trl"].defaults
     for name, value in fields.items():
         entry = LIBRARIES["trl"].find(name)
-        if entry.ours is None or entry.joint or name in TRL_DEFAULTS or name in ("epsilon_high", "bf16"):
+        if entry.ours is None or entry.joint or name in LIBRARIES["trl"].defaults or name in ("epsilon_high", "bf16"):
             continue
         here = entry.convert(value) if entry.convert else value
         expected = default_of(entry.ours)

@@ -6,10 +6,10 @@ from dapo_rl.convert import shared
 from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import areal_importance
-from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
+from dapo_rl.convert.settings.tables import reason
 from dapo_rl.convert.settings.values import written
 
-_NORM = "actor.reward_norm"
+_NORM, OPTIMIZER = "actor.reward_norm", "actor.optimizer"
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
 
 
@@ -103,7 +103,7 @@ def _leave_rewards(draft: Draft) -> None:
 def _advantages(draft: Draft) -> None:
     for key in ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level"):
         off = draft.value(key) in (None, "none")
-        draft.explain(key, "default here" if off else "no counterpart", note=ADV_NORM, learns=not off)
+        draft.explain(key, "default here" if off else "no counterpart", note=reason("ADV_NORM"), learns=not off)
     draft.unused("without a critic it does nothing", "actor.gae_lambda")
     names = ("mean_level", "std_level", "mean_leave1out")
     mean, std, leaves_one_out = (draft.value(f"{_NORM}.{name}") for name in names)

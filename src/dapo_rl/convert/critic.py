@@ -6,11 +6,9 @@ from typing import Any
 
 from dapo_rl.choices import KL_KINDS
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.areal import CRITIC_SHARED as AREAL_SHARED
-from dapo_rl.convert.settings.reasons import KL_IN_LOSS, NO_DISCOUNT, OF_POLICY, ONE_LAMBDA, STARTS
+from dapo_rl.convert.settings.tables import reason
 from dapo_rl.convert.settings.values import written
-from dapo_rl.convert.settings.verl import ACTOR, MODEL
-from dapo_rl.convert.settings.verl import CRITIC_SHARED as VERL_SHARED
+from dapo_rl.convert.shared import ACTOR, MODEL
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import GAE
 
@@ -41,7 +39,7 @@ def verl_critic(draft: Draft) -> None:
     if (draft.value("critic.loss_agg_mode") or "token-mean") != "token-mean":
         draft.no_counterpart("its loss averages over tokens", "critic.loss_agg_mode")
     _start(draft, "critic.model.path", f"{MODEL}.path")
-    _shared(draft, VERL_SHARED, ACTOR)
+    _share_with_policy(draft, ACTOR)
 
 
 def verl_kl_in_reward(draft: Draft) -> None:
@@ -52,8 +50,8 @@ def verl_kl_in_reward(draft: Draft) -> None:
         draft.unused("no KL penalty in the reward", *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
-        draft.no_counterpart(KL_IN_LOSS, used)
-        draft.no_counterpart(KL_IN_LOSS, coef, kind, control, learns=False)
+        draft.no_counterpart(reason("KL_IN_LOSS"), used)
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):
@@ -80,7 +78,7 @@ def areal_critic(draft: Draft) -> None:
         draft.put("critic.lr", lr, key)
     draft.put("critic.value_clip", draft.number("critic.eps_clip"), "critic.eps_clip")
     _start(draft, "critic.path", "actor.path")
-    _shared(draft, AREAL_SHARED, "actor")
+    _share_with_policy(draft, "actor")
     keys = ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level")
     levels = [draft.name(key) for key in keys[1:]]
     if set(levels) <= {None, "none"}:
@@ -98,7 +96,7 @@ def areal_kl(draft: Draft, has_critic: bool) -> None:
     if weight == 0:
         draft.unused("no KL penalty in the reward", coef, kind)
     elif not has_critic:
-        draft.no_counterpart(KL_IN_LOSS, coef)
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef)
         draft.unused("without a critic it does nothing", kind)
     else:
         draft.put("algo.kl_in", "reward")
@@ -109,13 +107,13 @@ def areal_kl(draft: Draft, has_critic: bool) -> None:
 def _refuse_discount(draft: Draft, key: str) -> None:
     """GAE with another γ has other targets for the critic and other advantages."""
     if (gamma := draft.number(key)) not in (None, 1):
-        raise UserError(f"{key}: {NO_DISCOUNT} here, got {gamma:g}; set it to 1")
+        raise UserError(f"{key}: {reason('NO_DISCOUNT')} here, got {gamma:g}; set it to 1")
 
 
 def _one_lambda(draft: Draft, key: str, differs: str = "") -> None:
     value = draft.number(key)
     draft.put("critic.lambda_critic", value)
-    note = f"{ONE_LAMBDA}; {differs}" if differs else ONE_LAMBDA
+    note = "; ".join(part for part in (reason("ONE_LAMBDA"), differs) if part)
     draft.put("critic.lambda_policy", value, key, note=note, learns=bool(differs))
 
 
@@ -128,17 +126,21 @@ def _kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
 
 def _start(draft: Draft, key: str, policy: str) -> None:
     same = draft.value(key) in (None, draft.value(policy))
-    draft.explain(key, "same" if same else "no counterpart", note=STARTS, learns=not same)
+    draft.explain(key, "same" if same else "no counterpart", note=reason("STARTS"), learns=not same)
 
 
-def _shared(draft: Draft, names: dict[str, str], policy: str) -> None:
+def _share_with_policy(draft: Draft, policy: str) -> None:
     """Settings that the critic shares with the policy here, where the other library has two of each."""
-    for name, ours in names.items():
-        key, other = f"critic.{name}", f"{policy}.{name}"
+    note = reason("OF_POLICY")
+    shared = [(key, entry.ours) for key, entry in draft.library.settings.items() if entry.note == note]
+    for key, ours in shared:
+        assert ours is not None
+        name = key.removeprefix("critic.")
+        other = f"{policy}.{name}"
         if _effective(name, draft.value(key)) == _effective(name, draft.value(other)):
-            draft.explain(key, "same" if draft.has(key) else "default here", note=f"{OF_POLICY} ({ours})")
+            draft.explain(key, "same" if draft.has(key) else "default here", note=f"{note} ({ours})")
         else:
-            draft.explain(key, "differs", f"{ours}: {written(draft.setting(ours))}", OF_POLICY, True)
+            draft.explain(key, "differs", f"{ours}: {written(draft.setting(ours))}", note, True)
 
 
 _UNSET: dict[str, Any] = {

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.reasons import PER_TOKEN
-from dapo_rl.convert.settings.verl import ACTOR
+from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.shared import ACTOR
 from dapo_rl.objectives import LOSSES
 
 _TOKEN_MODES: dict[str | None, str] = {"token_truncate": "truncate", "token_mask": "mask"}
@@ -37,7 +37,7 @@ def verl_importance(draft: Draft) -> None:
         elif draft.value(level) in ("token", None):
             _put(draft, draft.number_or(2.0, bound), "mask" if draft.value(mode) == "mask" else "truncate", *keys)
         else:
-            draft.no_counterpart(PER_TOKEN, *keys)
+            draft.no_counterpart(reason("PER_TOKEN"), *keys)
     _bypass(draft)
 
 
@@ -97,8 +97,8 @@ def _token_mode(draft: Draft, mode: str, switch: str, *options: str) -> str | No
     """How weights are bounded here, if there is one for each token; otherwise explains that there is no counterpart."""
     how = _TOKEN_MODES.get(draft.name(mode))
     if how is None:
-        draft.no_counterpart(PER_TOKEN, switch)
-        draft.no_counterpart(PER_TOKEN, *options, learns=False)
+        draft.no_counterpart(reason("PER_TOKEN"), switch)
+        draft.no_counterpart(reason("PER_TOKEN"), *options, learns=False)
     return how
 
 
@@ -112,7 +112,7 @@ def areal_importance(draft: Draft) -> None:
             if (how := (_TOKEN_MODES | {None: "mask"}).get(draft.name(mode))) is not None:
                 _put(draft, cap, how, decoupled, *caps, mode)
             else:
-                draft.no_counterpart(PER_TOKEN, decoupled, *caps, mode)
+                draft.no_counterpart(reason("PER_TOKEN"), decoupled, *caps, mode)
         for key in (decoupled, recompute):
             draft.explain(key, "same", "algo.proximal: recomputed")
         return

@@ -19,7 +19,7 @@ from dapo_rl.convert.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.convert.settings import leaves
 from dapo_rl.convert.shell.commands import ShellCommand, read_shell
 from dapo_rl.convert.shell.words import Word
-from dapo_rl.convert.unsupported import PREFERENCES, REWARD_MODELS, SFT, TEACHER
+from dapo_rl.convert.unsupported import why_unsupported
 from dapo_rl.errors import UserError
 
 MOST_BYTES_READ = 1 << 20
@@ -29,10 +29,10 @@ _VERL = re.compile(
 )
 _SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
 _OTHERS = (
-    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", SFT),
-    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", PREFERENCES),
-    (r"\btrl reward\b", REWARD_MODELS),
-    (r"\btrl gkd\b", TEACHER),
+    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", "SFT"),
+    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", "PREFERENCES"),
+    (r"\btrl reward\b", "REWARD_MODELS"),
+    (r"\btrl gkd\b", "TEACHER"),
 )
 """Commands that train in another way."""
 _OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")
@@ -125,7 +125,7 @@ def _other_training(command: ShellCommand) -> str | None:
     line = " ".join(word.text for word in command.words[:60])
     for pattern, feature in _OTHERS:
         if match := re.search(pattern, line):
-            return feature.refusal(match[0].strip())
+            return why_unsupported(feature, match[0].strip())
     return None
 
 

@@ -59,6 +59,8 @@ def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
         draft.explain_again(key, status, note=f"{name} has no dual clip", learns=applies)
 
 
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+"""Sections of verl."""
 _OF_ADAPTERS = {
     "lora_dropout": "model.lora.dropout",
     "use_rslora": "model.lora.use_rslora",

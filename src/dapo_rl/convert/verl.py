@@ -9,18 +9,22 @@ from dapo_rl.convert import shared
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import verl_importance
-from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
+from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
 _OLD_BUFFERS = ("reward_model.overlong_buffer", "custom_reward_function.overlong_buffer")
-_BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", *_OLD_BUFFERS)
+_OVERLONG = "reward_kwargs.overlong_buffer_cfg"
+_BUFFERS = (f"reward.{_OVERLONG}", f"reward_model.{_OVERLONG}", *_OLD_BUFFERS)
 
 _REQUIRED, _ROUNDS = "async_training.require_batches", "async_training.trigger_parameter_sync_step"
 _STALE, _SAMPLES = "async_training.staleness_threshold", "rollout.total_rollout_steps"
 _FRESH = "samples come from the weights of the step; asynchronous sampling is cluster.placement=separate"
 
+_OWN_FILES = re.compile(r"((fully_async|one_step_off)_)?(ppo|dapo)_((megatron|veomni|torchtitan)_)?trainer(\.yaml)?")
+"""verl's own files of defaults."""
 BY_SOURCE = "dapo_rl.rewards.by_source:by_source"
 _SOURCES = {
     "openai/gsm8k": (r"gsm8k", "1 or 0 by the number after ####"),
@@ -35,6 +39,8 @@ _SOURCES = {
 
 def derive_verl(draft: Draft) -> None:
     draft.always("model.dtype", "bfloat16", "computes in bfloat16")
+    if _OWN_FILES.fullmatch(str(draft.value("--config-name"))):
+        draft.explain_again("--config-name", "default here", note=reason("NOT_READ"))
     _batches(draft)
     _long_prompts(draft)
     _dynamic_sampling(draft)
@@ -320,7 +326,7 @@ def _warmup(draft: Draft) -> None:
 
 
 def _evaluation(draft: Draft) -> None:
-    keys = (f"{VAL}.do_sample", f"{VAL}.temperature")
+    keys = (f"{ROLLOUT}.val_kwargs.do_sample", f"{ROLLOUT}.val_kwargs.temperature")
     temperature = draft.number_or(1.0, keys[1])
     if draft.has("data.val_files") and draft.value(keys[0]):
         draft.put("eval.temperature", temperature, *keys)

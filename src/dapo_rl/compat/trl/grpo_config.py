@@ -5,6 +5,7 @@ Recognised by its name, because trl is an optional dependency. The table of fiel
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -16,8 +17,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.convert.draft import ConvertedSetting, Draft
 from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings import LIBRARIES, leaves
-from dapo_rl.convert.settings.reasons import ONE_PROCESS
-from dapo_rl.convert.settings.trl import TRL_DEFAULTS
+from dapo_rl.convert.settings.tables import reason
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off
 from dapo_rl.errors import UserError
 
@@ -63,7 +63,7 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
     function is TRL's Soft Overlong Punishment, which must not be applied twice.
     """
     if getattr(args, "world_size", 1) > 1:
-        raise UserError(f"args: {args.world_size} processes; start the script with `python`: {ONE_PROCESS}")
+        raise UserError(f"args: {args.world_size} processes; start the script with `python`: {reason('ONE_PROCESS')}")
     fields = _set_fields(args)
     draft = Draft(_library(args), dict(fields), processes=1)
     try:
@@ -94,8 +94,9 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
 def _library(args: Any) -> Any:
     """TRL's table, with the defaults of the installed version."""
     installed = _defaults(args)
-    defaults = {name: _plain(installed.get(name, value)) for name, value in TRL_DEFAULTS.items()}
-    return dataclasses.replace(LIBRARIES["trl"], defaults=defaults)
+    library = copy.copy(LIBRARIES["trl"])
+    library.defaults = {name: _plain(installed.get(name, value)) for name, value in library.defaults.items()}
+    return library
 
 
 def _defaults(args: Any) -> dict[str, Any]:

@@ -9,24 +9,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
-from dapo_rl.convert.settings.areal import AREAL, AREAL_DEFAULTS
-from dapo_rl.convert.settings.ms_swift import SWIFT, SWIFT_DEFAULTS
 from dapo_rl.convert.settings.setting import Setting
-from dapo_rl.convert.settings.trl import TRL, TRL_DEFAULTS
-from dapo_rl.convert.settings.verl import VERL, VERL_DEFAULTS
+from dapo_rl.convert.settings.tables import table_settings, settings_table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Library:
-    """Another library: its settings, and its defaults that matter."""
+    """Another library: its settings, and its defaults that matter. Both are read from its tables when first needed."""
 
     name: str
-    settings: Mapping[str, Setting]
-    defaults: Mapping[str, Any]
+    tables: tuple[str, ...]
+    """The last one has the defaults and the missing features."""
     roots: tuple[str, ...] = ()
     """Sections that only this library has."""
+
+    @cached_property
+    def settings(self) -> dict[str, Setting]:
+        return {key: setting for table in self.tables for key, setting in table_settings(table).items()}
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Any]:
+        return dict(settings_table(self.tables[-1])["defaults"])
+
+    @cached_property
+    def missing(self) -> list[tuple[str, str, Mapping[str, Any]]]:
+        """Settings that ask for a feature that is missing here: a pattern, the feature, and the values that ask."""
+        features = settings_table(self.tables[-1])["missing"].items()
+        return [(key, name, how) for name, signs in features for keys, how in signs.items() for key in keys.split()]
 
     def find(self, key: str) -> Setting | None:
         """The entry of a key: its own, or that of the longest pattern that matches."""
@@ -37,10 +49,10 @@ class Library:
 
 
 LIBRARIES: dict[str, Library] = {
-    "verl": Library("verl", VERL, VERL_DEFAULTS, ("actor_rollout_ref", "algorithm", "trainer", "reward_model")),
-    "trl": Library("TRL", TRL, TRL_DEFAULTS),
-    "ms-swift": Library("ms-swift", SWIFT, SWIFT_DEFAULTS),
-    "areal": Library("AReaL", AREAL, AREAL_DEFAULTS, ("gconfig", "actor", "train_dataset", "valid_dataset", "rollout")),
+    "verl": Library("verl", ("verl",), ("actor_rollout_ref", "algorithm", "trainer", "reward_model")),
+    "trl": Library("TRL", ("transformers", "grpo", "trl")),
+    "ms-swift": Library("ms-swift", ("transformers", "grpo", "ms_swift")),
+    "areal": Library("AReaL", ("areal",), ("gconfig", "actor", "train_dataset", "valid_dataset", "rollout")),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,42 +48,3 @@ class Setting:
 
     def is_off(self, value: Any) -> bool:
         return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in self.off)
-
-
-def to(ours: str, convert: Conversion | None = None, note: str = "") -> Setting:
-    """A setting with a counterpart."""
-    return Setting(ours, convert, note)
-
-
-def joint(ours: str, note: str = "", alone: Conversion | None = None) -> Setting:
-    """A setting that gives `ours` together with others; `alone` converts it on its own, for hints."""
-    return Setting(ours, alone, note, joint=True)
-
-
-def mapping(ours: str) -> Setting:
-    """A mapping with a counterpart: its keys are carried over one by one."""
-    return Setting(ours, lambda value: {} if value is None else value, mapping=True)
-
-
-def ignored(reason: str) -> Setting:
-    """A setting without a counterpart that does not affect what is learned."""
-    return Setting(note=reason)
-
-
-def unsupported(reason: str, *off: Any) -> Setting:
-    """A setting without a counterpart that affects what is learned, except for the values `off`."""
-    return Setting(note=reason, learns=True, off=(None, *off))
-
-
-def each(setting: Setting, *names: str) -> dict[str, Setting]:
-    """Several settings that are handled alike; their names are separated by blanks."""
-    return {name: setting for line in names for name in line.split()}
-
-
-def sections(tables: Mapping[str, Mapping[str, Setting]]) -> dict[str, Setting]:
-    """Settings by their dotted keys. The settings of the section "" are at the top level."""
-    return {
-        f"{section}.{name}".lstrip("."): setting
-        for section, settings in tables.items()
-        for name, setting in settings.items()
-    }
