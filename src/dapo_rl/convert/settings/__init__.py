@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from dapo_rl.convert.settings.setting import Setting
-from dapo_rl.convert.settings.tables import table_settings, settings_table
+from dapo_rl.convert.settings.tables import settings_table, table_settings
 
 
 @dataclass
