@@ -17,7 +17,7 @@ from dapo_rl.board.curves import smooth_curve
 from dapo_rl.board.http import Name, Names, Plain, Share, Step
 from dapo_rl.board.rollout_table import extras_of
 from dapo_rl.board.run import ACCURACY, BoardRun
-from dapo_rl.board.samples import Order, SampleFilter, rows_of, samples_of
+from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
 from dapo_rl.board.watcher import dumps
 
 COLUMNS = (
@@ -31,21 +31,7 @@ FORMULA = re.compile(r"\s*[=+\-@\t\r\n]")
 """How a cell begins that a spreadsheet may evaluate."""
 
 
-def _wanted(
-    outcome: Annotated[tuple[str, ...], Query(max_length=64, alias="fate")] = (),
-    verdict: Annotated[tuple[str, ...], Query(max_length=64)] = (),
-    min_reward: float | None = None,
-    max_reward: float | None = None,
-    min_length: float | None = None,
-    max_length: float | None = None,
-    q: Annotated[str, Query(max_length=200)] = "",
-    sort: Order = "draw",
-    down: bool = False,
-) -> SampleFilter:
-    return SampleFilter(outcome, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
-
-
-Wanted = Annotated[SampleFilter, Depends(_wanted)]
+Wanted = Annotated[SampleFilter, Depends()]
 
 
 def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
