@@ -19,11 +19,16 @@ def derive_swift(draft: Draft) -> None:
         draft.always("train.lr", 1e-4 if uses_lora else 1e-5, "learns at 1e-4 with LoRA and at 1e-5 without")
     _sources(draft)
     if not draft.value("dynamic_sample"):
-        _no_dynamic_sampling(draft)
+        if draft.has("dynamic_sample"):
+            draft.put("sampling.dynamic", False, "dynamic_sample")
+        draft.always("sampling.dynamic", False, "dynamic_sample is not set")
+        draft.unused("without dynamic_sample it does nothing", "max_resample_times")
     trl_importance(draft)
     swift_importance(draft)
     derive_updates(draft)
-    _megatron(draft)
+    min_lr_share(draft, "min_lr")  # Megatron's names for the schedule
+    if (share := draft.number("lr_warmup_fraction")) is not None:
+        warmup_from_share(draft, share, "lr_warmup_fraction")
     derive_evaluation(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))
     for key, ours in (("soft_max_length", "overlong.max_length"), ("soft_cache_length", "overlong.cache_length")):
@@ -36,20 +41,6 @@ def derive_swift(draft: Draft) -> None:
     _advantages(draft)
     _tuner(draft, uses_lora)
     _prompts(draft)
-
-
-def _megatron(draft: Draft) -> None:
-    """The names that Megatron has for the schedule."""
-    min_lr_share(draft, "min_lr")
-    if (share := draft.number("lr_warmup_fraction")) is not None:
-        warmup_from_share(draft, share, "lr_warmup_fraction")
-
-
-def _no_dynamic_sampling(draft: Draft) -> None:
-    if draft.has("dynamic_sample"):
-        draft.put("sampling.dynamic", False, "dynamic_sample")
-    draft.always("sampling.dynamic", False, "dynamic_sample is not set")
-    draft.unused("without dynamic_sample it does nothing", "max_resample_times")
 
 
 def _dynamic_sampling(draft: Draft) -> None:
