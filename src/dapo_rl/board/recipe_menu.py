@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dapo_rl.board.files import Remembered, load_yaml, read_all, shown_name
+from dapo_rl.board.files import LARGEST_CONFIG, Remembered, load_yaml, read_all, read_settings, shown_name
 from dapo_rl.board.run import problem_line
-from dapo_rl.board.run_files import LARGEST_CONFIG, read_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import packaged_recipe, recipe_names

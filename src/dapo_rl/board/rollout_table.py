@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.parquet import SizeLimit, TooLargeError, check_size, decoded_bytes, open_parquet, plain_type
 from dapo_rl.base.quote import cut
 from dapo_rl.base.reading import open_regular
-from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.run_files import LARGEST_COUNT
+from dapo_rl.board.files import LARGEST_COUNT, UnreadableError
 from dapo_rl.runs.rollouts import SCHEMA
 
 TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}

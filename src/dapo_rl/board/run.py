@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
-from dapo_rl.board.run_files import (
+from dapo_rl.board.files import (
     LARGEST_COUNT,
+    Remembered,
     as_count,
     as_number,
     as_text,
+    identity,
     is_alive,
+    is_inside,
+    not_a_file,
     read_error,
     read_owner,
     read_raw_summary,
     read_settings,
+    regular,
     wrong_in_summary,
 )
 from dapo_rl.objectives import GAE

@@ -26,14 +26,13 @@ from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
 from dapo_rl.board.connections import ACCEPTED_AT_ONCE, BoardProtocol, LoopErrors
 from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import serve_downloads
-from dapo_rl.board.files import UnreadableError
+from dapo_rl.board.files import UnreadableError, read_notes
 from dapo_rl.board.groups import group_of, groups_of, search
 from dapo_rl.board.http import Name, Names, Plain, ReportName, Share, Step
 from dapo_rl.board.launcher import Launcher, Start
 from dapo_rl.board.ledger import ledger
 from dapo_rl.board.recipe_menu import DEMO
 from dapo_rl.board.run import PROCESSES, BoardRun
-from dapo_rl.board.run_files import read_notes
 from dapo_rl.board.watcher import Watcher
 from dapo_rl.errors import UserError
 from dapo_rl.outcomes import OUTCOMES

@@ -6,7 +6,7 @@ from dapo_rl.convert import shared
 from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import areal_importance
-from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.settings import reason
 from dapo_rl.convert.settings.values import written
 
 _NORM, OPTIMIZER = "actor.reward_norm", "actor.optimizer"

@@ -6,7 +6,7 @@ from typing import Any
 
 from dapo_rl.choices import KL_KINDS
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.settings import reason
 from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.shared import ACTOR, MODEL
 from dapo_rl.errors import UserError

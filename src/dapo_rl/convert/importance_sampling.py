@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.settings import reason
 from dapo_rl.convert.shared import ACTOR
 from dapo_rl.objectives import LOSSES
 

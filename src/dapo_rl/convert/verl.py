@@ -9,7 +9,7 @@ from dapo_rl.convert import shared
 from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.importance_sampling import verl_importance
-from dapo_rl.convert.settings.tables import reason
+from dapo_rl.convert.settings import reason
 from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 

@@ -78,7 +78,7 @@ def convert_run(run: ExternalRun, prompts: int | None = None, processes: int | N
 
 
 def _repair(draft: Draft) -> None:
-    """Makes a recipe valid where other libraries ask for less: names, whole mini-batches, room for one sample, groups."""
+    """Makes a recipe valid where other libraries ask for less: names, whole mini-batches, room for one sample."""
     _name(draft, "model.name", NO_MODEL, "model")
     _name(draft, "data.train", NO_SOURCE, "data set")
     _divide_step(draft)
