@@ -1,5 +1,5 @@
-"""transformers' `TrainerCallback`s: calls them with the signature of its Trainer, and keeps what they see: the state, the
-arguments and the names of metrics.
+"""transformers' `TrainerCallback`s: calls them with the signature of its Trainer, and keeps what they see: the state,
+the arguments and the names of metrics.
 
 A step is a rollout step, as everywhere else: TRL counts optimizer updates. The state follows from metrics.jsonl, so a
 resumed run restores it from there, and a run without callbacks need not keep it.

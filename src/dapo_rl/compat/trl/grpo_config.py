@@ -15,9 +15,8 @@ from typing import Any
 
 from dapo_rl.base.quote import shown
 from dapo_rl.convert.draft import ConvertedSetting, Draft
-from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings import LIBRARIES, leaves, reason
-from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off
+from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off, trl_importance
 from dapo_rl.errors import UserError
 
 NAME = "GRPOConfig"
