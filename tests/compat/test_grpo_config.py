@@ -12,7 +12,7 @@ from dapo_rl.compat.trl.script import script_settings
 from dapo_rl.config import Config
 from dapo_rl.convert.draft import default_of
 from dapo_rl.convert.settings import LIBRARIES
-from dapo_rl.convert.settings.setting import NoCounterpartError
+from dapo_rl.convert.settings.values import NoCounterpartError
 from dapo_rl.errors import UserError
 
 trl = pytest.importorskip("trl")

@@ -29,10 +29,31 @@ from typing import Any
 
 import yaml
 
-from dapo_rl.convert.settings.setting import Conversion, Setting
-from dapo_rl.convert.settings.values import CONVERSIONS, choice
+from dapo_rl.convert.settings.values import CONVERSIONS, Conversion, choice
 
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of another library."""
+
+    ours: str | None = None
+    """The setting here; None: it has no counterpart."""
+    convert: Conversion | None = None
+    note: str = ""
+    """The reason that there is no counterpart, or a remark on the one that there is."""
+    joint: bool = False
+    """The value here follows from several settings there; `dapo_rl.convert` computes it."""
+    learns: bool = False
+    """Without a counterpart: whether learning depends on it."""
+    mapping: bool = False
+    """`ours` is a mapping, and the last part of a key there is a key of it."""
+    off: tuple[Any, ...] = ()
+    """Values at which a setting without a counterpart does nothing."""
+
+    def is_off(self, value: Any) -> bool:
+        return any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in self.off)
 
 
 @dataclass

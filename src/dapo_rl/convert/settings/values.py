@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dapo_rl.convert.settings.setting import Conversion, Near, NoCounterpartError
 from dapo_rl.objectives.losses import losses_by
 
 OTHER_LOSS = "another policy loss; write it as algo.loss=file.py:name (docs/losses.md)"
+
+
+class NoCounterpartError(ValueError):
+    """A value that no setting here expresses. The message says why; `learns` tells whether it changes learning."""
+
+    def __init__(self, reason: str, learns: bool = True) -> None:
+        super().__init__(reason)
+        self.learns = learns
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The nearest value here, and what the difference does."""
+
+    value: Any
+    effect: str
+    learns: bool = True
+
+
+Conversion = Callable[[Any], Any]
+"""From a value there to a value here or a `Near`; raises NoCounterpartError."""
 
 
 def is_number(value: Any) -> bool:
