@@ -10,7 +10,7 @@ from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.job_queue import JobQueue
 from dapo_rl.board.launcher import Launcher, Start, overrides_for
 from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import recipe_names
