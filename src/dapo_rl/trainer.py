@@ -24,7 +24,7 @@ from dapo_rl.compat.trl.arguments import (
     resume_requested,
 )
 from dapo_rl.compat.trl.callbacks import CallbackArguments, Callbacks, with_trl_names
-from dapo_rl.compat.trl.script import count_rows, script_settings
+from dapo_rl.compat.trl.grpo_config import count_rows, script_settings
 from dapo_rl.config import Config
 from dapo_rl.data.sources import choose_splits
 from dapo_rl.errors import UserError

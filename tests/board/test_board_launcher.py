@@ -8,8 +8,7 @@ from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.job_queue import JobQueue
-from dapo_rl.board.launcher import Launcher, Start, overrides_for
-from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
+from dapo_rl.board.launcher import DEMO, Launcher, RecipeMenu, Start, overrides_for
 from dapo_rl.board.routes import create_app
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError

@@ -7,8 +7,7 @@ import pytest
 from grpo_fields import decisions
 
 from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
-from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config
-from dapo_rl.compat.trl.script import script_settings
+from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config, script_settings
 from dapo_rl.config import Config
 from dapo_rl.convert.draft import default_of
 from dapo_rl.convert.settings import LIBRARIES
@@ -149,10 +148,10 @@ def test_checkpoints():
 
 
 def test_what_is_not_a_setting_goes_to_the_trainer():
-    result = moved(reward_weights=[1.0, 0.5], push_to_hub=True)
+    result = settings(reward_weights=[1.0, 0.5], push_to_hub=True)
     assert (result.run_dir, result.reward_weights) == ("out", [1.0, 0.5])
     assert result.pushes
-    assert moved(output_dir=None).run_dir is None, "a new directory under runs/"
+    assert settings(output_dir=None).run_dir is None, "a new directory under runs/"
     assert settings(report_to=["tensorboard"]).config.log.trackers == ("tensorboard",)
 
 

@@ -22,9 +22,8 @@ from dapo_rl.board.curves import curve, with_start
 from dapo_rl.board.downloads import COLUMNS, attached, csv_text, curve_points, file_name, rows_csv, rows_jsonl
 from dapo_rl.board.files import UnreadableError, read_notes
 from dapo_rl.board.groups import group_of, groups_of, search
-from dapo_rl.board.launcher import Launcher, Start
+from dapo_rl.board.launcher import DEMO, Launcher, Start
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.recipe_menu import DEMO
 from dapo_rl.board.run import PROCESSES, BoardRun
 from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
 from dapo_rl.board.watcher import Watcher, dumps
