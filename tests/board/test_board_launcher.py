@@ -136,7 +136,7 @@ def test_no_run_outlives_the_board(folder):
         assert [lab.start(wanted), lab.start(wanted)] == ["lab-001", "lab-002"]
         assert states(lab.queue) == {"lab-001": "running", "lab-002": "waiting"}
     finally:
-        lab.close()
+        lab.queue.close()
     assert states(lab.queue) == {"lab-001": "stopped"}
     assert not (folder / "lab-002").exists()
 
@@ -152,7 +152,7 @@ def test_a_run_that_is_stopped_saves(folder):
         lab.queue.stop(name)
         wait_until(lambda: states(lab.queue)[name] == "stopped")
     finally:
-        lab.close()
+        lab.queue.close()
     assert list((folder / name / "checkpoints").glob("step-*"))
     assert "stopping: saving the run" in (folder / name / "lab.log").read_text()
     row = Catalogue([folder]).find(name).row()

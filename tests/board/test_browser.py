@@ -73,7 +73,7 @@ def served(directory):
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     finally:
-        lab.close()
+        lab.queue.close()
         instance.should_exit = True
         thread.join()
 

@@ -80,11 +80,8 @@ class Launcher:
             "steps": base.train.steps,
             "seed": base.seed,
             "eval_prompts": PROMPTS if recipe == DEMO else base.eval.prompts,
-            "jobs": self.jobs(),
+            "jobs": self.queue.listed(),
         }
-
-    def jobs(self) -> list[dict[str, Any]]:
-        return self.queue.listed()
 
     def start(self, wanted: Start) -> str:
         """Starts a run, or queues it if one is in progress; returns its name."""
@@ -97,10 +94,6 @@ class Launcher:
         overrides = overrides_for(wanted, base)
         Config.load(path, overrides)
         return path, overrides
-
-    def close(self) -> None:
-        """Stops all runs in progress; each saves first."""
-        self.queue.close()
 
 
 def overrides_for(wanted: Start, base: Config | None = None) -> list[str]:

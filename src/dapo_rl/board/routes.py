@@ -59,7 +59,7 @@ def create_app(catalogue: Catalogue, lab: Launcher | None, token: str, bound: st
     """The board of a catalogue; without a Lab it is read-only. Beyond this machine, reading needs the token too."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
     app.add_middleware(Guard, bound=bound, token=None if is_loopback(bound) else token)
-    app.state.watcher = watcher = Watcher(catalogue, lab.jobs if lab else lambda: None)
+    app.state.watcher = watcher = Watcher(catalogue, lab.queue.listed if lab else lambda: None)
     _answer_errors(app)
     _serve_page(app)
     _serve_live(app, watcher)

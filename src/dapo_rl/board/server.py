@@ -150,9 +150,9 @@ def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) 
         pass
     finally:
         if lab is not None:
-            if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
+            if any(job["state"] in ("running", "stopping") for job in lab.queue.listed()):
                 print("stopping the runs of the Lab; each saves first", flush=True)
-            lab.close()
+            lab.queue.close()
 
 
 def _announce(host: str, port: int, token: str, has_lab: bool, roots: Sequence[Path]) -> None:

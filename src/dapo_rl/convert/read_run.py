@@ -73,9 +73,10 @@ def read_run(path: Path, command: int | None = None) -> ExternalRun:
     if not is_yaml and (path.suffix in (".sh", ".bash") or stripped.startswith("#!") or _COMMANDS.search(text)):
         return read_script(text, str(path), path.parent, command)
     mapping = _mapping(text, str(path))
-    if (script := _script_of(mapping)) is not None:
+    keys, script = _flat(numbers(mapping)), mapping.get("run")
+    if isinstance(script, str) and _recognised(keys) is None:  # a file of a scheduler such as SkyPilot
         return read_script(script, str(path), path.parent, command, mapping.get("envs"))
-    return _of_mapping(mapping, str(path))
+    return _of_keys(keys, str(path))
 
 
 def read_script(
@@ -112,12 +113,6 @@ def _served(commands: Sequence[ShellCommand]) -> dict[str, Any]:
         if any(texts[at : at + 2] == ["swift", "rollout"] for at in range(min(len(texts), 10))):
             options |= _options(command.words)
     return {key: value for key, value in options.items() if key in _OF_SERVER}
-
-
-def _script_of(mapping: Mapping[str, Any]) -> str | None:
-    """The script in a file of a scheduler such as SkyPilot, which has it under `run`."""
-    script = mapping.get("run")
-    return script if isinstance(script, str) and _recognised(_flat(numbers(mapping))) is None else None
 
 
 def _other_training(command: ShellCommand) -> str | None:
@@ -175,8 +170,7 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: inner for name, value in mapping.items() for key, inner in leaves(str(name), value)}
 
 
-def _of_mapping(mapping: dict[str, Any], source: str) -> ExternalRun:
-    keys = _flat(numbers(mapping))
+def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")
