@@ -6,7 +6,6 @@ list; a name is never used as a path.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipes import packaged_recipe, recipe_names
+from dapo_rl.runs.resume import override_word
 
 FOLDER = "recipes"
 ENDINGS = (".yaml", ".yml")
@@ -135,19 +135,12 @@ def _described(base: Config) -> list[dict[str, Any]]:
         named = [choice for choice in get_args(field.annotation) if isinstance(choice, str)]
         choices = ["true", "false"] if isinstance(value, bool) else named
         meaning = " ".join((field.description or "").split())
-        described.append({"key": key, "value": _word(value), "choices": choices, "meaning": meaning})
+        described.append({"key": key, "value": override_word(value), "choices": choices, "meaning": meaning})
     return described
 
 
 def _words(settings: dict[str, Any]) -> list[str]:
-    return [f"{key}={_word(value)}" for key, value in settings.items()]
-
-
-def _word(value: Any) -> str:
-    """A value as on the command line."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return [f"{key}={override_word(value)}" for key, value in settings.items()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,16 +256,10 @@ class BoardRun:
         return problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
 
+_NAMES = ("steps", "preset", "model", "seed", "techniques", "engines", "pretrain_steps", "before", "accuracy")
 _EMPTY_ROW: dict[str, Any] = {
-    **dict.fromkeys(("name", "state")),
-    "step": 0,
-    **dict.fromkeys(
-        (
-            *("steps", "preset", "model", "seed", "techniques", "engines", "pretrain_steps", "before", "accuracy"),
-            *(*RECENT, *TOTALS),
-        )
-    ),
-    **{"started": None, "rollouts": False, "seen": 0, "error": None, "problem": None},
+    **dict.fromkeys(("name", "state", *_NAMES, *RECENT, *TOTALS, "started", "error", "problem")),
+    **{"step": 0, "rollouts": False, "seen": 0},
 }
 
 
