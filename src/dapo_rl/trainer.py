@@ -23,10 +23,8 @@ from dapo_rl.compat.trl.arguments import (
     refuse_unknown,
     resume_requested,
 )
-from dapo_rl.compat.trl.callback_arguments import CallbackArguments
-from dapo_rl.compat.trl.callbacks import Callbacks
-from dapo_rl.compat.trl.metric_names import with_trl_names
-from dapo_rl.compat.trl.script import count_rows, script_settings
+from dapo_rl.compat.trl.callbacks import CallbackArguments, Callbacks, with_trl_names
+from dapo_rl.compat.trl.grpo_config import count_rows, script_settings
 from dapo_rl.config import Config
 from dapo_rl.data.sources import choose_splits
 from dapo_rl.errors import UserError
@@ -35,8 +33,7 @@ from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.training import RunTraining
 from dapo_rl.runs.directory import RunDirectory, new_run_directory
-from dapo_rl.runs.display import Display
-from dapo_rl.runs.live_display import make_display
+from dapo_rl.runs.display import Display, make_display
 from dapo_rl.runs.notes import NotedDisplay
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 
 TOKEN = "the-token"
 ADDRESS = "http://192.168.0.7:8765"

@@ -17,8 +17,8 @@ from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import groups_of
 from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.rollout_table import TYPES
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.samples import Order
-from dapo_rl.board.server import create_app
 
 ROWS = 4
 VALUES = {

@@ -13,10 +13,10 @@ import pytest
 import uvicorn
 from board_runs import make_run
 
-from dapo_rl.board import connections
+from dapo_rl.board import server
 from dapo_rl.board.catalogue import Catalogue
-from dapo_rl.board.connections import BoardProtocol, LoopErrors, most_connections
-from dapo_rl.board.server import Server, create_app
+from dapo_rl.board.routes import create_app
+from dapo_rl.board.server import BoardProtocol, LoopErrors, Server, most_connections
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ BODY = b"POST /api/lab HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\
 
 @pytest.mark.parametrize("sent", [b"", b"GE", HEAD, HEAD + b"\r\n" + HEAD[:9], BODY])
 def test_a_request_that_does_not_come_is_not_waited_for(port, monkeypatch, sent):
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)
     with connect(port, sent) as client:
         assert is_closed(client)
     assert '"name":"a"' in get(port)
 
 
 def test_a_live_page_stays_connected(port, monkeypatch):
-    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
     with connect(port, b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n") as live:
         assert b"200 OK" in live.recv(1 << 16)
         with connect(port) as other:
@@ -90,7 +90,7 @@ def test_a_live_page_stays_connected(port, monkeypatch):
 
 
 def test_those_that_keep_the_board_waiting_make_room(port, monkeypatch):
-    monkeypatch.setattr(connections, "most_connections", lambda: 4)
+    monkeypatch.setattr(server, "most_connections", lambda: 4)
     with ExitStack() as stack:
         live = stack.enter_context(connect(port, b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         assert b"200 OK" in live.recv(1 << 16)
@@ -101,7 +101,7 @@ def test_those_that_keep_the_board_waiting_make_room(port, monkeypatch):
 
 
 def test_where_none_makes_room_a_new_one_is_closed(port, monkeypatch):
-    monkeypatch.setattr(connections, "most_connections", lambda: 2)
+    monkeypatch.setattr(server, "most_connections", lambda: 2)
     with ExitStack() as stack:
         for _ in range(2):
             live = stack.enter_context(connect(port, b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n"))
@@ -145,7 +145,7 @@ def test_running_out_of_files_is_one_line_a_minute(capsys):
 
 def test_that_line_comes_at_once_even_if_the_machine_has_just_started(capsys, monkeypatch):
     handle, since_boot = LoopErrors(), [5.0]
-    monkeypatch.setattr(connections.time, "monotonic", lambda: since_boot[0])
+    monkeypatch.setattr(server.time, "monotonic", lambda: since_boot[0])
     lines = []
     for now in (5.0, 6.0, 64.0, 66.0):
         since_boot[0] = now

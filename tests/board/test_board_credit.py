@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.groups import group_of
 from dapo_rl.board.launcher import Launcher
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
 
 

@@ -19,8 +19,8 @@ from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.curves import curve
 from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
+from dapo_rl.board.routes import create_app, events
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.server import create_app, events
 from dapo_rl.board.watcher import Watcher, dumps
 from dapo_rl.runs.metrics_log import MOST_NAMES, MetricsLog
 

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.downloads import AT_ONCE, COLUMNS, csv_text, file_name, safe_cell
 from dapo_rl.board.launcher import Launcher
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 
 FORMULA = '=HYPERLINK("http://evil.example","x")'
 

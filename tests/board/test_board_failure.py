@@ -9,9 +9,9 @@ from board_runs import append_line, finish, make_run
 from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.files import MOST_NOTES, read_notes
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.run_files import MOST_NOTES, read_notes
-from dapo_rl.board.server import create_app
 from dapo_rl.board.watcher import Watcher
 
 ERROR = {

@@ -8,9 +8,8 @@ from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.job_queue import JobQueue
-from dapo_rl.board.launcher import Launcher, Start, overrides_for
-from dapo_rl.board.recipe_menu import DEMO, RecipeMenu
-from dapo_rl.board.server import create_app
+from dapo_rl.board.launcher import DEMO, Launcher, RecipeMenu, Start, overrides_for
+from dapo_rl.board.routes import create_app
 from dapo_rl.config import Config, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import recipe_names
@@ -137,7 +136,7 @@ def test_no_run_outlives_the_board(folder):
         assert [lab.start(wanted), lab.start(wanted)] == ["lab-001", "lab-002"]
         assert states(lab.queue) == {"lab-001": "running", "lab-002": "waiting"}
     finally:
-        lab.close()
+        lab.queue.close()
     assert states(lab.queue) == {"lab-001": "stopped"}
     assert not (folder / "lab-002").exists()
 
@@ -153,7 +152,7 @@ def test_a_run_that_is_stopped_saves(folder):
         lab.queue.stop(name)
         wait_until(lambda: states(lab.queue)[name] == "stopped")
     finally:
-        lab.close()
+        lab.queue.close()
     assert list((folder / name / "checkpoints").glob("step-*"))
     assert "stopping: saving the run" in (folder / name / "lab.log").read_text()
     row = Catalogue([folder]).find(name).row()

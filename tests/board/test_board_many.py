@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from dapo_rl.board import server
+from dapo_rl.board import routes, server
 from dapo_rl.board import watcher as watch
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
@@ -193,7 +193,7 @@ def test_fifty_pages_share_each_look_and_each_message(directory, monkeypatch):
     monkeypatch.setattr(watch, "_event", lambda message: (made.append(1), event(message))[1])
 
     async def follow(ready):
-        stream = server.events(watcher)
+        stream = routes.events(watcher)
         first = await anext(stream)
         ready.release()
         second = await anext(stream)
@@ -275,14 +275,14 @@ def test_logs_that_nobody_asks_for_are_closed(tmp_path, monkeypatch):
         (tmp_path / name / "config.yaml").write_text("")
         (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n')
     catalogue = Catalogue([tmp_path])
-    client = TestClient(server.create_app(catalogue, Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
+    client = TestClient(routes.create_app(catalogue, Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
     for name in "abca":
         assert client.get("/api/metrics", params={"run": name}).json() == {"names": ["x"]}
     assert [name for name, run in catalogue.runs().items() if "log" in run.__dict__] == ["a", "c"]
 
 
 def test_the_end_of_the_board_is_the_end_of_its_live_pages(tmp_path, caplog):
-    app = server.create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token")
+    app = routes.create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token")
     listening = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=20, lifespan="off")
     board = server.Server(settings, app.state.watcher)

@@ -9,7 +9,7 @@ from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import groups_of, search
 from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.ledger import ledger
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 
 DELETED = "The groups of step 1 were deleted: log.keep_rollouts=2 keeps those of the newest steps."
 

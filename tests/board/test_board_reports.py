@@ -18,7 +18,7 @@ from dapo_rl.board.ablation import BoardAblation, band
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.evaluation import BoardEvaluation
 from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.watcher import Watcher, dumps
 from dapo_rl.demo import DEFAULT_RECIPE
 

@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.groups import group_of, groups_of, search
 from dapo_rl.board.launcher import Launcher
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.samples import SampleFilter, rows_of, samples_of
-from dapo_rl.board.server import create_app
 from dapo_rl.runs.directory import GroupRow
 from dapo_rl.types import Trajectory, Verdict
 

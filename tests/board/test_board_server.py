@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from dapo_rl.board.access import host_allowed, token_matches
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import DEFAULT_RECIPE, Launcher, Start, overrides_for
-from dapo_rl.board.server import STATIC, create_app, ranges
+from dapo_rl.board.routes import STATIC, create_app, ranges
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 

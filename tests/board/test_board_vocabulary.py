@@ -4,7 +4,7 @@ from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
-from dapo_rl.board.server import create_app
+from dapo_rl.board.routes import create_app
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.outcomes import OUTCOMES
 

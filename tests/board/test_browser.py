@@ -17,7 +17,7 @@ import uvicorn
 import yaml
 from board_runs import HOSTILE, finish, make_run, metrics_of
 
-from dapo_rl.board import job_queue, server
+from dapo_rl.board import job_queue, routes
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
 
@@ -66,14 +66,14 @@ def quick_jobs(monkeypatch):
 def served(directory):
     lab = Launcher(directory)
     listening = socket.create_server(("127.0.0.1", 0))
-    app = server.create_app(Catalogue([directory]), lab, TOKEN)
+    app = routes.create_app(Catalogue([directory]), lab, TOKEN)
     instance = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))
     thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
     finally:
-        lab.close()
+        lab.queue.close()
         instance.should_exit = True
         thread.join()
 

@@ -24,7 +24,7 @@ from test_browser import (  # noqa: F401  (`browser` and `quick_jobs` are fixtur
     wait_until,
 )
 
-from dapo_rl.board import server
+from dapo_rl.board import routes
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
 
@@ -219,7 +219,7 @@ def test_the_queue(browser, tmp_path, quick_jobs):  # noqa: F811
 @contextmanager
 def shown_to_others(directory, lab=None):
     listening = socket.create_server(("127.0.0.1", 0))
-    app = server.create_app(Catalogue([directory]), lab, TOKEN, "0.0.0.0")
+    app = routes.create_app(Catalogue([directory]), lab, TOKEN, "0.0.0.0")
     instance = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off"))
     thread = threading.Thread(target=instance.run, kwargs={"sockets": [listening]})
     thread.start()

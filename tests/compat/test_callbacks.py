@@ -8,9 +8,7 @@ import pytest
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import DefaultFlowCallback
 
-from dapo_rl.compat.trl.callback_arguments import CallbackArguments
-from dapo_rl.compat.trl.callbacks import Callbacks
-from dapo_rl.compat.trl.metric_names import TRL_NAMES, with_trl_names
+from dapo_rl.compat.trl.callbacks import TRL_NAMES, CallbackArguments, Callbacks, with_trl_names
 from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, UserError
 

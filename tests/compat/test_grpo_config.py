@@ -7,13 +7,11 @@ import pytest
 from grpo_fields import decisions
 
 from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
-from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config
-from dapo_rl.compat.trl.script import script_settings
+from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config, script_settings
 from dapo_rl.config import Config
 from dapo_rl.convert.draft import default_of
 from dapo_rl.convert.settings import LIBRARIES
-from dapo_rl.convert.settings.setting import NoCounterpartError
-from dapo_rl.convert.settings.trl import TRL_DEFAULTS
+from dapo_rl.convert.settings.values import NoCounterpartError
 from dapo_rl.errors import UserError
 
 trl = pytest.importorskip("trl")
@@ -49,10 +47,10 @@ def test_every_field_has_a_decision():
 
 def test_a_field_left_at_its_default_has_the_same_value_here():
     fields = {field.name: default(field) for field in dataclasses.fields(trl.GRPOConfig)}
-    assert {name: fields[name] for name in TRL_DEFAULTS} == TRL_DEFAULTS
+    assert {name: fields[name] for name in LIBRARIES["trl"].defaults} == LIBRARIES["trl"].defaults
     for name, value in fields.items():
         entry = LIBRARIES["trl"].find(name)
-        if entry.ours is None or entry.joint or name in TRL_DEFAULTS or name in ("epsilon_high", "bf16"):
+        if entry.ours is None or entry.joint or name in LIBRARIES["trl"].defaults or name in ("epsilon_high", "bf16"):
             continue
         here = entry.convert(value) if entry.convert else value
         expected = default_of(entry.ours)
@@ -150,10 +148,10 @@ def test_checkpoints():
 
 
 def test_what_is_not_a_setting_goes_to_the_trainer():
-    result = moved(reward_weights=[1.0, 0.5], push_to_hub=True)
+    result = settings(reward_weights=[1.0, 0.5], push_to_hub=True)
     assert (result.run_dir, result.reward_weights) == ("out", [1.0, 0.5])
     assert result.pushes
-    assert moved(output_dir=None).run_dir is None, "a new directory under runs/"
+    assert settings(output_dir=None).run_dir is None, "a new directory under runs/"
     assert settings(report_to=["tensorboard"]).config.log.trackers == ("tensorboard",)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from dapo_rl.compat.trl.script import script_settings
+from dapo_rl.compat.trl.grpo_config import script_settings
 from dapo_rl.config import Config, aliases, known_keys
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import differences

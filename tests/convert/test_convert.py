@@ -449,3 +449,10 @@ def test_the_advantages_of_verl(converted, theirs, ours):
     _, config, rows = converted(verl("").replace("adv_estimator=grpo", f"adv_estimator={theirs}"))
     assert (config.algo.advantage, config.algo.normalize) == ours
     assert not rows["algorithm.adv_estimator"].learns
+
+
+def test_a_whole_number_may_be_written_as_a_fraction(converted):
+    areal = "actor: {path: m, ppo_n_minibatches: 3}\nrollout: {}\ngconfig: {n_samples: 8}\n"
+    _, config, rows = converted(areal + "train_dataset: {path: a.parquet, batch_size: 16.0}", "a.yaml")
+    assert (config.sampling.prompts_per_step, config.train.mini_batches) == (16, 2)
+    assert rows["train_dataset.batch_size"].here == "sampling.prompts_per_step: 16"

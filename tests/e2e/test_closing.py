@@ -17,7 +17,7 @@ from dapo_rl import Config, DAPOTrainer, UserError
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.run.build import build_run
 from dapo_rl.run.inputs import TrainerInputs, resolve
-from dapo_rl.runs.live_display import make_display
+from dapo_rl.runs.display import make_display
 
 pytestmark = pytest.mark.slow
 

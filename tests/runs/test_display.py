@@ -10,8 +10,7 @@ from rich.console import Console
 
 from dapo_rl.base.format import count, duration, sparkline
 from dapo_rl.config import Config
-from dapo_rl.runs.display import Pace, PlainDisplay, evaluation_line, step_line
-from dapo_rl.runs.live_display import LiveDisplay, make_display
+from dapo_rl.runs.display import LiveDisplay, Pace, PlainDisplay, evaluation_line, make_display, step_line
 from dapo_rl.runs.metric_text import closing_rows, dropped, engines, ranks
 
 METRICS = {
@@ -394,7 +393,7 @@ def test_what_is_chosen_for_a_stream(monkeypatch):
 
 def test_no_heavy_import():
     code = (
-        "import sys, dapo_rl.runs.directory, dapo_rl.runs.display, dapo_rl.runs.live_display, dapo_rl.lab.check;"
+        "import sys, dapo_rl.runs.directory, dapo_rl.runs.display, dapo_rl.runs.display, dapo_rl.lab.check;"
         "assert not {'torch', 'transformers', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,8 +13,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import Arm
 from dapo_rl.lab.ablate.results import final_metrics
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.runs.metrics_and_summary import parse_metrics, read_summary
+from dapo_rl.runs.directory import RunDirectory, parse_metrics, read_summary
 from dapo_rl.runs.report_plot import report_figure
 
 GOOD = {"step": 1, "acc/mean": 0.5, "reward/mean": None, "sampling/kept": 4, "actor/entropy": 0.25}

@@ -17,10 +17,18 @@ import numpy as np
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
 from dapo_rl.board.curves import plain_curve, smooth_curve
-from dapo_rl.board.files import Remembered, UnreadableError
+from dapo_rl.board.files import (
+    Remembered,
+    UnreadableError,
+    as_count,
+    as_items,
+    as_list,
+    as_number,
+    as_text,
+    read_object,
+)
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
-from dapo_rl.board.run_files import as_count, as_items, as_list, as_number, as_text, read_object
 from dapo_rl.config.recipe import flat
 from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
 from dapo_rl.lab.ablate.quantities import TABLE

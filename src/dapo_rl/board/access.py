@@ -8,9 +8,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-from http.cookies import CookieError, SimpleCookie
-from typing import Any
-from urllib.parse import parse_qs
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -61,70 +63,45 @@ def token_matches(given: str | None, token: str) -> bool:
 class Guard:
     """Rejects requests that are not for this server, and adds headers that isolate the page."""
 
-    def __init__(self, app: Any, bound: str, token: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, bound: str, token: str | None = None) -> None:
         """`token` is needed to read; None if reading needs none."""
         self._app, self._bound, self._token = app, bound, token
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        request = HTTPConnection(scope)
+        # With the port, since cookies are shared by all ports of a host: two boards do not overwrite each other's.
+        cookie = f"dapo-board-{(scope.get('server') or ('', 0))[1]}"
+        given = request.query_params.getlist("token")
+        brought = self._token is not None and len(given) == 1 and token_matches(given[0], self._token)
+        refusal = self._refusal(request, brought or token_matches(request.cookies.get(cookie), self._token or ""))
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *extra]}
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if brought and refusal is None:
+                    headers.append("Set-Cookie", f"{cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        brought = self._token is not None and token_matches(_in_address(scope), self._token)
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: HTTPConnection, has_token: bool) -> PlainTextResponse | None:
+        hosts, scope = request.headers.getlist("host"), request.scope
         # A target may name a host too (`GET http://evil/`); it would count more than the header.
         if len(hosts) != 1 or not host_allowed(hosts[0], self._bound) or not scope["path"].startswith("/"):
-            status, body = 421, b"unknown host name: open the board at the address that it printed\n"
-        elif self._token is not None and not (brought or token_matches(_in_cookie(scope), self._token)):
-            status, body = 403, b"this board needs a token: open it at the address that it printed\n"
-        elif scope["method"] not in ("GET", "HEAD") and _length(scope) > LARGEST_BODY:
-            status, body = 413, b"request too large\n"
-        else:
-            if brought:
-                cookie = f"{_cookie_name(scope)}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-                extra.append((b"set-cookie", cookie.encode()))
-            await self._app(scope, receive, send_with_headers)
-            return
-        await send_with_headers(
-            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
-        )
-        await send({"type": "http.response.body", "body": body})
+            return PlainTextResponse("unknown host name: open the board at the address that it printed\n", 421)
+        if self._token is not None and not has_token:
+            return PlainTextResponse("this board needs a token: open it at the address that it printed\n", 403)
+        if scope["method"] not in ("GET", "HEAD") and _length(request) > LARGEST_BODY:
+            return PlainTextResponse("request too large\n", 413)
+        return None
 
 
-def _in_address(scope: Any) -> str | None:
-    given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [])
-    return given[0] if len(given) == 1 else None
-
-
-def _in_cookie(scope: Any) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"cookie":
-            try:
-                found = SimpleCookie(value.decode("latin-1")).get(_cookie_name(scope))
-            except CookieError:
-                continue
-            if found is not None:
-                return found.value
-    return None
-
-
-def _cookie_name(scope: Any) -> str:
-    """With the port, since cookies are shared by all ports of a host: two boards do not overwrite each other's."""
-    server = scope.get("server")
-    return f"dapo-board-{server[1] if server else 0}"
-
-
-def _length(scope: Any) -> float:
+def _length(request: HTTPConnection) -> float:
     """The declared length of a body; infinite if it is not declared."""
-    headers = dict(scope["headers"])
-    if b"transfer-encoding" in headers:
-        return float("inf")
-    length = headers.get(b"content-length", b"0")
-    return int(length) if length.isdigit() else float("inf")
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdecimal() and "transfer-encoding" not in request.headers else float("inf")

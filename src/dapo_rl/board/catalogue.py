@@ -62,10 +62,9 @@ class Catalogue:
             return self._runs
 
     def find(self, name: str) -> BoardRun:
-        try:
-            return self.runs()[name]
-        except KeyError:
-            raise NoSuchRunError(name) from None
+        if (run := self.runs().get(name)) is None:
+            raise NoSuchRunError(name)
+        return run
 
     def reports(self, fresh_for: float = SCAN_SECONDS) -> dict[str, BoardReport]:
         """Ablations and evaluations."""
@@ -73,10 +72,9 @@ class Catalogue:
         return self._reports
 
     def report(self, name: str) -> BoardReport:
-        try:
-            return self.reports()[name]
-        except KeyError:
-            raise NoSuchRunError(name) from None
+        if (report := self.reports().get(name)) is None:
+            raise NoSuchRunError(name)
+        return report
 
     def by_path(self) -> dict[str, BoardRun]:
         """The runs by their resolved paths, as of the last scan."""

@@ -1,23 +1,18 @@
-"""Routes for the list of samples, and for downloads: rows, curves and report.png."""
+"""Downloads as CSV and JSON Lines: rows of samples, and curves."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Depends, FastAPI, Query
-from fastapi.responses import FileResponse, Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 
-from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.curves import smooth_curve
-from dapo_rl.board.http import Name, Names, Plain, Share, Step
 from dapo_rl.board.rollout_table import extras_of
 from dapo_rl.board.run import ACCURACY, BoardRun
-from dapo_rl.board.samples import Order, SampleFilter, rows_of, samples_of
 from dapo_rl.board.watcher import dumps
 
 COLUMNS = (
@@ -31,80 +26,7 @@ FORMULA = re.compile(r"\s*[=+\-@\t\r\n]")
 """How a cell begins that a spreadsheet may evaluate."""
 
 
-def _wanted(
-    outcome: Annotated[tuple[str, ...], Query(max_length=64, alias="fate")] = (),
-    verdict: Annotated[tuple[str, ...], Query(max_length=64)] = (),
-    min_reward: float | None = None,
-    max_reward: float | None = None,
-    min_length: float | None = None,
-    max_length: float | None = None,
-    q: Annotated[str, Query(max_length=200)] = "",
-    sort: Order = "draw",
-    down: bool = False,
-) -> SampleFilter:
-    return SampleFilter(outcome, verdict, min_reward, max_reward, min_length, max_length, q, sort, down)
-
-
-Wanted = Annotated[SampleFilter, Depends(_wanted)]
-
-
-def serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/api/samples")
-    def samples(
-        name: Name,
-        step: Step,
-        wanted: Wanted,
-        first: Annotated[int, Query(ge=0, le=10**9)] = 0,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    ) -> Response:
-        run = catalogue.find(name)
-        path = run.rollout(step)
-        found = samples_of(path, wanted, first, limit) if path else {"rows": [], "why": run.why_no_rollout(step)}
-        return Plain(found)
-
-    @app.get("/api/rows.{kind}")
-    def rows(kind: str, name: Name, step: Step, wanted: Wanted) -> Response:
-        run = catalogue.find(name)
-        path = run.rollout(step)
-        if path is None or kind not in ("csv", "jsonl"):
-            return _not_found(run.why_no_rollout(step) if path is None else "rows are csv or jsonl")
-        # Read before the response begins, so that an error has its own status.
-        table = rows_of(path, wanted, tuple(name for name in COLUMNS if name != "length"))
-        content = rows_csv(table) if kind == "csv" else rows_jsonl(table)
-        return _attached(content, f"{run.name}-step-{step}-samples.{kind}")
-
-    @app.get("/api/curves.csv")
-    def curves(
-        names: Names,
-        metric: Annotated[str, Query(max_length=1000)],
-        share: Share = 0.1,
-        first: float = -math.inf,
-        last: float = math.inf,
-    ) -> Response:
-        runs = catalogue.with_logs(names)
-        lines = (line for run in runs for line in _points(run, metric, share, first, last))
-        content = csv_text(("run", "metric", "step", "value", "smoothed"), lines)
-        return _attached(content, f"{metric}.csv")
-
-    @app.get("/api/reports")
-    def reports(names: Names) -> Response:
-        """Which of the runs have a report.png."""
-        found = [name for name in names if catalogue.find(name).file("report.png")]
-        return Plain({"runs": found})
-
-    @app.get("/api/report.png")
-    def report(name: Name) -> Response:
-        path = catalogue.find(name).file("report.png")
-        if path is None:
-            return _not_found("this run has no report.png yet; it is drawn when the run ends")
-        return FileResponse(path, media_type="image/png", filename=file_name(f"{name}-report.png"))
-
-
-def _not_found(why: str) -> Response:
-    return Plain({"error": why}, 404)
-
-
-def _attached(content: Iterator[str], name: str) -> StreamingResponse:
+def attached(content: Iterator[str], name: str) -> StreamingResponse:
     kind = "text/csv" if name.endswith(".csv") else "application/x-ndjson"
     disposition = f'attachment; filename="{file_name(name)}"'
     return StreamingResponse(content, media_type=f"{kind}; charset=utf-8", headers={"Content-Disposition": disposition})
@@ -115,7 +37,7 @@ def file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-150:] or "download"
 
 
-def _points(run: BoardRun, metric: str, share: float, first: float, last: float) -> Iterator[tuple[Any, ...]]:
+def curve_points(run: BoardRun, metric: str, share: float, first: float, last: float) -> Iterator[tuple[Any, ...]]:
     """All points of a curve, raw and smoothed."""
     steps, values = run.log.column(metric, first, last)
     if metric == ACCURACY and first <= 0 and (not len(steps) or steps[0] > 0) and 0 in (known := run.evaluations()):

@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.format import counted
-from dapo_rl.board.files import Remembered, UnreadableError
+from dapo_rl.board.files import (
+    LARGEST_COUNT,
+    Remembered,
+    UnreadableError,
+    as_count,
+    as_items,
+    as_list,
+    as_number,
+    as_text,
+    read_object,
+)
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import problem_line
-from dapo_rl.board.run_files import LARGEST_COUNT, as_count, as_items, as_list, as_number, as_text, read_object
 
 LARGEST_REPORT = 4 << 20
 MOST_MODELS, MOST_METRICS, MOST_COMPARISONS, MOST_SETTINGS = 64, 64, 2000, 200

@@ -6,10 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.board.files import UnreadableError, identity
+from dapo_rl.board.files import LARGEST_COUNT, UnreadableError, as_count, identity
 from dapo_rl.board.rollout_table import read_table
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.run_files import LARGEST_COUNT, as_count
 from dapo_rl.board.samples import lengths_of
 
 BARS = 160

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dapo_rl.board.files import Remembered, UnreadableError, identity, read_all, regular
+from dapo_rl.board.files import Remembered, UnreadableError, identity, is_alive, read_all, read_owner, regular
 from dapo_rl.board.run import BoardRun, problem_line
-from dapo_rl.board.run_files import is_alive, read_owner
 
 LARGEST_PICTURE = 32 << 20
 PNG = b"\x89PNG\r\n\x1a\n"

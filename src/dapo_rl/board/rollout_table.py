@@ -14,18 +14,11 @@ import pyarrow.parquet as pq
 from dapo_rl.base.parquet import SizeLimit, TooLargeError, check_size, decoded_bytes, open_parquet, plain_type
 from dapo_rl.base.quote import cut
 from dapo_rl.base.reading import open_regular
-from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.run_files import LARGEST_COUNT
+from dapo_rl.board.files import LARGEST_COUNT, UnreadableError
 from dapo_rl.runs.rollouts import SCHEMA
 
 TYPES: dict[str, pa.DataType] = {field.name: field.type for field in SCHEMA}
-"""Of every column that the board reads."""
-KNOWN = {
-    *("step", "draw", "sample", "prompt_id", "data_source", "prompt", "response", "answer", "truth", "finish_reason"),
-    *("version_first", "version_last", "score", "correct", "status", "reward", "length_penalty", "advantage", "fate"),
-    *("token_ids", "logps", "train_logps", "entropies", "clipped", "values", "advantages"),
-}
-"""Columns that the page lays out itself; it shows all others by name."""
+"""Of every column that a run writes. The page shows all others by name."""
 MOST_ROWS = 200_000
 MOST_COLUMNS, MOST_VALUES, LONGEST_VALUE = 64, 200, 2000
 """Limits on the columns that the board does not know, such as those that reward functions add."""
@@ -95,9 +88,8 @@ def _converted(table: pa.Table, wanted: list[str], unknown: list[str]) -> pa.Tab
 def unknown_columns(schema: pa.Schema) -> list[str]:
     """Columns that the board does not read itself but can show."""
     kinds = {field.name: field.type for field in reversed(list(schema))}
-    return [name for name in dict.fromkeys(schema.names) if name not in KNOWN and is_showable(kinds[name])][
-        :MOST_COLUMNS
-    ]
+    shown = [name for name in dict.fromkeys(schema.names) if name not in TYPES and is_showable(kinds[name])]
+    return shown[:MOST_COLUMNS]
 
 
 def _is_text(kind: pa.DataType) -> bool:

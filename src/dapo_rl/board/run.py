@@ -12,17 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.quote import cut, printable
-from dapo_rl.board.files import Remembered, identity, is_inside, not_a_file, regular
-from dapo_rl.board.run_files import (
+from dapo_rl.board.files import (
     LARGEST_COUNT,
+    Remembered,
     as_count,
     as_number,
     as_text,
+    identity,
     is_alive,
+    is_inside,
+    not_a_file,
     read_error,
     read_owner,
     read_raw_summary,
     read_settings,
+    regular,
     wrong_in_summary,
 )
 from dapo_rl.objectives import GAE
@@ -252,16 +256,10 @@ class BoardRun:
         return problem_line("; ".join(f"{file}: {why}" for file, why in found.items() if why)) or None
 
 
+_NAMES = ("steps", "preset", "model", "seed", "techniques", "engines", "pretrain_steps", "before", "accuracy")
 _EMPTY_ROW: dict[str, Any] = {
-    **dict.fromkeys(("name", "state")),
-    "step": 0,
-    **dict.fromkeys(
-        (
-            *("steps", "preset", "model", "seed", "techniques", "engines", "pretrain_steps", "before", "accuracy"),
-            *(*RECENT, *TOTALS),
-        )
-    ),
-    **{"started": None, "rollouts": False, "seen": 0, "error": None, "problem": None},
+    **dict.fromkeys(("name", "state", *_NAMES, *RECENT, *TOTALS, "started", "error", "problem")),
+    **{"step": 0, "rollouts": False, "seen": 0},
 }
 
 

@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from fastapi import Query
 
 from dapo_rl.board.files import Identity, UnreadableError, identity
 from dapo_rl.board.rollout_table import read_table
@@ -26,15 +27,16 @@ OPENING = 160
 
 @dataclass(frozen=True, slots=True)
 class SampleFilter:
-    """Which samples of a step, and in which order. Empty tuples and None do not restrict."""
+    """Which samples of a step, and in which order, as in the query of a request. Empty tuples and None do not
+    restrict."""
 
-    outcomes: tuple[str, ...] = ()
-    verdicts: tuple[str, ...] = ()
+    outcomes: Annotated[tuple[str, ...], Query(max_length=64, alias="fate")] = ()
+    verdicts: Annotated[tuple[str, ...], Query(max_length=64, alias="verdict")] = ()
     min_reward: float | None = None
     max_reward: float | None = None
     min_length: float | None = None
     max_length: float | None = None
-    words: str = ""
+    words: Annotated[str, Query(max_length=200, alias="q")] = ""
     sort: Order = "draw"
     down: bool = False
 

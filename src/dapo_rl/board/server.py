@@ -1,288 +1,108 @@
-"""The server of the board: the API over run directories, and the page."""
+"""The server of the board: sockets, limits on connections, and how it starts and ends."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
-from itertools import pairwise
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-import anyio
+import h11
 import uvicorn
-from fastapi import Depends, FastAPI, Header, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, Response, StreamingResponse
-from fastapi.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from dapo_rl.base.quote import printable
-from dapo_rl.board.ablation import BoardAblation
-from dapo_rl.board.access import Guard, is_loopback, token_matches
-from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
-from dapo_rl.board.connections import ACCEPTED_AT_ONCE, BoardProtocol, LoopErrors
-from dapo_rl.board.curves import curve, with_start
-from dapo_rl.board.downloads import serve_downloads
-from dapo_rl.board.files import UnreadableError
-from dapo_rl.board.groups import group_of, groups_of, search
-from dapo_rl.board.http import Name, Names, Plain, ReportName, Share, Step
-from dapo_rl.board.launcher import Launcher, Start
-from dapo_rl.board.ledger import ledger
-from dapo_rl.board.recipe_menu import DEMO
-from dapo_rl.board.run import PROCESSES, BoardRun
-from dapo_rl.board.run_files import read_notes
+from dapo_rl.board.access import is_loopback
+from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.launcher import Launcher
+from dapo_rl.board.routes import create_app
 from dapo_rl.board.watcher import Watcher
 from dapo_rl.errors import UserError
-from dapo_rl.outcomes import OUTCOMES
 
-STATIC = Path(__file__).parent / "static"
-LIVE_SECONDS = 0.2
-HEARTBEAT_SECONDS = 15.0
-
-
-class RefusedError(Exception):
-    """An action was requested without the token, or from a board that has no Lab."""
+REQUEST_SECONDS = 10.0
+"""From the connection, or the first byte of a further request, to the last byte of the request."""
+MOST_CONNECTIONS, FEWEST_CONNECTIONS = 512, 16
+ACCEPTED_AT_ONCE = 32
+"""How many connections asyncio accepts before it handles any of them."""
+SAY_EVERY_SECONDS = 60.0
 
 
-def create_app(catalogue: Catalogue, lab: Launcher | None, token: str, bound: str = "127.0.0.1") -> FastAPI:
-    """The board of a catalogue; without a Lab it is read-only. Beyond this machine, reading needs the token too."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=Plain)
-    app.add_middleware(Guard, bound=bound, token=None if is_loopback(bound) else token)
-    app.state.watcher = watcher = Watcher(catalogue, lab.jobs if lab else lambda: None)
-    _answer_errors(app)
-    _serve_page(app)
-    _serve_live(app, watcher)
-    _serve_runs(app, catalogue)
-    _serve_reports(app, catalogue)
-    _serve_groups(app, catalogue)
-    serve_downloads(app, catalogue)
-    _serve_lab(app, lab, token)
-    return app
+def most_connections() -> int:
+    """Half of the files that the process may open; the others are for reading runs."""
+    try:
+        import resource
+    except ImportError:  # not on Windows, which has no such limit
+        return MOST_CONNECTIONS
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files // 2 - ACCEPTED_AT_ONCE
+    return max(FEWEST_CONNECTIONS, min(MOST_CONNECTIONS, most))
 
 
-def _answer_errors(app: FastAPI) -> None:
-    def answer(status: int, say: str = "{}") -> Any:
-        return lambda _request, error: Plain({"error": say.format(printable(str(error)))}, status)
+class BoardProtocol(H11Protocol):
+    """Closes a connection whose request does not come. When there are too many, the one that has kept the board waiting
+    for longest makes room; if none does, the new one is closed."""
 
-    app.add_exception_handler(NoSuchRunError, answer(404, "there is no run {} here"))
-    app.add_exception_handler(UnreadableError, answer(422))
-    app.add_exception_handler(UserError, answer(409))
-    app.add_exception_handler(RefusedError, answer(403))
-    app.add_exception_handler(RequestValidationError, _explain)
+    _deadline: asyncio.TimerHandle | None = None
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= most_connections():
+            waiting = [other for other in self.connections if isinstance(other, BoardProtocol) and other.is_waiting]
+            if not waiting:
+                transport.abort()
+                return
+            min(waiting, key=lambda other: other.since).transport.abort()
+        super().connection_made(transport)
+        self._await_request()
 
-def _explain(_request: Request, error: Any) -> Plain:
-    """Explains an invalid request without repeating its values, which are untrusted."""
-    first = error.errors()[0]
-    return Plain({"error": f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"}, 422)
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.is_waiting:
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._await_request()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if self.transport is not None:  # one that was closed at once was never made
+            super().connection_lost(exc)
 
-def _serve_page(app: FastAPI) -> None:
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the request has not arrived completely."""
+        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
 
-    @app.get("/api/vocabulary")
-    def vocabulary() -> Plain:
-        """The labels and colours that the page shares with Python."""
-        outcomes = [
-            {"key": key, "label": each.label_of_tokens, "tint": each.tint, "role": each.role, "why": each.why}
-            for key, each in OUTCOMES.items()
-        ]
-        return Plain({"outcomes": outcomes})
+    def _await_request(self) -> None:
+        self.since = time.monotonic()
+        self._deadline = self.loop.call_later(REQUEST_SECONDS, self._close_late)
 
-    @app.get("/")
-    def page() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
-
-def _serve_live(app: FastAPI, watcher: Watcher) -> None:
-    @app.get("/api/runs")
-    def runs() -> Response:
-        return Response(watcher.rows(), media_type="application/json")
-
-    @app.get("/api/live")
-    async def live() -> StreamingResponse:
-        return StreamingResponse(events(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
-
-async def events(watcher: Watcher) -> AsyncIterator[bytes]:
-    """Sends everything first, then changes. When a page closes, this is cancelled during a sleep."""
-    version, quiet = 0, 0.0
-    while not watcher.is_closed:
-        version, messages = watcher.since(version)
-        for message in messages:
-            yield message
-        quiet = 0.0 if messages else quiet + LIVE_SECONDS
-        if quiet >= HEARTBEAT_SECONDS:
-            yield b": still here\n\n"
-            quiet = 0.0
-        await anyio.sleep(LIVE_SECONDS)
+    def _close_late(self) -> None:
+        self._deadline = None
+        if self.is_waiting:
+            self.transport.abort()
 
 
-def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/api/settings")
-    def settings(names: Names) -> Plain:
-        found = {name: catalogue.find(name).settings() for name in names}
-        return Plain({"keys": list(dict.fromkeys(key for each in found.values() for key in each)), "runs": found})
+class LoopErrors:
+    """Handles errors of the event loop: running out of files is one line a minute, not a traceback per connection."""
 
-    @app.get("/api/metrics")
-    def metrics(names: Names) -> Plain:
-        return Plain({"names": sorted({name for run in catalogue.with_logs(names) for name in run.log.names})})
+    def __init__(self) -> None:
+        self._said = -SAY_EVERY_SECONDS
 
-    @app.get("/api/curves")
-    def curves(
-        names: Names,
-        metric: Annotated[list[str], Query(max_length=64)],
-        points: Annotated[int, Query(ge=10, le=5000)] = 600,
-        share: Share = 0.1,
-        first: float = -math.inf,
-        last: float = math.inf,
-    ) -> Plain:
-        def one(run: BoardRun, name: str) -> dict[str, Any]:
-            drawn = curve(run.log, name, points=points, share=share, first=first, last=last)
-            return with_start(drawn, run.evaluations()) if name == "eval/accuracy" and first <= 0 else drawn
-
-        return Plain({run.name: {name: one(run, name) for name in metric} for run in catalogue.with_logs(names)})
-
-    @app.get("/api/evaluations")
-    def evaluations(names: Names) -> Plain:
-        result = {}
-        for run in catalogue.with_logs(names):
-            measures = [name for name in run.log.names if name.startswith("eval/")]
-            columns = {name: dict(zip(*run.log.column(name), strict=True)) for name in measures}
-            columns["eval/accuracy"] = dict(run.evaluations())
-            steps = sorted({int(step) for column in columns.values() for step in column})
-            rows = [{"step": step, **{n: column.get(step) for n, column in columns.items()}} for step in steps]
-            result[run.name] = rows[-200:]
-        return Plain(result)
-
-    @app.get("/api/engines")
-    def engines(names: Names) -> Plain:
-        return Plain(
-            {run.name: {kind: run.processes(kind) for kind in PROCESSES} for run in catalogue.with_logs(names)}
-        )
-
-    @app.get("/api/record")
-    def record(names: Names) -> Plain:
-        """Why a run failed, and its notes."""
-        runs = [catalogue.find(name) for name in names]
-        return Plain({r.name: {"error": r.error(), "notes": read_notes(r.file("notes.jsonl"))} for r in runs})
-
-    @app.get("/api/ledger")
-    def tokens(name: Name) -> Plain:
-        return Plain(ledger(catalogue.with_logs([name])[0]))
-
-
-def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/api/report")
-    def report(name: ReportName) -> Plain:
-        return Plain(catalogue.report(name).page(catalogue.by_path()))
-
-    @app.get("/api/arms")
-    def arms(
-        name: ReportName,
-        points: Annotated[int, Query(ge=10, le=2000)] = 300,
-        share: Share = 0.1,
-    ) -> Plain:
-        """The curves of an ablation's arms."""
-        found = catalogue.report(name)
-        if not isinstance(found, BoardAblation):
-            raise NoSuchRunError(name)
-        return Plain(found.curves(catalogue.by_path(), share, points))
-
-    @app.get("/api/picture")
-    def picture(name: ReportName) -> Response:
-        content = catalogue.report(name).picture()
-        if content is None:
-            return Plain({"error": "there is no picture yet"}, 404)
-        return Response(content, media_type="image/png")
-
-
-def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
-    @app.get("/api/steps")
-    def steps(name: Name) -> Plain:
-        return Plain({"ranges": ranges(catalogue.find(name).rollout_steps())})
-
-    @app.get("/api/groups")
-    def groups(name: Name, step: Step) -> Plain:
-        run = catalogue.find(name)
-        path = run.rollout(step)
-        return Plain({"groups": groups_of(path)} if path else {"groups": [], "why": run.why_no_rollout(step)})
-
-    @app.get("/api/group")
-    def group(name: Name, step: Step, draw: Annotated[int, Query(ge=-(10**15), le=10**15)]) -> Plain:
-        run = catalogue.find(name)
-        path = run.rollout(step)
-        if path is None:
-            return Plain({"error": run.why_no_rollout(step)}, 404)
-        found = group_of(run, path, draw)
-        return Plain(found) if found else Plain({"error": "there is no such group at this step"}, 404)
-
-    @app.get("/api/search")
-    def find(
-        name: Name,
-        q: Annotated[str, Query(min_length=1, max_length=200)],
-        step: Annotated[int | None, Query(ge=0, le=10**12)] = None,
-        until: Annotated[int, Query(ge=0, le=10**12)] = 10**12,
-    ) -> Plain:
-        """Searches one step, or all steps up to `until`, where the previous search stopped."""
-        run = catalogue.find(name)
-        wanted = [step] if step is not None else [s for s in run.rollout_steps() if s <= until]
-        return Plain(search(run, q, wanted))
-
-
-def ranges(steps: Sequence[int]) -> list[list[int]]:
-    """Ranges of consecutive steps: [1, 2, 3, 7] becomes [[1, 3], [7, 7]]."""
-    breaks = [i + 1 for i, (a, b) in enumerate(pairwise(steps)) if b != a + 1]
-    bounds = [0, *breaks, len(steps)] if steps else [0]
-    return [[steps[start], steps[end - 1]] for start, end in pairwise(bounds)]
-
-
-def _serve_lab(app: FastAPI, lab: Launcher | None, token: str) -> None:
-    if lab is None:
-        _refuse_runs(app)
-        return
-
-    def check_token(given: Annotated[str | None, Header(alias="X-Dapo-Token")] = None) -> None:
-        if not token_matches(given, token):
-            raise RefusedError("starting and stopping runs needs the token that `dapo board` printed")
-
-    allowed = [Depends(check_token)]
-
-    @app.get("/api/lab")
-    def describe(recipe: Annotated[str, Query(max_length=1000)] = DEMO) -> Plain:
-        return Plain(lab.describe(recipe))
-
-    @app.post("/api/lab/start", dependencies=allowed)
-    def start(wanted: Start) -> Plain:
-        return Plain({"name": lab.start(wanted)})
-
-    @app.post("/api/lab/check", dependencies=allowed)
-    def check_choice(wanted: Start) -> Plain:
-        """Returns the problem with a choice of settings, if any; a problem is not an error of the request."""
-        try:
-            lab.check(wanted)
-        except UserError as error:
-            return Plain({"problem": printable(str(error))})
-        return Plain({"problem": None})
-
-    @app.post("/api/lab/token", dependencies=allowed)
-    def check() -> Plain:
-        return Plain({})
-
-    @app.post("/api/lab/{action}", dependencies=allowed)
-    def act(action: Literal["stop", "remove", "sooner"], name: Name) -> Plain:
-        getattr(lab.queue, action)(name)
-        return Plain({})
-
-
-def _refuse_runs(app: FastAPI) -> None:
-    @app.api_route("/api/lab", methods=["GET", "POST"])
-    @app.api_route("/api/lab/{action}", methods=["GET", "POST"])
-    def refuse() -> None:
-        raise RefusedError("this board is read-only; `dapo board --allow-runs` lets others start and stop runs")
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "out of system resource" not in str(context.get("message")):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._said >= SAY_EVERY_SECONDS:
+            self._said = time.monotonic()
+            why = getattr(context.get("exception"), "strerror", None) or "out of resources"
+            print(f"board   connections wait: {why}; `ulimit -n` raises the limit", file=sys.stderr, flush=True)
 
 
 class Server(uvicorn.Server):
@@ -330,9 +150,9 @@ def serve(runs: Sequence[Path], host: str, port: int, allow_runs: bool = False) 
         pass
     finally:
         if lab is not None:
-            if any(job["state"] in ("running", "stopping") for job in lab.jobs()):
+            if any(job["state"] in ("running", "stopping") for job in lab.queue.listed()):
                 print("stopping the runs of the Lab; each saves first", flush=True)
-            lab.close()
+            lab.queue.close()
 
 
 def _announce(host: str, port: int, token: str, has_lab: bool, roots: Sequence[Path]) -> None:

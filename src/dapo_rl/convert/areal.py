@@ -1,16 +1,18 @@
-"""AReaL's settings that only convert together: data, rewards, advantages, clipping."""
+"""AReaL's settings that only convert together: data, rewards, advantages, clipping, the critic, importance weights."""
 
 from __future__ import annotations
 
 from dapo_rl.convert import shared
-from dapo_rl.convert.critic import areal_critic, areal_kl, has_areal_critic
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance_sampling import areal_importance
-from dapo_rl.convert.settings.areal import ADV_NORM, OPTIMIZER
+from dapo_rl.convert.settings import reason
 from dapo_rl.convert.settings.values import written
+from dapo_rl.objectives import GAE
 
-_NORM = "actor.reward_norm"
+_NORM, OPTIMIZER = "actor.reward_norm", "actor.optimizer"
 OWN_REWARD = "its script passes the reward function, which is not part of the file: check reward.verifier"
+_BOOTSTRAP = (
+    "truncated responses end with their reward here, and with the critic's value there; same if none is truncated"
+)
 
 
 def derive_areal(draft: Draft) -> None:
@@ -23,14 +25,14 @@ def derive_areal(draft: Draft) -> None:
     _splits(draft)
     _dynamic_sampling(draft)
     _rewards(draft)
-    has_critic = has_areal_critic(draft)
+    has_critic = _has_critic(draft)
     if has_critic:
-        areal_critic(draft)
+        _critic(draft)
         _leave_rewards(draft)
     else:
         _advantages(draft)
-    areal_kl(draft, has_critic)
-    areal_importance(draft)
+    _kl(draft, has_critic)
+    _importance(draft)
     if "train.steps" in draft.settings:
         draft.unused("total_train_steps is given, and is what counts", "total_train_epochs")
     else:
@@ -103,7 +105,7 @@ def _leave_rewards(draft: Draft) -> None:
 def _advantages(draft: Draft) -> None:
     for key in ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level"):
         off = draft.value(key) in (None, "none")
-        draft.explain(key, "default here" if off else "no counterpart", note=ADV_NORM, learns=not off)
+        draft.explain(key, "default here" if off else "no counterpart", note=reason("ADV_NORM"), learns=not off)
     draft.unused("without a critic it does nothing", "actor.gae_lambda")
     names = ("mean_level", "std_level", "mean_leave1out")
     mean, std, leaves_one_out = (draft.value(f"{_NORM}.{name}") for name in names)
@@ -118,3 +120,89 @@ def _advantages(draft: Draft) -> None:
         draft.put("algo.normalize", std, *keys)
     else:
         draft.put("algo.normalize", "leave-one-out" if leaves_one_out else "none", *keys)
+
+
+def _has_critic(draft: Draft) -> bool:
+    """AReaL has a critic if its file has a section of it."""
+    return any(key.startswith("critic.") and draft.value(key) is not None for key in draft.keys)
+
+
+def _critic(draft: Draft) -> None:
+    shared.refuse_discount(draft, "actor.discount")
+    draft.always("algo.advantage", GAE, "has a critic")
+    shared.one_lambda(draft, "actor.gae_lambda", differs=_BOOTSTRAP)
+    draft.always("critic.pretrain_steps", 0, "trains the policy from the first step")
+    if (lr := draft.number(key := "critic.optimizer.lr")) is not None:
+        draft.put("critic.lr", lr, key)
+    draft.put("critic.value_clip", draft.number("critic.eps_clip"), "critic.eps_clip")
+    shared.critic_start(draft, "critic.path", "actor.path")
+    shared.share_with_policy(draft, "actor")
+    keys = ("actor.adv_norm", "actor.adv_norm.mean_level", "actor.adv_norm.std_level")
+    levels = [draft.name(key) for key in keys[1:]]
+    if set(levels) <= {None, "none"}:
+        draft.put("critic.whiten", False, *keys)
+    elif levels == ["batch", "batch"]:
+        draft.put("critic.whiten", True, *keys)
+    else:
+        draft.no_counterpart("advantages are normalised over the step, or not", *keys)
+
+
+def _kl(draft: Draft, has_critic: bool) -> None:
+    """`actor.kl_ctl`, the weight of a penalty in the reward."""
+    coef, kind = "actor.kl_ctl", "actor.kl_estimator"
+    weight = draft.number(coef) or 0.0
+    if weight == 0:
+        draft.unused("no KL penalty in the reward", coef, kind)
+    elif not has_critic:
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef)
+        draft.unused("without a critic it does nothing", kind)
+    else:
+        draft.put("algo.kl_in", "reward")
+        draft.put("algo.kl_coef", weight, coef, note="with algo.kl_in: reward")
+        shared.kl_kind(draft, kind, {"k1": "k1", "k2": "k2", "k3": "k3"})
+
+
+def _importance(draft: Draft) -> None:
+    """`use_decoupled_loss`; AReaL masks tokens above the cap, now `rejection_sampling`."""
+    decoupled, recompute, mode = "actor.use_decoupled_loss", "actor.recompute_logprob", "actor.behave_imp_weight_mode"
+    caps = ("actor.behav_imp_weight_cap", "actor.behave_imp_weight_cap")
+    cap = next((value for key in caps if (value := draft.number(key)) is not None), shared.UNCAPPED)
+    if draft.value(decoupled):
+        if not _rejection(draft):
+            if (how := (shared.TOKEN_MODES | {None: "mask"}).get(draft.name(mode))) is not None:
+                shared.put_importance(draft, cap, how, decoupled, *caps, mode)
+            else:
+                draft.no_counterpart(reason("PER_TOKEN"), decoupled, *caps, mode)
+        for key in (decoupled, recompute):
+            draft.explain(key, "same", "algo.proximal: recomputed")
+        return
+    note = "without use_decoupled_loss it does nothing"
+    for key in [key for key in draft.keys if key.startswith("actor.rejection_sampling")]:
+        draft.explain_again(key, "default here", note=note)
+    draft.unused(note, *caps, decoupled, mode)
+    if draft.value(recompute):
+        draft.put("algo.proximal", "recomputed", recompute)
+    elif draft.value("actor.importance_sampling_level") == "sequence":
+        note = "the engine's log-probabilities would use up the clip bounds of a sequence's ratio"
+        draft.explain(recompute, "differs", "algo.proximal: auto, recomputed", note, True)
+
+
+def _rejection(draft: Draft) -> bool:
+    """`rejection_sampling` by the ratio of a token is a cap of its weight. Tells whether it is one."""
+    prefix = "actor.rejection_sampling"
+    metric, level, action, upper, agg, lower = (
+        f"{prefix}.{name}" for name in ("metric", "level", "action", "upper", "agg", "lower")
+    )
+    per_token = draft.value(metric) in (None, "ratio") and draft.value(level) in (None, "token")
+    cap = draft.number(upper)
+    if not per_token or cap is None or cap <= 0:
+        return False
+    keys = (metric, level, action, upper, agg, prefix)
+    for key in keys:
+        draft.rows.pop(key, None)
+    shared.put_importance(draft, cap, "truncate" if draft.value(action) == "clamp" else "mask", *keys)
+    if draft.number(lower):
+        draft.explain_again(lower, "differs", note="importance weights have no lower bound", learns=True)
+    else:
+        draft.explain_again(lower, "default here", note="no lower bound")
+    return True

@@ -12,9 +12,8 @@ from pydantic import TypeAdapter, ValidationError
 from dapo_rl.base.quote import shown
 from dapo_rl.config import Config, known_keys
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.settings import Library
-from dapo_rl.convert.settings.setting import Near, NoCounterpartError, Setting
-from dapo_rl.convert.settings.values import is_number, written
+from dapo_rl.convert.settings import Library, Setting
+from dapo_rl.convert.settings.values import Near, NoCounterpartError, is_number, written
 from dapo_rl.errors import UserError
 
 Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]
@@ -207,7 +206,8 @@ class Draft:
             converted = entry.convert(value) if entry.convert else value
             near = converted if isinstance(converted, Near) else None
             converted = near.value if near else converted
-            _check(key, entry.ours, converted)
+            checked = _checked(key, entry.ours, converted)
+            converted = checked if isinstance(checked, int) else converted  # 16.0
         except NoCounterpartError as error:
             self.no_counterpart(str(error), key, learns=error.learns)
             return
@@ -251,11 +251,11 @@ class Draft:
                 self._add_own(ours, value, "", "follows from the settings above")
 
 
-def _check(key: str, ours: str, value: Any) -> None:
-    """Rejects a value that the setting cannot have, before it is computed with."""
+def _checked(key: str, ours: str, value: Any) -> Any:
+    """The value as the setting has it. Raises UserError for one that it cannot have, before it is computed with."""
     kind: Any = Annotated[known_keys()[ours].annotation, known_keys()[ours]]
     try:
-        TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         message = error.errors()[0]["msg"]
         raise UserError(f"{key}: {message[0].lower()}{message[1:]}, got {shown(value)}") from None

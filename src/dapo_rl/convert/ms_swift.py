@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance_sampling import swift_importance, trl_importance
-from dapo_rl.convert.shared import lora, min_lr_share, warmup_from_share
-from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates
+from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates, trl_importance
 from dapo_rl.errors import UserError
 
 
@@ -19,11 +18,16 @@ def derive_swift(draft: Draft) -> None:
         draft.always("train.lr", 1e-4 if uses_lora else 1e-5, "learns at 1e-4 with LoRA and at 1e-5 without")
     _sources(draft)
     if not draft.value("dynamic_sample"):
-        _no_dynamic_sampling(draft)
+        if draft.has("dynamic_sample"):
+            draft.put("sampling.dynamic", False, "dynamic_sample")
+        draft.always("sampling.dynamic", False, "dynamic_sample is not set")
+        draft.unused("without dynamic_sample it does nothing", "max_resample_times")
     trl_importance(draft)
-    swift_importance(draft)
+    _importance(draft)
     derive_updates(draft)
-    _megatron(draft)
+    shared.min_lr_share(draft, "min_lr")  # Megatron's names for the schedule
+    if (share := draft.number("lr_warmup_fraction")) is not None:
+        shared.warmup_from_share(draft, share, "lr_warmup_fraction")
     derive_evaluation(draft)
     derive_rewards(draft, draft.count("soft_cache_length"), draft.count("soft_max_length"))
     for key, ours in (("soft_max_length", "overlong.max_length"), ("soft_cache_length", "overlong.cache_length")):
@@ -36,20 +40,6 @@ def derive_swift(draft: Draft) -> None:
     _advantages(draft)
     _tuner(draft, uses_lora)
     _prompts(draft)
-
-
-def _megatron(draft: Draft) -> None:
-    """The names that Megatron has for the schedule."""
-    min_lr_share(draft, "min_lr")
-    if (share := draft.number("lr_warmup_fraction")) is not None:
-        warmup_from_share(draft, share, "lr_warmup_fraction")
-
-
-def _no_dynamic_sampling(draft: Draft) -> None:
-    if draft.has("dynamic_sample"):
-        draft.put("sampling.dynamic", False, "dynamic_sample")
-    draft.always("sampling.dynamic", False, "dynamic_sample is not set")
-    draft.unused("without dynamic_sample it does nothing", "max_resample_times")
 
 
 def _dynamic_sampling(draft: Draft) -> None:
@@ -106,7 +96,7 @@ def _split(name: str) -> tuple[str, int | None]:
 
 def _tuner(draft: Draft, uses_lora: bool) -> None:
     key = "train_type" if draft.has("train_type") else "tuner_type"
-    lora(draft, uses_lora, ("lora_rank",), "lora_alpha", "target_modules", 8)
+    shared.lora(draft, uses_lora, ("lora_rank",), "lora_alpha", "target_modules", 8)
     if uses_lora:
         draft.explain(key, "same", f"model.lora.rank: {draft.settings['model.lora.rank']}")
     elif draft.value(key) == "full":
@@ -129,3 +119,11 @@ def _prompts(draft: Draft) -> None:
         draft.unused("longer prompts are dropped and counted", key)
     else:
         draft.explain(key, "differs", "data.max_prompt_tokens", "longer prompts are dropped; theirs are cut", True)
+
+
+def _importance(draft: Draft) -> None:
+    mode, bound = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
+    if draft.value(mode) is None:
+        draft.unused("without rollout_importance_sampling_mode it does nothing", mode, bound)
+    elif how := shared.token_mode(draft, mode, mode, bound):
+        shared.put_importance(draft, draft.number_or(2.0, bound), how, mode, bound)

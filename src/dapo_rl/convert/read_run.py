@@ -19,7 +19,7 @@ from dapo_rl.convert.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.convert.settings import leaves
 from dapo_rl.convert.shell.commands import ShellCommand, read_shell
 from dapo_rl.convert.shell.words import Word
-from dapo_rl.convert.unsupported import PREFERENCES, REWARD_MODELS, SFT, TEACHER
+from dapo_rl.convert.unsupported import why_unsupported
 from dapo_rl.errors import UserError
 
 MOST_BYTES_READ = 1 << 20
@@ -29,10 +29,10 @@ _VERL = re.compile(
 )
 _SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
 _OTHERS = (
-    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", SFT),
-    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", PREFERENCES),
-    (r"\btrl reward\b", REWARD_MODELS),
-    (r"\btrl gkd\b", TEACHER),
+    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", "SFT"),
+    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", "PREFERENCES"),
+    (r"\btrl reward\b", "REWARD_MODELS"),
+    (r"\btrl gkd\b", "TEACHER"),
 )
 """Commands that train in another way."""
 _OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")
@@ -73,9 +73,10 @@ def read_run(path: Path, command: int | None = None) -> ExternalRun:
     if not is_yaml and (path.suffix in (".sh", ".bash") or stripped.startswith("#!") or _COMMANDS.search(text)):
         return read_script(text, str(path), path.parent, command)
     mapping = _mapping(text, str(path))
-    if (script := _script_of(mapping)) is not None:
+    keys, script = _flat(numbers(mapping)), mapping.get("run")
+    if isinstance(script, str) and _recognised(keys) is None:  # a file of a scheduler such as SkyPilot
         return read_script(script, str(path), path.parent, command, mapping.get("envs"))
-    return _of_mapping(mapping, str(path))
+    return _of_keys(keys, str(path))
 
 
 def read_script(
@@ -114,18 +115,12 @@ def _served(commands: Sequence[ShellCommand]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key in _OF_SERVER}
 
 
-def _script_of(mapping: Mapping[str, Any]) -> str | None:
-    """The script in a file of a scheduler such as SkyPilot, which has it under `run`."""
-    script = mapping.get("run")
-    return script if isinstance(script, str) and _recognised(_flat(numbers(mapping))) is None else None
-
-
 def _other_training(command: ShellCommand) -> str | None:
     """Why a command that trains in another way has no counterpart here."""
     line = " ".join(word.text for word in command.words[:60])
     for pattern, feature in _OTHERS:
         if match := re.search(pattern, line):
-            return feature.refusal(match[0].strip())
+            return why_unsupported(feature, match[0].strip())
     return None
 
 
@@ -175,8 +170,7 @@ def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: inner for name, value in mapping.items() for key, inner in leaves(str(name), value)}
 
 
-def _of_mapping(mapping: dict[str, Any], source: str) -> ExternalRun:
-    keys = _flat(numbers(mapping))
+def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")

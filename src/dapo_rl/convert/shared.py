@@ -1,11 +1,23 @@
-"""Conversions that every library needs: steps, warm-up, LoRA, Adam's betas, dual clip, overlong punishment."""
+"""Conversions that several libraries need: steps, warm-up, LoRA, Adam's betas, clipping, overlong punishment,
+importance weights, the critic."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from dapo_rl.choices import KL_KINDS
 from dapo_rl.convert.draft import Draft, Status
+from dapo_rl.convert.settings import reason
+from dapo_rl.convert.settings.values import written
+from dapo_rl.errors import UserError
 from dapo_rl.objectives import LOSSES
+
+TOKEN_MODES: dict[str | None, str] = {"token_truncate": "truncate", "token_mask": "mask"}
+"""Their modes with a weight for each token."""
+UNCAPPED = 1e9
+"""The cap for weights without one: ratios are at most exp(20)."""
+KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
 
 
 def nearest_divisor(number: int, wanted: float) -> int:
@@ -59,6 +71,8 @@ def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
         draft.explain_again(key, status, note=f"{name} has no dual clip", learns=applies)
 
 
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+"""Sections of verl."""
 _OF_ADAPTERS = {
     "lora_dropout": "model.lora.dropout",
     "use_rslora": "model.lora.use_rslora",
@@ -101,3 +115,86 @@ def soft_overlong(draft: Draft, cache: int | None, factor: float, longest: int |
     draft.put("overlong.max_length", longest or limit)
     if cache is not None:
         draft.put("overlong.cache_length", cache)
+
+
+def recompute_for_sequences(draft: Draft) -> None:
+    """The bounds of a sequence's ratio are narrower than the difference between the engine and the trainer."""
+    entry = LOSSES.get(draft.settings.get("algo.loss", "dapo"))
+    if entry is not None and entry.ratio is not None and "algo.proximal" not in draft.settings:
+        why = "bounds of a sequence's ratio are below the difference between engine and trainer"
+        draft.put("algo.proximal", "recomputed")
+        draft.add_row("(algo.proximal)", "", "same", "algo.proximal: recomputed", why)
+
+
+def token_mode(draft: Draft, mode: str, switch: str, *options: str) -> str | None:
+    """How weights are bounded here, if there is one for each token; otherwise explains that there is no counterpart."""
+    how = TOKEN_MODES.get(draft.name(mode))
+    if how is None:
+        draft.no_counterpart(reason("PER_TOKEN"), switch)
+        draft.no_counterpart(reason("PER_TOKEN"), *options, learns=False)
+    return how
+
+
+def put_importance(draft: Draft, cap: float, mode: str, *keys: str) -> None:
+    draft.put("algo.proximal", "recomputed")
+    draft.put("algo.importance_mode", mode)
+    draft.put("algo.importance_cap", cap, *keys, note="with algo.proximal: recomputed")
+
+
+def refuse_discount(draft: Draft, key: str) -> None:
+    """GAE with another γ has other targets for the critic and other advantages."""
+    if (gamma := draft.number(key)) not in (None, 1):
+        raise UserError(f"{key}: {reason('NO_DISCOUNT')} here, got {gamma:g}; set it to 1")
+
+
+def one_lambda(draft: Draft, key: str, differs: str = "") -> None:
+    value = draft.number(key)
+    draft.put("critic.lambda_critic", value)
+    note = "; ".join(part for part in (reason("ONE_LAMBDA"), differs) if part)
+    draft.put("critic.lambda_policy", value, key, note=note, learns=bool(differs))
+
+
+def kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
+    if (ours := names.get(draft.name(key))) is not None:
+        draft.put("algo.kl_kind", ours, key)
+    else:
+        draft.explain(key, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
+
+
+def critic_start(draft: Draft, key: str, policy: str) -> None:
+    same = draft.value(key) in (None, draft.value(policy))
+    draft.explain(key, "same" if same else "no counterpart", note=reason("STARTS"), learns=not same)
+
+
+def share_with_policy(draft: Draft, policy: str) -> None:
+    """Settings that the critic shares with the policy here, where the other library has two of each."""
+    note = reason("OF_POLICY")
+    shared = [(key, entry.ours) for key, entry in draft.library.settings.items() if entry.note == note]
+    for key, ours in shared:
+        assert ours is not None
+        name = key.removeprefix("critic.")
+        other = f"{policy}.{name}"
+        if _effective(name, draft.value(key)) == _effective(name, draft.value(other)):
+            draft.explain(key, "same" if draft.has(key) else "default here", note=f"{note} ({ours})")
+        else:
+            draft.explain(key, "differs", f"{ours}: {written(draft.setting(ours))}", note, True)
+
+
+_UNSET: dict[str, Any] = {
+    "ppo_epochs": 1,
+    "grad_clip": 1.0,
+    "optim.betas": [0.9, 0.999],
+    "optimizer.type": "adam",
+    "optimizer.weight_decay": 0.01,
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.999,
+    "optimizer.gradient_clipping": 1.0,
+    "optimizer.warmup_steps_proportion": 0.001,
+}
+"""Values of shared settings that are left out."""
+
+
+def _effective(name: str, value: Any) -> Any:
+    """-1, 0, null and `constant` all leave a warm-up or a schedule as it is."""
+    value = _UNSET.get(name) if value is None else value
+    return None if value in (0, -1, "constant") else value

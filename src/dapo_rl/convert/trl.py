@@ -10,7 +10,6 @@ from dapo_rl.base.quote import shown
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.importance_sampling import trl_importance
 from dapo_rl.convert.settings.values import is_number, written
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
@@ -315,3 +314,14 @@ def _source(draft: Draft) -> None:
         draft.put("data.eval", {"source": name, **config, "split": split}, "dataset_test_split")
     else:
         draft.unused("without eval_strategy it does nothing", "dataset_test_split")
+
+
+def trl_importance(draft: Draft) -> None:
+    """`vllm_importance_sampling_…`, whose default has one weight for a sequence."""
+    names = ("correction", "mode", "cap", "clip_max")
+    switch, mode, cap, high = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
+    if not draft.value("use_vllm") or not draft.value(switch):
+        draft.unused("without use_vllm and the correction it does nothing", *keys)
+    elif how := shared.token_mode(draft, mode, *keys):
+        unset = shared.UNCAPPED if draft.has(high) else 3.0
+        shared.put_importance(draft, draft.number_or(unset, cap if draft.value(cap) is not None else high), how, *keys)

@@ -1,26 +1,29 @@
-"""verl's settings that only convert together: batches, rewards, KL, clipping, lengths of the schedule."""
+"""verl's settings that only convert together: batches, rewards, KL, clipping, the critic, importance weights."""
 
 from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 from dapo_rl.convert import shared
-from dapo_rl.convert.critic import KL_NAMES, VERL_KL_KINDS, verl_critic, verl_kl_in_reward
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.importance_sampling import verl_importance
-from dapo_rl.convert.settings.verl import ACTOR, MODEL, OVERLONG, VAL
-from dapo_rl.objectives import ADVANTAGES, LOSSES
+from dapo_rl.convert.settings import reason
+from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
+from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
 _OLD_BUFFERS = ("reward_model.overlong_buffer", "custom_reward_function.overlong_buffer")
-_BUFFERS = (f"reward.{OVERLONG}", f"reward_model.{OVERLONG}", *_OLD_BUFFERS)
+_OVERLONG = "reward_kwargs.overlong_buffer_cfg"
+_BUFFERS = (f"reward.{_OVERLONG}", f"reward_model.{_OVERLONG}", *_OLD_BUFFERS)
 
 _REQUIRED, _ROUNDS = "async_training.require_batches", "async_training.trigger_parameter_sync_step"
 _STALE, _SAMPLES = "async_training.staleness_threshold", "rollout.total_rollout_steps"
 _FRESH = "samples come from the weights of the step; asynchronous sampling is cluster.placement=separate"
 
+_OWN_FILES = re.compile(r"((fully_async|one_step_off)_)?(ppo|dapo)_((megatron|veomni|torchtitan)_)?trainer(\.yaml)?")
+"""verl's own files of defaults."""
 BY_SOURCE = "dapo_rl.rewards.by_source:by_source"
 _SOURCES = {
     "openai/gsm8k": (r"gsm8k", "1 or 0 by the number after ####"),
@@ -31,19 +34,25 @@ _SOURCES = {
     ),
 }
 """By data source: what the names of files with its rows contain, and how they are scored."""
+_VERL_KINDS = {"low_var_kl": "k3", "k3": "k3", "kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2"}
+_STRAIGHT_THROUGH = {"low_var_kl+": "k3+", "k3+": "k3+", "kl+": "k1+", "k1+": "k1+", "mse+": "k2", "k2+": "k2"}
+_KL_KINDS: dict[Any, str] = {None: "k3", **_VERL_KINDS, **_STRAIGHT_THROUGH}
+"""verl's names of the KL estimators, in the loss and in the reward."""
 
 
 def derive_verl(draft: Draft) -> None:
     draft.always("model.dtype", "bfloat16", "computes in bfloat16")
+    if _OWN_FILES.fullmatch(str(draft.value("--config-name"))):
+        draft.explain_again("--config-name", "default here", note=reason("NOT_READ"))
     _batches(draft)
     _long_prompts(draft)
     _dynamic_sampling(draft)
     _advantages(draft)
-    verl_critic(draft)
+    _critic(draft)
     _kl(draft)
     _clipping(draft)
     _loss(draft)
-    verl_importance(draft)
+    _importance(draft)
     _reward(draft)
     _overlong(draft)
     _schedule(draft)
@@ -176,15 +185,15 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", weight, used, coef)
-        ours = VERL_KL_KINDS.get(draft.name(kind))
+        ours = _KL_KINDS.get(draft.name(kind))
         if ours == "k1":
             note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
             draft.put("algo.kl_kind", "k1+", kind, note=note, learns=True)
         elif ours is not None:
             draft.put("algo.kl_kind", ours, kind)
         else:
-            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
-    verl_kl_in_reward(draft)
+            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", shared.KL_NAMES, True)
+    _kl_in_reward(draft)
 
 
 def _clipping(draft: Draft) -> None:
@@ -320,9 +329,101 @@ def _warmup(draft: Draft) -> None:
 
 
 def _evaluation(draft: Draft) -> None:
-    keys = (f"{VAL}.do_sample", f"{VAL}.temperature")
+    keys = (f"{ROLLOUT}.val_kwargs.do_sample", f"{ROLLOUT}.val_kwargs.temperature")
     temperature = draft.number_or(1.0, keys[1])
     if draft.has("data.val_files") and draft.value(keys[0]):
         draft.put("eval.temperature", temperature, *keys)
     elif draft.has("data.val_files"):
         draft.put("eval.temperature", 0, *keys, note="greedy unless do_sample is true")
+
+
+def _critic(draft: Draft) -> None:
+    """With `algorithm.adv_estimator=gae`, which is verl's default."""
+    if draft.value("algorithm.adv_estimator") != GAE:
+        keys = (key for key in draft.keys if key.startswith("critic."))
+        draft.unused("without adv_estimator=gae it does nothing", "algorithm.lam", "trainer.critic_warmup", *keys)
+        return
+    shared.refuse_discount(draft, "algorithm.gamma")
+    shared.one_lambda(draft, "algorithm.lam")
+    draft.always("critic.whiten", True, "whitens the advantages of GAE")
+    draft.put("critic.lr", draft.number("critic.optim.lr"), "critic.optim.lr")
+    draft.put("critic.value_clip", draft.number("critic.cliprange_value"), "critic.cliprange_value")
+    first = draft.count(key := "trainer.critic_warmup") or 0
+    late, early = f"its step {first} is the first to update the policy", "the policy is updated from the start"
+    draft.put("critic.pretrain_steps", max(0, first - 1), key, note=late if first > 1 else early)
+    if (draft.value("critic.loss_agg_mode") or "token-mean") != "token-mean":
+        draft.no_counterpart("its loss averages over tokens", "critic.loss_agg_mode")
+    shared.critic_start(draft, "critic.model.path", f"{MODEL}.path")
+    shared.share_with_policy(draft, ACTOR)
+
+
+def _kl_in_reward(draft: Draft) -> None:
+    """`algorithm.use_kl_in_reward`, with a critic."""
+    names = ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type")
+    used, coef, kind, control = keys = tuple(f"algorithm.{name}" for name in names)
+    if not draft.value(used):
+        draft.unused("no KL penalty in the reward", *keys)
+        return
+    if draft.value("algorithm.adv_estimator") != GAE:
+        draft.no_counterpart(reason("KL_IN_LOSS"), used)
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, learns=False)
+        return
+    if draft.settings.get("algo.kl_coef"):
+        for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):
+            draft.explain_again(key, "no counterpart", note="there is one KL penalty, here in the reward", learns=True)
+    draft.put("algo.kl_in", "reward", used)
+    draft.put("algo.kl_coef", draft.number(coef), coef)
+    shared.kl_kind(draft, kind, _KL_KINDS)
+    fixed = draft.value(control) in (None, "fixed")
+    note = "the weight of the KL penalty is constant"
+    draft.explain(control, "same" if fixed else "no counterpart", note=note, learns=not fixed)
+
+
+def _importance(draft: Draft) -> None:
+    """`tis_imp_ratio_cap`, later `algorithm.rollout_is…`, now `algorithm.rollout_correction.…`."""
+    cap = draft.number(key := f"{ACTOR}.tis_imp_ratio_cap")
+    if cap is not None and cap > 0:
+        shared.put_importance(draft, cap, "truncate", key)
+    else:
+        draft.unused("no importance weights", key)
+    for prefix, level_name in (("algorithm.rollout_correction", "rollout_is"), ("algorithm", "rollout_is_level")):
+        names = ("rollout_is", "rollout_is_threshold", level_name, "rollout_is_mode")
+        used, bound, level, mode = keys = tuple(f"{prefix}.{name}" for name in names)
+        if draft.value(used) in (None, False, "null"):
+            draft.unused("no importance weights", *keys)
+        elif draft.value(f"{prefix}.bypass_mode") is True:
+            draft.unused("with bypass_mode the ratio of the loss contains them", *keys)
+        elif (bounds := _two_sided(draft.value(bound))) is not None:
+            shared.put_importance(draft, bounds[1], "mask", used, level, mode)
+            note = f"IcePop masks ratios outside [{bounds[0]:g}, {bounds[1]:g}]; the two-sided bound is not supported: "
+            draft.explain(bound, "differs", f"algo.importance_cap: {bounds[1]:g}", f"{note}none is masked below", True)
+        elif draft.value(level) in ("token", None):
+            how = "mask" if draft.value(mode) == "mask" else "truncate"
+            shared.put_importance(draft, draft.number_or(2.0, bound), how, *keys)
+        else:
+            draft.no_counterpart(reason("PER_TOKEN"), *keys)
+    _bypass(draft)
+
+
+def _bypass(draft: Draft) -> None:
+    """`bypass_mode`: the ratio is relative to the policy that sampled, by the engine's log-probabilities."""
+    key, loss = "algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.loss_type"
+    used = draft.value(key)
+    if used is True and draft.value(loss) not in (None, "ppo_clip"):
+        draft.no_counterpart("with bypass_mode, the loss is the clipped one", loss)
+    draft.unused("the clipped loss, or without bypass_mode nothing", loss)
+    recomputed = draft.settings.get("algo.proximal") == "recomputed"
+    if used is True and not recomputed:
+        draft.put("algo.proximal", "behaviour", key)
+    elif used is False or recomputed:
+        draft.unused("without it, log-probabilities are recomputed", key)
+
+
+def _two_sided(value: Any) -> tuple[float, float] | None:
+    """IcePop's bounds, written `0.5_4.0`."""
+    match = re.fullmatch(r"([\d.]{1,20})_([\d.]{1,20})", value) if isinstance(value, str) else None
+    try:
+        bounds = (float(match[1]), float(match[2])) if match else None
+    except ValueError:
+        return None
+    return bounds if bounds and bounds[1] > 0 else None

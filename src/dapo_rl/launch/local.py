@@ -21,7 +21,8 @@ POLL_S = 0.2
 
 def launch_local(launch: Launch, detach: bool, dry_run: bool) -> int:
     """Starts the run and copies its log to stdout until it ends; returns its exit code."""
-    command = local_command(launch)
+    words = launch.words("cluster.address=null", "--run", str(launch.run), *(["--resume"] if resumes(launch) else []))
+    command = [sys.executable, "-P", "-m", "dapo_rl.cli", *words]
     if dry_run:
         print(shlex.join(command))
         return 0
@@ -51,12 +52,6 @@ def launch_local(launch: Launch, detach: bool, dry_run: bool) -> int:
     except KeyboardInterrupt:
         print(f"detached: process {process.pid} goes on; {how}", file=sys.stderr)
         return 130
-
-
-def local_command(launch: Launch) -> list[str]:
-    words = launch.words("cluster.address=null", "--run", str(launch.run))
-    resume = ["--resume"] if resumes(launch) else []
-    return [sys.executable, "-P", "-m", "dapo_rl.cli", *words, *resume]
 
 
 def _follow(process: subprocess.Popen[bytes], log: Path, start: int) -> int:

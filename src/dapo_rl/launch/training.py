@@ -35,7 +35,8 @@ class Launch:
 
     def words(self, *more: str) -> list[str]:
         """The arguments of `dapo`, without `cluster.address`, `--run` and `--resume`."""
-        recipe = () if self.recipe is None else (recipe_word(self.recipe),)
+        recipe = [] if self.recipe is None else [packaged_name(self.recipe) or str(self.recipe)]
+        recipe = [f".{os.sep}{word}" if word.startswith("-") else word for word in recipe]
         return ["train", *recipe, *self.settings, "cluster.backend=ray", *more]
 
 
@@ -48,7 +49,8 @@ def plan_launch(recipe: Path | None, settings: Sequence[str], run: Path | None) 
     config = start.load()
     name = "dapo" if start.custom else (recipe or DEFAULT_RECIPE).stem
     path = Path(os.path.abspath(new_run_directory(name) if run is None else run.expanduser()))
-    _check_characters(str(path), "--run")
+    if not str(path).isprintable():
+        raise UserError(f"--run: {str(path)!r} has a control character in it; choose another name")
     return Launch(recipe, tuple(settings), path, config)
 
 
@@ -58,14 +60,3 @@ def resumes(launch: Launch) -> bool:
         return (launch.run / CHECKPOINTS).is_dir()
     config_to_resume(run.parent, None, launch.recipe, [*launch.settings, "cluster.backend=ray"])
     return True
-
-
-def recipe_word(recipe: Path) -> str:
-    """The recipe as an argument of `dapo train` in the same directory."""
-    word = packaged_name(recipe) or str(recipe)
-    return f".{os.sep}{word}" if word.startswith("-") else word
-
-
-def _check_characters(text: str, what: str) -> None:
-    if not text.isprintable():
-        raise UserError(f"{what}: {text!r} has a control character in it; choose another name")

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
 from dapo_rl.base.json_value import json_value
@@ -21,12 +23,15 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME, ConfigFile, settings_text
 from dapo_rl.runs.error_file import forget_failure
-from dapo_rl.runs.metrics_and_summary import parse_metrics, read_summary
 from dapo_rl.runs.notes import forget_notes_after
 from dapo_rl.runs.rollouts import GroupRow, write_table
 
 MOST_LOG = 4 << 30
 """Size limit of metrics.jsonl in bytes: about a million steps."""
+LARGEST_STEP, LARGEST = 2**53, 1e100
+"""Limits well above the values of real runs; larger numbers would overflow in sums and plots."""
+MOST_BYTES = 16 << 20
+"""Size limit of a summary and of a line of metrics, which usually takes a few KiB."""
 NOTHING = -1
 """The step to forget after so that nothing is left, not even the evaluation before the first step."""
 
@@ -343,3 +348,54 @@ def _append(path: Path, content: bytes) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def parse_metrics(line: bytes) -> dict[str, Any]:
+    """Parses a line of metrics.jsonl; raises ValueError with the reason if it is invalid."""
+    try:
+        record = json.loads(line) if len(line) <= MOST_BYTES else None
+    except RecursionError:
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError("not a mapping of names to numbers")
+    step = record.get("step")
+    if type(step) is not int or not 0 <= step < LARGEST_STEP:
+        raise ValueError("'step' is not a step number")
+    for name, value in record.items():
+        if value is not None and not (isinstance(value, int | float) and abs(value) <= LARGEST):
+            raise ValueError(f"{name[:80]!r} is not a number")
+    return record
+
+
+_Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+_Step = Annotated[int, Field(ge=0, lt=LARGEST_STEP)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _EvaluationRecord(_Record):
+    step: _Step
+    accuracy: _Number | None
+
+
+class Summary(_Record):
+    finished: bool
+    steps: _Step
+    accuracy_before: _Number | None = None
+    accuracy_after: _Number | None = None
+    wall_seconds: _Number | None = None
+    tokens: dict[str, Annotated[_Number, Field(ge=0)] | None] | None = None
+    evaluations: list[_EvaluationRecord] | None = None
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run; empty if it is missing or invalid. Resuming the run writes a new one."""
+    try:
+        summary = json.loads(read_bytes(path, MOST_BYTES))
+        Summary.model_validate(summary)
+    except (OSError, ValueError, RecursionError, ValidationError):
+        return {}
+    assert isinstance(summary, dict)
+    return summary

@@ -45,7 +45,11 @@ def has_critic(metrics: Mapping[str, Any]) -> bool:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
-    return [f"{value:.0f} {_plural(OUTCOMES[outcome].label, value)}" for outcome, value in _drops(metrics).items()]
+    labels = {outcome: OUTCOMES[outcome].label for outcome in LOGGED}
+    return [
+        f"{value:.0f} {labels[outcome]}{'s' if labels[outcome].endswith('error') and value != 1 else ''}"
+        for outcome, value in _drops(metrics).items()
+    ]
 
 
 def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -53,19 +57,10 @@ def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {outcome: value for outcome, value in counts.items() if math.isfinite(value) and value > 0}
 
 
-def _plural(label: str, value: float) -> str:
-    return f"{label}s" if label.endswith("error") and value != 1 else label
-
-
-def drops_in_column(graded: bool) -> tuple[str, ...]:
-    """The reasons to drop a group that the line of a step has columns for."""
-    return ("no_spread",) if graded else ("all_correct", "all_wrong")
-
-
 def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
     """All dropped groups by reason, in one line; None if the line of the step has all of them."""
     found = _drops(metrics)
-    if set(found) <= set(drops_in_column(graded)):
+    if set(found) <= ({"no_spread"} if graded else {"all_correct", "all_wrong"}):
         return None
     groups = f"{sum(found.values()):.0f} of {counted(int(number(metrics, 'sampling/drawn')), 'group')}"
     share = percent(number(metrics, "sampling/wasted_share"))

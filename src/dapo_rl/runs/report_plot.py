@@ -19,8 +19,8 @@ from dapo_rl.base.files import beside
 from dapo_rl.base.quote import cut
 from dapo_rl.outcomes import LOGGED, OUTCOMES
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from dapo_rl.runs.directory import LARGEST
 from dapo_rl.runs.metric_text import has_critic, is_pretraining
-from dapo_rl.runs.metrics_and_summary import LARGEST
 
 Values = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]

@@ -79,7 +79,7 @@ def _newest(path: Path, kept: ConfigFile, overrides: Sequence[str]) -> tuple[Con
     changed, old, new = _changes(kept, file.settings, path)
     if changed := [key for key in changed if not is_given(key, overrides)]:
         fixed = [key for key in changed if not is_free(key)]
-        how = f"give {changed[0]}={_word(new.get(changed[0]))} on the command line to change it"
+        how = f"give {changed[0]}={override_word(new.get(changed[0]))} on the command line to change it"
         how = f"{fixed[0]} cannot change within a run; start a new run for it" if fixed else how
         raise UserError(
             f"{path}: was edited: {listed(changed, old, new)}; {how}, or copy {kept.path} here to resume unchanged"
@@ -100,7 +100,7 @@ def _changes(
     return [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)], old, new
 
 
-def _word(value: Any) -> str:
+def override_word(value: Any) -> str:
     """A value as on the command line; JSON is valid YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 

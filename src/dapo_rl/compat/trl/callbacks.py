@@ -1,4 +1,5 @@
-"""transformers' `TrainerCallback`s: calls them with the signature of its Trainer, and keeps the state they see.
+"""transformers' `TrainerCallback`s: calls them with the signature of its Trainer, and keeps what they see: the state,
+the arguments and the names of metrics.
 
 A step is a rollout step, as everywhere else: TRL counts optimizer updates. The state follows from metrics.jsonl, so a
 resumed run restores it from there, and a run without callbacks need not keep it.
@@ -6,13 +7,18 @@ resumed run restores it from there, and a run without callbacks need not keep it
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dapo_rl.base.quote import describe, describe_traceback
-from dapo_rl.compat.trl.metric_names import with_trl_names
+from dapo_rl.config import Config
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 
 if TYPE_CHECKING:
@@ -273,3 +279,105 @@ def _defines(callback: TrainerCallback, hook: str) -> bool:
     from transformers.trainer_callback import TrainerCallback
 
     return getattr(type(callback), hook) is not getattr(TrainerCallback, hook)
+
+
+FIXED = {
+    "metric_for_best_model": "eval_accuracy",
+    "greater_is_better": True,
+    "load_best_model_at_end": False,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "save_strategy": "steps",
+    "eval_delay": 0,
+    "num_train_epochs": 0,  # not known: `max_steps` ends the run
+    "gradient_accumulation_steps": 1,
+    "world_size": 1,
+    "process_index": 0,
+    "local_process_index": 0,
+    "should_save": True,
+    "should_log": True,
+    "disable_tqdm": False,
+    "include_num_input_tokens_seen": "no",
+    "report_to": (),
+    "push_to_hub": False,
+    "hub_model_id": None,
+}
+
+
+class CallbackArguments(SimpleNamespace):
+    """The fields of transformers' `TrainingArguments` that callbacks read, with the values of this run.
+
+    It is not a `TrainingArguments`, which needs accelerate and initialises devices.
+    """
+
+    @classmethod
+    def of(cls, config: Config, run_dir: Path) -> CallbackArguments:
+        return cls(
+            **FIXED,
+            output_dir=str(run_dir),
+            run_name=run_dir.name,
+            logging_dir=str(run_dir / "tensorboard"),
+            max_steps=config.train.steps,
+            seed=config.seed,
+            learning_rate=config.train.lr,
+            eval_strategy="steps" if config.data.eval is not None else "no",
+            eval_steps=config.eval.every,
+            save_steps=config.checkpoint_every,
+            num_generations=config.sampling.group_size,
+            max_completion_length=config.sampling.max_new_tokens,
+            temperature=config.sampling.temperature,
+            beta=config.algo.kl_coef,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Values as trackers accept them."""
+        plain = (bool, int, float, str)
+        return {name: value if isinstance(value, plain) else str(value) for name, value in vars(self).items()}
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+
+TRL_NAMES = {
+    "reward/mean": "reward",
+    "reward/std": "reward_std",
+    "reward/zero_std_share": "frac_reward_zero_std",
+    "response_length/mean": "completions/mean_length",
+    "response_length/max": "completions/max_length",
+    "response_length/clip_ratio": "completions/clipped_ratio",
+    "actor/pg_loss": "loss",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "learning_rate",
+    "actor/entropy": "entropy",
+    "actor/kl_loss": "kl",
+    "actor/pg_clipfrac_low": "clip_ratio/low_mean",
+    "actor/pg_clipfrac_high": "clip_ratio/high_mean",
+    "actor/pg_clipfrac": "clip_ratio/region_mean",
+    "timing_s/step": "step_time",
+    "eval/reward": "eval_reward",
+    "eval/accuracy": "eval_accuracy",
+    "eval/response_length": "eval_completions/mean_length",
+    "eval/truncated": "eval_completions/clipped_ratio",
+}
+"""A metric here, and the same metric there. TRL averages over the batch; here, `reward` and `completions/` are averages
+over everything sampled in the step. Any other `eval/NAME` is also `eval_NAME`, and `reward/FUNCTION/mean` is also
+`rewards/FUNCTION/mean`."""
+BY_FUNCTION = re.compile(r"reward/.+/(mean|std)")
+
+
+def with_trl_names(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """The metrics under both names; those that are missing or not finite are left out."""
+    known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
+    return known | {there: value for name, value in known.items() if (there := _trl_name(name)) is not None}
+
+
+def _trl_name(name: str) -> str | None:
+    if name in TRL_NAMES:
+        return TRL_NAMES[name]
+    if name.startswith("eval/"):
+        return f"eval_{name.removeprefix('eval/')}"
+    return f"rewards/{name.removeprefix('reward/')}" if BY_FUNCTION.fullmatch(name) else None

@@ -1,39 +1,51 @@
-"""Conversions of single values of other libraries' settings."""
+"""Conversions of single values of other libraries' settings. The tables name them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dapo_rl.convert.settings import reasons
-from dapo_rl.convert.settings.setting import Conversion, Near, NoCounterpartError
 from dapo_rl.objectives.losses import losses_by
 
-
-def as_is(value: Any) -> Any:
-    return value
+OTHER_LOSS = "another policy loss; write it as algo.loss=file.py:name (docs/losses.md)"
 
 
-def soft_or_off(value: Any) -> str:
-    return "soft" if value else "off"
+class NoCounterpartError(ValueError):
+    """A value that no setting here expresses. The message says why; `learns` tells whether it changes learning."""
+
+    def __init__(self, reason: str, learns: bool = True) -> None:
+        super().__init__(reason)
+        self.learns = learns
 
 
-def unless_null(default: Any) -> Conversion:
-    return lambda value: default if value is None else value
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The nearest value here, and what the difference does."""
+
+    value: Any
+    effect: str
+    learns: bool = True
 
 
-def off_at_most(limit: int, off: Any) -> Conversion:
-    """Numbers up to `limit`, and null, turn it off."""
-    return lambda value: off if value in (None, False) or (is_number(value) and value <= limit) else value
+Conversion = Callable[[Any], Any]
+"""From a value there to a value here or a `Near`; raises NoCounterpartError."""
 
 
 def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def same(*names: str) -> dict[Any, str]:
-    """A table for `choice` of names that are the same here."""
-    return {name: name for name in names}
+def no_float16(value: Any) -> str:
+    """`fp16`"""
+    if value:
+        raise NoCounterpartError("float16 is not supported; model.dtype is bfloat16 or float32")
+    return "auto"
+
+
+def _unless_positive(off: Any, value: Any) -> Any:
+    """Numbers up to 0, and null, turn it off."""
+    return off if value in (None, False) or (is_number(value) and value <= 0) else value
 
 
 def choice(values: Mapping[Any, Any], otherwise: str, learns: bool = True) -> Conversion:
@@ -48,9 +60,16 @@ def choice(values: Mapping[Any, Any], otherwise: str, learns: bool = True) -> Co
     return convert
 
 
-def loss_of_level(value: Any) -> Any:
-    """`importance_sampling_level`: whether a ratio is that of a token or of a sequence."""
-    return choice(losses_by(lambda entry: entry.level), reasons.OTHER_LOSS)(value)
+def aggregation_of_trl(value: Any) -> Any:
+    """`loss_type`, in TRL and ms-swift."""
+    if (loss := losses_by(lambda entry: entry.trl).get(value)) is not None:
+        return Near("token-mean", f"with algo.loss={loss}", False)
+    if value == "bnpo":
+        return Near("token-mean", "averages over the tokens of the update, not of each micro-batch")
+    names = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm"}
+    if value not in names:
+        raise NoCounterpartError(OTHER_LOSS)
+    return names[value]
 
 
 def sources(value: Any) -> Any:
@@ -74,11 +93,38 @@ def trackers(value: Any) -> Any:
 
 
 def dtype_here(value: Any) -> Any:
-    names = same("bfloat16", "float32", "auto") | {"bf16": "bfloat16", "fp32": "float32", None: "auto"}
+    names = {"bfloat16": "bfloat16", "float32": "float32", "auto": "auto"}
+    names |= {"bf16": "bfloat16", "fp32": "float32", None: "auto"}
     names |= {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
     if value in names:
         return names[value]
     raise NoCounterpartError(f"{value} is not supported; model.dtype is bfloat16 or float32")
+
+
+CONVERSIONS: dict[str, Conversion] = {
+    "as_is": lambda value: value,
+    "boolean": bool,
+    "zero_if_null": lambda value: value or 0.0,
+    "one_if_null": lambda value: 1.0 if value is None else value,
+    "two_if_null": lambda value: 2 if value is None else value,
+    "list_if_null": lambda value: value or [],
+    "mapping_if_null": lambda value: {} if value is None else value,
+    "null_unless_positive": lambda value: _unless_positive(None, value),
+    "zero_unless_positive": lambda value: _unless_positive(0, value),
+    "top_k_of_areal": lambda value: 0 if value <= 0 or value >= 100_000_000 else value,
+    "soft_or_off": lambda value: "soft" if value else "off",
+    "vllm_or_native": lambda value: "vllm" if value else "native",
+    "cpu_or_auto": lambda value: "cpu" if value else "auto",
+    "bfloat16_or_auto": lambda value: "bfloat16" if value else "auto",
+    "no_float16": no_float16,
+    "dtype_here": dtype_here,
+    "sources": sources,
+    "trackers": trackers,
+    "loss_of_level": lambda value: choice(losses_by(lambda entry: entry.level), OTHER_LOSS)(value),
+    "loss_of_verl": lambda value: choice(losses_by(lambda entry: entry.verl), OTHER_LOSS)(value),
+    "aggregation_of_trl": aggregation_of_trl,
+}
+"""By the names that the tables use."""
 
 
 def written(value: Any) -> str:

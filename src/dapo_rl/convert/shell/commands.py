@@ -162,7 +162,8 @@ class ShellReader(WordReader):
             case "case":
                 self._case()
             case "function":
-                self._function()
+                self._take(_FUNCTION_NAME)
+                self._defines_function = True
             case "{":
                 self._open("function" if self._defines_function else "group")
                 self._defines_function = False
@@ -171,7 +172,8 @@ class ShellReader(WordReader):
             case "[[":
                 self._double_brackets()
             case "((":
-                self._skip_arithmetic()
+                self._bracketed("(", ")", self._at - 2)  # not evaluated
+                block.finish(None)
 
     def _operator(self, operator: str) -> None:
         """`&&`, `;`, the end of a line, parentheses and their relatives."""
@@ -216,11 +218,6 @@ class ShellReader(WordReader):
                 self._set(name, Word(f"${name}", "it is set in a function"))
         self._blocks[-1].finish(block.status if block.kind in ("group", "subshell") else None)
 
-    def _function(self) -> None:
-        """`function name` or `function name()`."""
-        self._take(_FUNCTION_NAME)
-        self._defines_function = True
-
     def _case(self) -> None:
         """`case WORD in`"""
         self._take(_BLANK_LINES)
@@ -262,11 +259,6 @@ class ShellReader(WordReader):
                 outcome, every = either(outcome, every), True
         outcome = either(outcome, both(every, holds(words, patterns=True)))
         self._blocks[-1].finish(None if nested else outcome)
-
-    def _skip_arithmetic(self) -> None:
-        """`((…))`, which is not evaluated."""
-        self._bracketed("(", ")", self._at - 2)
-        self._blocks[-1].finish(None)
 
     def _redirect(self, operator: str) -> None:
         """Skips `2>&1`, `> FILE`, `< FILE` and here-documents."""
