@@ -36,8 +36,10 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
     layers = layers_of(model) if wanted else []
     # Dropout needs the same masks again.
     random = any(isinstance(module, nn.Dropout) and module.training and module.p for module in model.modules())
-    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=random)
-    with forwards_replaced({layer: again(layer.forward) for layer in layers}):
+    forwards = {
+        layer: partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=random) for layer in layers
+    }
+    with forwards_replaced(forwards):
         yield
 
 
