@@ -149,7 +149,7 @@ def test_a_process_in_a_real_group():
         f"from pathlib import Path; Path({str(group.path / 'cgroup.procs')!r}).write_text('0')\n"
         "import torch\n"
         "from dapo_rl.base.host_memory import host_memory\n"
-        "from dapo_rl.engines.native.budget import memory_share\n"
+        "from dapo_rl.engines.native.kv_cache import memory_share\n"
         "print(host_memory(), memory_share(torch.device('cpu')))"
     )
     try:

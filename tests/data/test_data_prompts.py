@@ -332,13 +332,10 @@ def test_prompts_read_together_are_those_read_one_by_one(
     settings = DataSettings(chat_template=mode)
     messages = [({"role": "user", "content": text},) for text in ("hello", "a b", "x</s>")]
     prompts = ["one", "two", "one", *messages, "three</s>", "four", messages[0]]
-    ahead = PromptReader(tokenizer, settings)
-    ahead.read_ahead(prompts)
+    reader = PromptReader(tokenizer, settings)
+    together = reader.read(prompts)
     assert "TOKENIZERS_PARALLELISM" not in os.environ
-    with monkeypatch.context() as patch:
-        patch.setattr(type(tokenizer), "__call__", None)  # it is not asked again
-        together = [ahead.read(each) for each in prompts]
-    assert together == [PromptReader(tokenizer, settings, cached=False).read(each) for each in prompts]
+    assert together == [reading for each in prompts for reading in reader.read([each])]
 
 
 def test_a_row_without_a_ground_truth_is_bad_where_one_is_needed(plain_tokenizer):

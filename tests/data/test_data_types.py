@@ -14,7 +14,7 @@ from support import make_sample
 
 from dapo_rl.config import DataSettings, RewardSettings
 from dapo_rl.data import build_prompts, load_rows
-from dapo_rl.rewards.exact import ExactVerifier
+from dapo_rl.rewards import ExactVerifier
 
 NOT_TEXT = b"\x89PNG\xff"
 USER = {"role": "user", "content": "1+1?"}

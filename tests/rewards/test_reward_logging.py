@@ -11,9 +11,9 @@ import pytest
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import CustomVerifier, VerifierPool, as_verifier
+from dapo_rl.rewards.service import Reply, decode_reply, encode_reply
 from dapo_rl.rewards.trainer_state import RewardState
 from dapo_rl.rewards.validation import fault_of
-from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow)]

@@ -186,7 +186,7 @@ def test_a_crash_is_an_error_that_says_what(name):
 
 
 def test_a_verifier_that_keeps_the_limit_itself_is_given_the_time_to_say_so(monkeypatch):
-    monkeypatch.setattr("dapo_rl.workers.client.GRACE_S", 10.0)
+    monkeypatch.setattr("dapo_rl.workers.pool.GRACE_S", 10.0)
     with VerifierPool(Plain(lambda text: time.sleep(LIMIT_S + 0.2) or 1), settings(timeout_s=LIMIT_S)) as pool:
         assert pool(PROMPT, samples("x"))[0].score == 1
 

@@ -20,11 +20,11 @@ import pytest
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import VerifierPool
-from dapo_rl.rewards.wire import Reply, decode_reply, encode_reply
+from dapo_rl.rewards.service import Reply, decode_reply, encode_reply
 from dapo_rl.types import Prompt, Trajectory, Verdict
 from dapo_rl.workers import limits, processes, supervisor
 from dapo_rl.workers import worker as worker_module
-from dapo_rl.workers.channel import CorruptReplyError
+from dapo_rl.workers.worker import CorruptReplyError
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")]
 

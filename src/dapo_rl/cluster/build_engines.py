@@ -16,7 +16,7 @@ from dapo_rl.config import ClusterSettings, Config, SamplingSettings
 from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import is_engine
-from dapo_rl.engines.native.budget import memory_share
+from dapo_rl.engines.native.kv_cache import memory_share
 from dapo_rl.engines.protocol import Engine
 from dapo_rl.errors import UserError
 from dapo_rl.memory.ranks import SHARED_SHARE

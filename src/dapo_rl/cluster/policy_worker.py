@@ -35,7 +35,7 @@ from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.finite import not_finite
 from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, without_adapters
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
-from dapo_rl.models.save import save_weights, why_no_copy
+from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.learner import Learner, Stats, budget_note
@@ -371,7 +371,7 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
         else:
             weights = self._plain_state()
             if self._place.rank == 0:
-                save_weights(self.model, weights, self._tokenizer, path, self._save_dtype)
+                save_model(self.model, self._tokenizer, path, self._save_dtype, weights)
         dist.barrier(self._talk)
 
     def _plain_weights(self) -> dict[str, PlainWeight]:

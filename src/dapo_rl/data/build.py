@@ -48,7 +48,7 @@ def held_out_prompts(
 
 
 def _lazy(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool) -> LazyStream:
-    reader = PromptReader(tokenizer, settings, rows.key, cached=False)
+    reader = PromptReader(tokenizer, settings, rows.key)
     return LazyStream(rows, PromptBuilder(reader, rows.source, settings, needs_answer))
 
 

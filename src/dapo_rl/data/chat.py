@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,16 +30,6 @@ class Reading:
     """The messages, including the system prompt, if the data has messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A prompt as the model gets it, before it is tokenized."""
-
-    text: str
-    messages: Messages | None
-    special: bool
-    """Whether the tokenizer adds its special tokens."""
-
-
 class Tokenizer(Protocol):
     """The part of a transformers tokenizer used here."""
 
@@ -52,9 +42,9 @@ class Tokenizer(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with a tokenizer and settings; repeated prompts are cached, unless there may be no end of them."""
+    """Reads prompts with a tokenizer and settings."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data", cached: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data") -> None:
         self._tokenizer = tokenizer
         self._mode = settings.chat_template
         self._system = settings.system_prompt
@@ -63,72 +53,52 @@ class PromptReader:
         self._arguments = settings.chat_template_kwargs
         if self._has_template:
             _check_arguments(self._arguments, tokenizer.chat_template)
-        self._cache: dict[Any, Reading] | None = {} if cached else None
 
-    def read(self, prompt: str | Messages) -> Reading:
-        key = _cache_key(prompt)
-        if self._cache is not None and key in self._cache:
-            return self._cache[key]
-        (reading,) = self._read([prompt])
-        if isinstance(reading, BadRowError):
-            raise reading
-        if self._cache is not None:
-            self._cache[key] = reading
-        return reading
-
-    def read_ahead(self, prompts: Iterable[str | Messages]) -> None:
-        """Fills the cache: rendering and tokenizing many texts per call takes a third of the time. Prompts that cannot
-        be read are skipped; `read` says why."""
-        assert self._cache is not None
-        new = list({key: prompt for prompt in prompts if (key := _cache_key(prompt)) not in self._cache}.items())
-        for start in range(0, len(new), AT_A_TIME):
-            part = new[start : start + AT_A_TIME]
-            for (key, _), reading in zip(part, self._read([prompt for _, prompt in part]), strict=True):
-                if isinstance(reading, Reading):
-                    self._cache[key] = reading
+    def read(self, prompts: Sequence[str | Messages]) -> list[Reading | BadRowError]:
+        """Each prompt, or why it cannot be read. Equal prompts are read once, and many texts are rendered and tokenized
+        per call, which takes a third of the time."""
+        keys = [_key(prompt) for prompt in prompts]
+        different = list(dict(zip(keys, prompts, strict=True)).items())
+        readings: dict[Any, Reading | BadRowError] = {}
+        for start in range(0, len(different), AT_A_TIME):
+            part = dict(different[start : start + AT_A_TIME])
+            readings |= zip(part, self._read(list(part.values())), strict=True)
+        return [readings[key] for key in keys]
 
     def _read(self, prompts: Sequence[str | Messages]) -> list[Reading | BadRowError]:
-        """Each prompt, or why it cannot be read."""
-        written = self._written(prompts)
-        good = [each for each in written if isinstance(each, _Written)]
-        tokens = {
-            special: iter(self._encode([each.text for each in good if each.special is special], special))
-            for special in {each.special for each in good}
-        }
-        return [
-            self._reading(each, next(tokens[each.special])) if isinstance(each, _Written) else each for each in written
+        conversations: list[Messages] = [
+            self._with_system(({"role": "user", "content": each},) if isinstance(each, str) else each)
+            for each in prompts
         ]
+        takes = [self.takes_template(isinstance(each, str)) for each in prompts]
+        templated = self._templated([each for each, takes_it in zip(conversations, takes, strict=True) if takes_it])
+        texts = [
+            next(templated) if takes_it else "\n\n".join(message["content"] for message in messages)
+            for messages, takes_it in zip(conversations, takes, strict=True)
+        ]
+        ours: dict[bool, list[str]] = {True: [], False: []}
+        for text, takes_it in zip(texts, takes, strict=True):
+            if isinstance(text, str):
+                ours[takes_it].append(text)
+        # The template adds special tokens of its own.
+        tokens = {takes_it: iter(self._encode(own, special=not takes_it)) for takes_it, own in ours.items()}
+        readings: list[Reading | BadRowError] = []
+        for prompt, messages, takes_it, text in zip(prompts, conversations, takes, texts, strict=True):
+            if isinstance(text, BadRowError):
+                readings.append(text)
+                continue
+            ids = tuple(map(int, next(tokens[takes_it])))
+            if not takes_it and self._ends_too_early(text, ids):
+                ids = ids[:-1]
+            kept = None if isinstance(prompt, str) else messages
+            readings.append(Reading(text, ids, kept) if ids else BadRowError("the prompt has no tokens"))
+        return readings
 
     def _with_system(self, messages: Messages) -> Messages:
         """Puts the system prompt of the settings first, unless the data has a system message."""
         if not self._system or messages[0]["role"] == "system":
             return messages
         return ({"role": "system", "content": self._system}, *messages)
-
-    def _written(self, prompts: Sequence[str | Messages]) -> list[_Written | BadRowError]:
-        """The text of each prompt, or why it has none."""
-        conversations: list[Messages] = [
-            self._with_system(({"role": "user", "content": each},) if isinstance(each, str) else each)
-            for each in prompts
-        ]
-        are_texts = [isinstance(each, str) for each in prompts]
-        takes = [self.takes_template(is_text) for is_text in are_texts]
-        templated = self._templated([each for each, takes_it in zip(conversations, takes, strict=True) if takes_it])
-        written: list[_Written | BadRowError] = []
-        for messages, is_text, takes_it in zip(conversations, are_texts, takes, strict=True):
-            # The template adds special tokens of its own.
-            text = next(templated) if takes_it else "\n\n".join(message["content"] for message in messages)
-            kept = None if is_text else messages
-            written.append(_Written(text, kept, special=not takes_it) if isinstance(text, str) else text)
-        return written
-
-    def _reading(self, written: _Written, ids: Sequence[int]) -> Reading | BadRowError:
-        token_ids = tuple(map(int, ids))
-        if written.special and self._ends_too_early(written.text, token_ids):
-            token_ids = token_ids[:-1]
-        if not token_ids:
-            return BadRowError("the prompt has no tokens")
-        return Reading(written.text, token_ids, written.messages)
 
     def takes_template(self, is_text: bool) -> bool:
         """Whether a prompt, given as text or as messages, goes through the chat template."""
@@ -162,6 +132,8 @@ class PromptReader:
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
         """The tokens of each text, with or without special ones. Uses one thread: the library's thread pool would
         still exist when verifiers are forked."""
+        if not texts:
+            return []
         name = "TOKENIZERS_PARALLELISM"
         users_own = name in os.environ
         os.environ.setdefault(name, "false")
@@ -190,5 +162,5 @@ def _check_arguments(arguments: Mapping[str, Any], template: Any) -> None:
             raise UserError(f"{ARGUMENTS}.{name}: the tokenizer's chat template has no such argument{hint}")
 
 
-def _cache_key(prompt: str | Messages) -> Any:
+def _key(prompt: str | Messages) -> Any:
     return prompt if isinstance(prompt, str) else tuple(tuple(sorted(message.items())) for message in prompt)

@@ -70,7 +70,7 @@ class LazyStream(Stream):
         """The first prompts, which are drawn later. Raises a UserError if there are none."""
         prompts = 0
         while prompts < most and len(self._ahead) < MOST_UNUSABLE + prompts and (row := self._next_row()) is not None:
-            self._ahead.append((row, self._builder.build(row)))
+            self._ahead.append((row, *self._builder.build([row])))
             prompts += isinstance(self._ahead[-1][1], Prompt)
         made = [each for _, each in self._ahead]
         bad = [each for each in made if isinstance(each, BadRow)]
@@ -88,7 +88,7 @@ class LazyStream(Stream):
                 self._start_again()
                 continue
             else:
-                row, made = next_row, self._builder.build(next_row)
+                row, (made,) = next_row, self._builder.build([next_row])
             self._use(row)
             if isinstance(made, Prompt):
                 self.check(made)
@@ -165,8 +165,8 @@ class LazyStream(Stream):
         return found
 
     def _collect(self, row: Row | BadRow, wanted: set[str], found: dict[str, Prompt]) -> None:
-        if isinstance(row, Row) and row.id in wanted and isinstance(made := self._builder.build(row), Prompt):
-            found[made.id] = made
+        if isinstance(row, Row) and row.id in wanted:
+            found |= {made.id: made for made in self._builder.build([row]) if isinstance(made, Prompt)}
 
     def _next_row(self) -> Row | BadRow | None:
         """None at the end of the stream."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings
-from dapo_rl.data.chat import Messages, PromptReader, Tokenizer
+from dapo_rl.data.chat import Messages, PromptReader, Reading, Tokenizer
 from dapo_rl.data.ground_truth import answer_text, decoded
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
 from dapo_rl.data.stream import Stream
@@ -87,9 +86,7 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
     If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
     """
     reader = PromptReader(tokenizer, settings, rows.key)
-    builder = PromptBuilder(reader, rows.source, settings, needs_answer)
-    reader.read_ahead(_given_prompts(rows.good, settings.prompt_key))
-    built = [builder.build(row) for row in rows.good]
+    built = PromptBuilder(reader, rows.source, settings, needs_answer).build(rows.good)
     prompts = [each for each in built if isinstance(each, Prompt)]
     bad = [*rows.bad, *(each for each in built if isinstance(each, BadRow))]
     too_long = built.count(None)
@@ -105,24 +102,52 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds the prompt of a row."""
+    """Builds the prompts of rows."""
 
     reader: PromptReader
     source: str
     settings: DataSettings
     needs_answer: bool
 
-    def build(self, row: Row | BadRow) -> Prompt | BadRow | None:
-        """None if the prompt is too long; a BadRow if the row cannot be used."""
+    def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | None]:
+        """The prompt of each row; None if it is too long, and a BadRow if the row cannot be used."""
+        given = [self._given(row) for row in rows]
+        readings = iter(self.reader.read([each[2] for each in given if isinstance(each, tuple)]))
+        return [self._prompt(*each[:2], next(readings)) if isinstance(each, tuple) else each for each in given]
+
+    def _given(self, row: Row | BadRow) -> tuple[Row, str, str | Messages] | BadRow:
+        """The row with the name and the content of its prompt's column."""
         if isinstance(row, BadRow):
             return row
         try:
-            prompt = _prompt(row, self.source, self.reader, self.settings)
-            if self.needs_answer and not (prompt.answer or "").strip():
+            name, value = _prompt_column(row.columns, self.settings.prompt_key)
+            return row, name, _text_or_messages(name, value)
+        except BadRowError as error:
+            return row.bad(error)
+
+    def _prompt(self, row: Row, name: str, reading: Reading | BadRowError) -> Prompt | BadRow | None:
+        try:
+            if isinstance(reading, BadRowError):
+                raise reading
+            data_source = decoded(row.columns.get("data_source"), "'data_source'")
+            answer = _answer(row.columns, self.settings.answer_key)
+            if self.needs_answer and not (answer or "").strip():
                 raise BadRowError("no ground truth to compare with; data.answer_key names its column")
         except BadRowError as error:
-            return BadRow(row.number, row.where, str(error), row.origin)
-        return None if len(prompt.token_ids) > self.settings.max_prompt_tokens else prompt
+            return row.bad(error)
+        if len(reading.token_ids) > self.settings.max_prompt_tokens:
+            return None
+        return Prompt(
+            id=row.id,
+            text=reading.text,
+            token_ids=np.asarray(reading.token_ids, np.int32),
+            answer=answer,
+            data_source=data_source if isinstance(data_source, str) else row.origin or self.source,
+            messages=reading.messages,
+            # A prompt with another name (`question`) stays a column: reward functions ask for it by that name.
+            columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
+            origin=row.origin,
+        )
 
 
 def copies(prompts: Iterable[Prompt]) -> int:
@@ -147,31 +172,6 @@ def _without_copies(prompts: list[Prompt]) -> list[Prompt]:
     for prompt in prompts:
         first.setdefault((prompt.text, prompt.answer), prompt)
     return list(first.values())
-
-
-def _given_prompts(rows: Iterable[Row], key: str) -> Iterator[str | Messages]:
-    """The prompts of rows, without those that have none."""
-    for row in rows:
-        with suppress(BadRowError):
-            yield _text_or_messages(*_prompt_column(row.columns, key))
-
-
-def _prompt(row: Row, source: str, reader: PromptReader, settings: DataSettings) -> Prompt:
-    name, value = _prompt_column(row.columns, settings.prompt_key)
-    given = _text_or_messages(name, value)
-    reading = reader.read(given)
-    data_source = decoded(row.columns.get("data_source"), "'data_source'")
-    return Prompt(
-        id=row.id,
-        text=reading.text,
-        token_ids=np.asarray(reading.token_ids, np.int32),
-        answer=_answer(row.columns, settings.answer_key),
-        data_source=data_source if isinstance(data_source, str) else row.origin or source,
-        messages=reading.messages,
-        # A prompt with another name (`question`) stays a column: reward functions ask for it by that name.
-        columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
-        origin=row.origin,
-    )
 
 
 def _prompt_column(columns: Mapping[str, Any], key: str) -> tuple[str, Any]:

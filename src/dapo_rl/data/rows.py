@@ -34,6 +34,9 @@ class Row:
         """The id of its prompt: unique in the data set."""
         return f"{self.origin}:{self.number}" if self.origin else str(self.number)
 
+    def bad(self, why: BadRowError) -> BadRow:
+        return BadRow(self.number, self.where, str(why), self.origin)
+
 
 @dataclass(frozen=True, slots=True)
 class BadRow:

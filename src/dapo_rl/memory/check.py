@@ -37,7 +37,7 @@ from dapo_rl.base.format import gib
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import EngineSpec, engine_spec
-from dapo_rl.engines.native.budget import PAGE_TOKENS, KVBudget
+from dapo_rl.engines.native.kv_cache import PAGE_TOKENS, KVBudget
 from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize, size_of
 from dapo_rl.memory.one_gpu import (

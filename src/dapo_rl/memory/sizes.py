@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
-from dapo_rl.engines.native.budget import PAGE_TOKENS
+from dapo_rl.engines.native.kv_cache import PAGE_TOKENS
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 

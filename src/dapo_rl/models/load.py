@@ -7,8 +7,9 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -28,20 +29,26 @@ TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does step-by-step arithmetic."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 CPU_FEATURES = Path("/proc/cpuinfo")
+Loaded = TypeVar("Loaded")
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, in float32 on its device, and the tokenizer."""
     device = pick_device(settings.device)
-    return _found(settings.name, lambda path: _load(path, settings.name, device))
+    return _found(settings.name, lambda path: _with_tokenizer(path, settings.name, partial(_load, device=device)))
 
 
 def load_empty(settings: ModelSettings) -> tuple[Any, Any]:
     """The model without its weights, on torch's meta device, and the tokenizer."""
-    return _found(settings.name, lambda path: _load_empty(path, settings.name))
+    return _found(settings.name, lambda path: _with_tokenizer(path, settings.name, _load_empty))
 
 
-def _found(name: str, load: Callable[[str | Path], tuple[Any, Any]]) -> tuple[Any, Any]:
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model that was loaded under this name."""
+    return _found(name, lambda path: _tokenizer(path, name))
+
+
+def _found(name: str, load: Callable[[str | Path], Loaded]) -> Loaded:
     """Loads from a directory, from the hub, or from its cache while the hub cannot be reached."""
     path = find_model(name)
     if isinstance(path, Path):
@@ -51,16 +58,6 @@ def _found(name: str, load: Callable[[str | Path], tuple[Any, Any]]) -> tuple[An
         with cache_only():
             return load(path)
     return load(path)
-
-
-def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model that was loaded under this name."""
-    path = find_model(name)
-    if not isinstance(path, Path) and (problem := hub_problem()):
-        _check_cached(name, problem)
-        with cache_only():
-            return _tokenizer(path, name)
-    return _tokenizer(path, name)
 
 
 def _tokenizer(path: str | Path, name: str) -> Any:
@@ -81,26 +78,32 @@ def _check_config(path: str | Path, name: str) -> None:
     check_config(found, name)
 
 
-def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
+def _with_tokenizer(path: str | Path, name: str, load: Callable[[str | Path, str], Any]) -> tuple[Any, Any]:
     _check_config(path, name)
     tokenizer = _tokenizer(path, name)
+    check_tokenizer(tokenizer, name)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            weights_only=True,
-        )
+        return load(path, name), tokenizer
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
+
+
+def _load(path: str | Path, name: str, device: torch.device) -> Any:
+    model, loading = AutoModelForCausalLM.from_pretrained(
+        path,
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        trust_remote_code=False,
+        weights_only=True,
+    )
     _check_weights(model, loading, name)
-    check_tokenizer(tokenizer, name)
     _check_ends(model, name)
     make_savable(model)
     try:
-        return model.to(device), tokenizer
+        return model.to(device)
     except torch.OutOfMemoryError:
         gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
         raise UserError(
@@ -109,19 +112,13 @@ def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
         ) from None
 
 
-def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
-    _check_config(path, name)
-    tokenizer = _tokenizer(path, name)
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except Exception as error:
-        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
+def _load_empty(path: str | Path, name: str) -> Any:
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
         model.generation_config = GenerationConfig.from_pretrained(path)
-    check_tokenizer(tokenizer, name)
-    return model.eval(), tokenizer
+    return model.eval()
 
 
 def find_model(name: str) -> str | Path:

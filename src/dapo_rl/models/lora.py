@@ -55,17 +55,9 @@ def _check_embeddings(model: Any, key: str) -> None:
 def lora_config(settings: LoraSettings, base: str | None = None) -> Any:
     from peft import LoraConfig
 
+    values = {theirs: getattr(settings, ours) for theirs, ours in _FIELDS.items()}
     targets = settings.targets if isinstance(settings.targets, str) else list(settings.targets)
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        base_model_name_or_path=base,
-        r=settings.rank,
-        lora_alpha=settings.alpha,
-        target_modules=targets,
-        lora_dropout=settings.dropout,
-        use_rslora=settings.use_rslora,
-        use_dora=settings.use_dora,
-    )
+    return LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=base, **{**values, "target_modules": targets})
 
 
 def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
@@ -78,25 +70,22 @@ def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
     default = type(peft_config)()
     for field in dataclasses.fields(peft_config):
         value = getattr(peft_config, field.name)
-        if field.name not in (*_CARRIED, *_WITHOUT_EFFECT) and value != getattr(default, field.name):
+        if field.name not in (*_FIELDS, *_WITHOUT_EFFECT) and value != getattr(default, field.name):
             raise UserError(
                 f"peft_config: {field.name}={shown(value)}: {_why_not(field.name)}; leave it out to train without it"
             )
     targets = peft_config.target_modules
     if targets is None:
         targets = _usual_targets(model)
-    chosen = targets if isinstance(targets, str) else tuple(sorted(targets))
-    return LoraSettings(
-        rank=peft_config.r,
-        alpha=peft_config.lora_alpha,
-        targets=chosen,
-        dropout=peft_config.lora_dropout,
-        use_rslora=peft_config.use_rslora,
-        use_dora=peft_config.use_dora,
-    )
+    values = {ours: getattr(peft_config, theirs) for theirs, ours in _FIELDS.items()}
+    return LoraSettings(**{**values, "targets": targets if isinstance(targets, str) else tuple(sorted(targets))})
 
 
-_CARRIED = ("r", "lora_alpha", "target_modules", "lora_dropout", "use_rslora", "use_dora")
+_FIELDS = {
+    **{"r": "rank", "lora_alpha": "alpha", "target_modules": "targets", "lora_dropout": "dropout"},
+    **{"use_rslora": "use_rslora", "use_dora": "use_dora"},
+}
+"""The fields of peft's `LoraConfig` that are settings, and the names of the settings."""
 _WITHOUT_EFFECT = (
     *("task_type", "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision"),
     *("inference_mode", "runtime_config"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,18 +36,28 @@ def recomputing(model: Any, wanted: bool = True) -> Iterator[None]:
     layers = layers_of(model) if wanted else []
     # Dropout needs the same masks again.
     random = any(isinstance(module, nn.Dropout) and module.training and module.p for module in model.modules())
-    # A library that hooks into a layer may have replaced its `forward`.
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=random)
+    forwards = {
+        layer: partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=random) for layer in layers
+    }
+    with forwards_replaced(forwards):
+        yield
+
+
+@contextmanager
+def forwards_replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, modules have other forward passes. A library that hooks into a module may have set its `forward`, which
+    it gets back."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        vars(module)["forward"] = forward
     try:
         yield
     finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.forward
+        for module, own in before.items():
+            if own is None:
+                del vars(module)["forward"]
             else:
-                layer.forward = forward
+                vars(module)["forward"] = own
 
 
 def layers_of(model: Any) -> list[Any]:

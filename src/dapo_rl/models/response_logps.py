@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.models.attention import attending
+from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
 from dapo_rl.models.device import quick_products, to_device
+from dapo_rl.models.lm_head import token_logps
 from dapo_rl.models.packing import Packed, Reads, pack
 from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.objectives.kl import entropy_from_logits
@@ -27,8 +28,6 @@ from dapo_rl.types import IntArray, Trajectory
 
 if TYPE_CHECKING:
     from dapo_rl.models.kernels.training import TrainingFusion
-from dapo_rl.models.attention import UnsupportedAttentionError, depends_on_neighbours
-from dapo_rl.models.lm_head import token_logps
 
 
 class TokenStats(NamedTuple):
@@ -182,7 +181,7 @@ class ResponsePass(ABC, Generic[Stats]):
         """Measures the memory of a token's activations on the GPU."""
 
         def taken(tokens: int) -> int:
-            sample = plain_sample([0], [0] * tokens)
+            sample = Trajectory([0] * tokens, prompt_ids=[0])
             before = torch.cuda.memory_allocated()
             with self.compute([sample]):
                 return torch.cuda.memory_allocated() - before
@@ -211,10 +210,6 @@ def in_rows(samples: Sequence[Trajectory], *of_tokens: Tensor) -> tuple[Tensor, 
     places_T = to_device(np.flatnonzero(is_token_BR), device)
     empty = torch.zeros(mask_BR.numel(), device=device)
     return (*(empty.scatter(0, places_T, x).view(mask_BR.shape) for x in of_tokens), mask_BR)
-
-
-def plain_sample(prompt: list[int], response: list[int]) -> Trajectory:
-    return Trajectory(response, prompt_ids=prompt)
 
 
 _TOLERANCE = 1e-2
@@ -271,7 +266,7 @@ def why_not_packed(model: Any, longest: int = 0) -> str | None:
         vocabulary = len(model.get_input_embeddings().weight)
         ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
         split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
-        samples = [plain_sample(prompt, response) for prompt, response in split]
+        samples = [Trajectory(response, prompt_ids=prompt) for prompt, response in split]
         with torch.no_grad():
             plain = response_logps(model, samples, 1.0, pad_id=0)
             row, predictors = pack(split, plain.logps.device)

@@ -6,7 +6,6 @@ import copy
 import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -112,53 +111,41 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
     return (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def save_plain(model: Any, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-    """Saves the model with any adapters merged in; `dtype` is that of the weights, by default as it is."""
-    write_plain(model, converted(plain_state(model), dtype, model.state_dict()), path, dtype)
-
-
-def save_model(model: Any, tokenizer: Any, path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-    """Saves the model and its tokenizer in Hugging Face format; `dtype` is that of the weights, by default as it is."""
-    with _saving(path):
-        save_plain(model, path, dtype)
-        tokenizer.save_pretrained(path)
-
-
-def save_weights(
+def save_model(
     model: Any,
-    weights: Mapping[str, torch.Tensor],
     tokenizer: Any,
     path: str | os.PathLike[str],
     dtype: torch.dtype | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """`save_model` with these weights instead of the model's own."""
-    with _saving(path):
-        write_plain(model, converted(weights.items(), dtype, weights), path, dtype)
-        tokenizer.save_pretrained(path)
-
-
-@contextmanager
-def _saving(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Saves the model, with any adapters merged in, and its tokenizer in Hugging Face format; `dtype` is that of the
+    saved weights, by default as it is. `weights` are saved instead of the model's own."""
     if Path(path).is_file():  # transformers would log this and save nothing
         raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:
-        yield
+        merged = plain_state(model) if weights is None else weights.items()
+        _write_plain(model, merged, path, dtype, model.state_dict() if weights is None else weights)
+        tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
 
 
-def write_plain(
-    model: Any, weights: Mapping[str, Tensor], path: str | os.PathLike[str], dtype: torch.dtype | None = None
+def _write_plain(
+    model: Any,
+    weights: Iterable[tuple[str, Tensor]],
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    lasting: Mapping[str, Tensor],
 ) -> None:
-    """Saves these weights as those of the model, without adapters; `dtype` is what they are converted to."""
-    model.save_pretrained(path, state_dict=dict(weights))
+    """Saves these weights as those of the model, without adapters, converted to `dtype`."""
+    model.save_pretrained(path, state_dict=_converted(weights, dtype, lasting))
     if dtype not in (None, model.dtype):  # it has written that of the model in memory
         config = copy.deepcopy(model.config)
         config.dtype = dtype
         config.save_pretrained(path)
 
 
-def converted(
+def _converted(
     weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None, lasting: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Floating-point weights in `dtype`, on the CPU where this changes them; None: as they are.
@@ -211,8 +198,7 @@ class StoredModel:
         files = self._tokenizer_files
 
         def write(is_cancelled: IsCancelled) -> Digests:
-            saved = converted(plain.items(), self._dtype, plain)
-            write_plain(self._model, saved, directory / MODEL, self._dtype)
+            _write_plain(self._model, plain.items(), directory / MODEL, self._dtype, plain)
             for name, content in files.items():
                 path = directory / MODEL / name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,9 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier, unique
-from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, plain_name, short_name, signature_of
-from dapo_rl.rewards.exact import ExactVerifier
+from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, curve_name, signature_of
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.math import MathVerifier
+from dapo_rl.rewards.math import ExactVerifier, MathVerifier
 from dapo_rl.rewards.validation import limit_of
 from dapo_rl.types import Verifier
 
@@ -63,13 +62,6 @@ def recorded_verifier(
         return names[0]
     shares = [1.0] * len(names) if weights is None else weights
     return tuple(WeightedVerifier(verifier=n, weight=w) for n, w in zip(names, shares, strict=True))
-
-
-def curve_name(function: RewardFunction) -> str:
-    """The name of a verifier's curve: `math`, or the name of the function."""
-    if isinstance(function, str):
-        return plain_name(function.rpartition(":")[2])
-    return function.name if isinstance(function, CustomVerifier) else short_name(function)
 
 
 _EXPECTED = f"give {', '.join(VERIFIERS)}, module:name, file.py:name, or a function {SIGNATURES}"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.custom import Calls, CustomVerifier, short_name, wait_for, with_metrics
+from dapo_rl.rewards.custom import Calls, CustomVerifier, curve_name, wait_for, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import fault_of_score, limit_of, trait, verify
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
@@ -42,21 +42,12 @@ class CombinedVerifier:
             raise UserError(f"reward functions: {len(verifiers)} are too many; the limit is {MOST_LOGGED}")
         self.verifiers = tuple(verifiers)
         self.weights = _checked(weights, len(verifiers))
-        self.names = unique([_name(verifier) for verifier in verifiers] if names is None else names)
+        self.names = unique([curve_name(verifier) for verifier in verifiers] if names is None else names)
         self._limits = [limit_of(verifier) for verifier in verifiers] if limits is None else list(limits)
         self._others_s = timeout_s
-
-    @property
-    def needs_answer(self) -> bool:
-        return any(trait(verifier, "needs_answer") for verifier in self.verifiers)
-
-    @property
-    def per_sample(self) -> bool:
-        return all(trait(verifier, "per_sample") for verifier in self.verifiers)
-
-    @property
-    def text_only(self) -> bool:
-        return all(trait(verifier, "text_only") for verifier in self.verifiers)
+        self.needs_answer = any(trait(verifier, "needs_answer") for verifier in verifiers)
+        self.per_sample = all(trait(verifier, "per_sample") for verifier in verifiers)
+        self.text_only = all(trait(verifier, "text_only") for verifier in verifiers)
 
     @property
     def timeout_s(self) -> float | None:
@@ -134,10 +125,6 @@ def fault_of_weight(weight: Any) -> str:
     if not isinstance(weight, int | float) or isinstance(weight, bool):
         return f"{shown(weight)} is not a number"
     return fault_of_score(weight)
-
-
-def _name(verifier: Verifier) -> str:
-    return verifier.name if isinstance(verifier, CustomVerifier) else short_name(verifier)
 
 
 def _is_async(verifier: Verifier) -> bool:

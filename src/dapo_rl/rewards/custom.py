@@ -16,7 +16,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.validation import failures, fault_of_score, kind_of, limit_of, name_of
+from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
@@ -81,24 +81,17 @@ class CustomVerifier:
             raise UserError(f"{name_of(function)}: its parameters fit no known signature; write it as {SIGNATURES}")
         self.function = function
         self.settings = settings
-        self.name = name or short_name(function)
+        self.name = name or curve_name(function)
         """The name of its curve."""
         self.timeout_s = limit_of(function) if timeout_s is None else timeout_s
         self.kind: Literal["trl", "verl"] = kind
+        self.per_sample = self.text_only = kind == "verl"
         self._parameters = inspect.signature(function).parameters
         self._traceback_given = False
 
     @property
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(type(self.function).__call__)
-
-    @property
-    def per_sample(self) -> bool:
-        return self.kind == "verl"
-
-    @property
-    def text_only(self) -> bool:
-        return self.kind == "verl"
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> list[Verdict]:
         begun = self.begin(prompt, samples, state)
@@ -136,7 +129,7 @@ class CustomVerifier:
             raise call.error
         if call.late:
             detail = f"{name_of(self.function)}: not decided within {self.timeout_s:g} s"
-            return list(failures(detail, call.count, self.settings.wrong, "timeout"))
+            return [failure(detail, self.settings.wrong, "timeout")] * call.count
         if call.error is not None:
             return [self._crash(call.error) for _ in range(call.count)]
         if self.kind == "verl":
@@ -208,7 +201,7 @@ class CustomVerifier:
             return self._failure(f"returned a score that cannot be used: {describe(error)}")
 
     def _failure(self, what: str) -> Verdict:
-        return Verdict(self.settings.wrong, False, "error", detail=f"{name_of(self.function)} {what}")
+        return failure(f"{name_of(self.function)} {what}", self.settings.wrong)
 
     def _crash(self, error: BaseException) -> Verdict:
         """Only the first crash has its traceback, which would otherwise fill every rollout file."""
@@ -238,16 +231,17 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def short_name(function: Callable[..., Any]) -> str:
-    """The name of a function's curve."""
+def curve_name(function: str | Callable[..., Any]) -> str:
+    """The name of a verifier's curve: `math`, or the name of the function, `lambda` for `<lambda>`."""
+    if isinstance(function, CustomVerifier):
+        return function.name
     while isinstance(function, functools.partial):
         function = function.func
-    return plain_name(str(getattr(function, "__name__", None) or type(function).__name__))
-
-
-def plain_name(text: str) -> str:
-    """The letters of a name that fit into the name of a metric: `lambda` of `<lambda>`."""
-    return "".join(c for c in text if c.isalnum() or c in "-_.")[: LONGEST_NAME - 8] or "function"
+    if isinstance(function, str):
+        name = function.rpartition(":")[2]
+    else:
+        name = str(getattr(function, "__name__", None) or type(function).__name__)
+    return "".join(c for c in name if c.isalnum() or c in "-_.")[: LONGEST_NAME - 8] or "function"
 
 
 def wait_for(begun: Sequence[Calls]) -> None:

@@ -34,7 +34,7 @@ def is_inert_python(text: str) -> bool:
         return False
     if any(_GROWTH.search(text[m.end() : _closing(text, m.end() - 1)]) for m in _GROWTH.finditer(text)):
         return False
-    return _is_shallow(text) and powers_are_small(text)
+    return _is_shallow(text) and _powers_are_small(text)
 
 
 def _is_shallow(text: str) -> bool:
@@ -53,43 +53,41 @@ def _is_shallow(text: str) -> bool:
 
 
 _FACTORIAL = re.compile(r"(?<![0-9^])(?:[0-9]{1,3}|[A-Za-z])!")
-_EXPONENT_HEAD = re.compile(r"[+-]*(\\[A-Za-z]+)?([A-Za-z0-9.]*)")
+_WORD = re.compile(r"[+-]*[A-Za-z0-9.]*")
 
 
-def powers_are_small(text: str) -> bool:
+def _powers_are_small(text: str) -> bool:
     """Whether there are no towers of powers and no powers or factorials that take long to compute.
 
     Exponents of brackets can be nested, as in `((9^9)^9)^9`, so they are multiplied; those of a number or a letter
     cannot.
     """
-    text = re.sub(r"[\s,_]|\\[,;:! ]", "", text.replace("**", "^"))
+    text = re.sub(r"[\s,_]", "", text.replace("**", "^"))
     if text.count("!") != len(_FACTORIAL.findall(text)):
         return False
     single = stacked = 1.0
     for match in re.finditer(r"\^", text):
         exponent, end = _exponent(text, match.end())
-        if re.search(r"\^|!|\\binom|0[xXbBoO]", exponent) or text[end : end + 1] in ("^", "!"):
+        if re.search(r"\^|!|0[xXbBoO]", exponent) or text[end : end + 1] in ("^", "!"):
             return False
         size = 1.0
         for number in re.findall(r"[0-9]{1,300}(?:\.[0-9]+)?", exponent):
             size *= max(1.0, float(number))
-        if match.start() and text[match.start() - 1] in ")}]|":
+        if match.start() and text[match.start() - 1] in ")}]":
             stacked *= size
         else:
             single = max(single, size)
-    symbolic = re.search("[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)) is not None
+    symbolic = re.search("[A-Za-z]", text) is not None
     return stacked <= (MAX_SYMBOLIC_POWER if symbolic else MAX_POWER) and single * stacked <= MAX_POWER
 
 
 def _exponent(text: str, start: int) -> tuple[str, int]:
-    """The exponent that starts here, and its end: a word, a bracket, or a command or function with brackets."""
-    head = _EXPONENT_HEAD.match(text, start)
-    assert head is not None  # every part of it may be empty
-    end = head.end()
-    brackets = 0
-    while text[end : end + 1] in ("{", "(", "[") and (head[1] or brackets == 0):
+    """The exponent that starts here, and its end: a word, a bracket, or a function with its bracket."""
+    word = _WORD.match(text, start)
+    assert word is not None  # it may be empty
+    end = word.end()
+    if text[end : end + 1] in ("{", "(", "["):
         end = _closing(text, end)
-        brackets += 1
     return text[start:end], end
 
 

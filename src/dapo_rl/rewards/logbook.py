@@ -7,7 +7,7 @@ exception in the function, which becomes a failed verdict with one line about it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dapo_rl.base.format import counted
@@ -67,27 +67,29 @@ def fault_of_name(name: Any) -> str:
 
 def fault_of_extra(extra: Any) -> str:
     """Why the `extra` of a verdict is invalid; empty if it is valid."""
-    if not isinstance(extra, dict) or len(extra) > MOST_LOGGED:
-        return f"is not a dict with at most {MOST_LOGGED} names"
-    for name, value in extra.items():
-        if fault := fault_of_name(name):
-            return f"has a wrong name: {fault}"
-        if not _is_logged(value):
-            return f"has a value that cannot be logged for {name!r}"
-    return ""
+    return _fault_of(extra, lambda value: "" if _is_logged(value) else "a value that cannot be logged")
 
 
 def fault_of_metrics(metrics: Any) -> str:
     """Why the `metrics` of a verdict are invalid; empty if they are valid."""
-    if not isinstance(metrics, dict) or len(metrics) > MOST_LOGGED:
+
+    def fault_of_entry(entry: Any) -> str:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and type(entry[0]) is float and type(entry[1]) is int):
+            return "something other than a sum and a count"
+        in_range = math.isfinite(entry[0]) and 1 <= entry[1] < 2**53
+        return "" if in_range else "a sum or a count that is out of range"
+
+    return _fault_of(metrics, fault_of_entry)
+
+
+def _fault_of(logged: Any, fault_of_value: Callable[[Any], str]) -> str:
+    if not isinstance(logged, dict) or len(logged) > MOST_LOGGED:
         return f"is not a dict with at most {MOST_LOGGED} names"
-    for name, entry in metrics.items():
+    for name, value in logged.items():
         if fault := fault_of_name(name):
             return f"has a wrong name: {fault}"
-        if not (isinstance(entry, tuple) and len(entry) == 2 and type(entry[0]) is float and type(entry[1]) is int):
-            return f"has something other than a sum and a count for {name!r}"
-        if not (math.isfinite(entry[0]) and 1 <= entry[1] < 2**53):
-            return f"has a sum or a count that is out of range for {name!r}"
+        if fault := fault_of_value(value):
+            return f"has {fault} for {name!r}"
     return ""
 
 

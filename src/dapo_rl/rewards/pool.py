@@ -8,14 +8,14 @@ import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.service import verifier_service
+from dapo_rl.rewards.service import Reply, decode_reply, encode_call, verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
-from dapo_rl.rewards.validation import failures, has_traceback, limit_of, trait, user_errors, verify, without_traceback
-from dapo_rl.rewards.wire import Reply, decode_reply, encode_call
+from dapo_rl.rewards.validation import failure, limit_of, trait, user_errors, verify
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
 from dapo_rl.workers import WorkerClient, WorkerFailedError, WorkerPool
 
@@ -47,8 +47,7 @@ class VerifierPool:
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
         self.state = AT_START
         """The progress of the run, for reward functions; calls submitted from now on get it."""
-        self._one_traceback = _OneTraceback()
-        self._calls = _Calls(verifier, settings, self._one_traceback)
+        self._calls = _Calls(verifier, settings)
         self._workers: WorkerPool | None = None
         if self.workers:
             limit_s = limit_of(verifier) or settings.timeout_s
@@ -70,8 +69,7 @@ class VerifierPool:
             return self._workers.submit(functools.partial(self._calls.verify, prompt, tuple(samples), self.state))
         ticket = Ticket()
         try:
-            verdicts = verify(self.verifier, prompt, samples, self.settings.wrong, self.state)
-            ticket.set_result(self._one_traceback(verdicts))
+            ticket.set_result(self._calls.verify_here(prompt, samples, self.state))
         except UserError as error:
             ticket.set_exception(error)
         return ticket
@@ -102,31 +100,19 @@ def worker_count(settings: RewardSettings) -> int:
     return min(max(cores - 1, 1), MAX_WORKERS)
 
 
-class _OneTraceback:
-    """Removes the traceback from all failed verdicts except the first: it would fill every rollout file."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._given = False
-
-    def __call__(self, verdicts: list[Verdict]) -> list[Verdict]:
-        return [without_traceback(v) if has_traceback(v) and not self._is_first() else v for v in verdicts]
-
-    def _is_first(self) -> bool:
-        with self._lock:
-            first, self._given = not self._given, True
-        return first
-
-
 class _Calls:
-    """Verifies groups with a worker. Does not refer to the pool, so that the pool can be garbage-collected."""
+    """Verifies groups, here or with a worker. Does not refer to the pool, so that the pool can be garbage-collected."""
 
-    def __init__(self, verifier: Verifier, settings: RewardSettings, one_traceback: _OneTraceback) -> None:
-        self._wrong = settings.wrong
+    def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
+        self._verifier, self._wrong = verifier, settings.wrong
         self._per_sample = trait(verifier, "per_sample")
         self._text_only = trait(verifier, "text_only")
         self._one_by_one = False
-        self._one_traceback = one_traceback
+        self._lock = threading.Lock()
+        self._traceback_given = False
+
+    def verify_here(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState) -> list[Verdict]:
+        return self._with_one_traceback(verify(self._verifier, prompt, samples, self._wrong, state))
 
     def verify(
         self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState, client: WorkerClient
@@ -136,7 +122,7 @@ class _Calls:
         if not self._one_by_one:
             verdicts = self._call(client, prompt, samples, state)
             if not isinstance(verdicts, Verdict):
-                return self._one_traceback(verdicts)
+                return self._with_one_traceback(verdicts)
             if not self._per_sample or len(samples) <= 1:
                 return [verdicts] * len(samples)
         verdicts = []
@@ -150,7 +136,7 @@ class _Calls:
             verdicts.append(verdict)
         if not any(verdict.failed for verdict in verdicts):
             self._one_by_one = True  # each is within the limit, but the group is not: do not try groups again
-        return self._one_traceback(verdicts)
+        return self._with_one_traceback(verdicts)
 
     def _call(
         self, client: WorkerClient, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
@@ -163,14 +149,26 @@ class _Calls:
         try:
             reply = client.call(encode_call(prompt, samples, state), decode)
         except WorkerFailedError as error:
-            return failures(str(error), 1, self._wrong, error.status)[0]
+            return failure(str(error), self._wrong, error.status)
         if reply.exhausted:
             client.kill()
         line, more = reply.error
         if reply.kind == "fatal":
             raise UserError(line, more)
         if reply.kind == "failed":
-            return failures(line, 1, self._wrong)[0]
+            return failure(line, self._wrong)
         if reply.good:
             client.supervisor.call_went_well()
         return reply.verdicts
+
+    def _with_one_traceback(self, verdicts: list[Verdict]) -> list[Verdict]:
+        """Removes the traceback from all failed verdicts except the first: it would fill every rollout file."""
+        result = []
+        for verdict in verdicts:
+            line, _, more = verdict.detail.partition("\n")
+            if verdict.failed and "Traceback (most recent call last)" in more:
+                with self._lock:
+                    given, self._traceback_given = self._traceback_given, True
+                verdict = replace(verdict, detail=line) if given else verdict
+            result.append(verdict)
+        return result

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, get_args
 
 from dapo_rl.base.format import counted
@@ -44,11 +43,11 @@ def verify(
             fault = f"returned {counted(len(returned), 'verdict')} for {counted(len(samples), 'sample')}"
         else:
             return [_checked(verdict, verifier, wrong) for verdict in returned]
-        return failures(f"{name_of(verifier)} {fault}", len(samples), wrong)
+        return [failure(f"{name_of(verifier)} {fault}", wrong)] * len(samples)
     except (UserError, KeyboardInterrupt):
         raise
     except MemoryError:
-        return failures(f"{name_of(verifier)} ran out of memory (reward.memory_mb)", len(samples), wrong)
+        return [failure(f"{name_of(verifier)} ran out of memory (reward.memory_mb)", wrong)] * len(samples)
     except BaseException as error:  # including SystemExit: sys.exit() in a verifier does not end the run
         return crash(name_of(verifier), error, len(samples), wrong)
 
@@ -73,20 +72,11 @@ def user_errors(verifier: Verifier, name: str) -> Iterator[None]:
 def crash(name: str, error: BaseException, count: int, wrong: float) -> list[Verdict]:
     """Verdicts that report an exception; the first one has the traceback."""
     line = f"{name} raised {describe(error)}"
-    first = failures(f"{line}\n{describe_traceback(error)}", min(count, 1), wrong)
-    return first + failures(line, count - len(first), wrong)
+    return [failure(f"{line}\n{describe_traceback(error)}", wrong), *[failure(line, wrong)] * (count - 1)][:count]
 
 
-def failures(detail: str, count: int, wrong: float, status: VerdictStatus = "error") -> list[Verdict]:
-    return [Verdict(wrong, False, status, detail=detail)] * count
-
-
-def without_traceback(verdict: Verdict) -> Verdict:
-    return replace(verdict, detail=verdict.detail.partition("\n")[0])
-
-
-def has_traceback(verdict: Verdict) -> bool:
-    return verdict.failed and "\n" in verdict.detail and "Traceback (most recent call last)" in verdict.detail
+def failure(detail: str, wrong: float, status: VerdictStatus = "error") -> Verdict:
+    return Verdict(wrong, False, status, detail=detail)
 
 
 def fault_of(verdict: Any) -> str:
@@ -155,7 +145,7 @@ def name_of(verifier: Callable[..., Any]) -> str:
 
 def _checked(verdict: Any, verifier: Verifier, wrong: float) -> Verdict:
     if fault := fault_of(verdict):
-        return failures(f"{name_of(verifier)} {fault}", 1, wrong)[0]
+        return failure(f"{name_of(verifier)} {fault}", wrong)
     if type(verdict) is Verdict and type(verdict.score) is float and not verdict.detail:
         return verdict
     fields = {field: getattr(verdict, field) for field in ("correct", "status", "answer", "parts", "extra", "metrics")}

@@ -11,8 +11,7 @@ Each of them adopts orphans among its descendants: whatever a worker starts, eve
 or after it. Messages from workers are data: they are length-limited, numbered and never unpickled.
 """
 
-from dapo_rl.workers.client import WorkerClient, WorkerFailedError
-from dapo_rl.workers.pool import WorkerPool
+from dapo_rl.workers.pool import WorkerClient, WorkerFailedError, WorkerPool
 from dapo_rl.workers.supervisor import Supervisor
 from dapo_rl.workers.worker import Service
 

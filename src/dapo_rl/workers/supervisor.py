@@ -17,9 +17,8 @@ from collections.abc import Callable
 
 from dapo_rl.errors import UserError
 from dapo_rl.workers import limits, processes
-from dapo_rl.workers.channel import read_exactly
 from dapo_rl.workers.limits import ControlGroup, ControlGroups
-from dapo_rl.workers.worker import READY, Service, Worker, work
+from dapo_rl.workers.worker import READY, Service, Worker, read_exactly, work
 
 _REQUEST = struct.Struct("<cq")
 _NEW, _KILL = b"+", b"-"

@@ -1,4 +1,7 @@
-"""Workers: the processes in which a service answers calls, and the run's handle on them."""
+"""Workers: the processes in which a service answers calls, and the run's handle on them.
+
+A message is a header (a magic number, the number of the call, a length) and a body.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import contextlib
 import itertools
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dapo_rl.workers.channel import CorruptReplyError, is_closed, receive, send
 from dapo_rl.workers.limits import ControlGroup, PrivateMemory
 from dapo_rl.workers.processes import adopt_orphans, flush, reap
 
@@ -22,6 +25,49 @@ MAX_REPLY = 64 << 20
 """Size limit of a reply in bytes; sixteen verdicts usually take a few kilobytes."""
 REAP_CALLS = 256
 """Number of calls after which a worker reaps dead processes that it has adopted."""
+
+_HEADER = struct.Struct("<4sQQ")
+_MAGIC = b"dapo"
+
+
+class CorruptReplyError(Exception):
+    """The data from the worker is not a valid reply. User code has access to the worker's end of the socket."""
+
+
+def send(channel: socket.socket, call: int, body: bytes) -> None:
+    channel.sendall(_HEADER.pack(_MAGIC, call, len(body)) + body)
+
+
+def receive(channel: socket.socket, deadline: float | None = None, limit: int | None = None) -> tuple[int, bytearray]:
+    """The number of a call and the body. Raises EOFError, TimeoutError, or CorruptReplyError."""
+    magic, call, length = _HEADER.unpack(read_exactly(channel, _HEADER.size, deadline))
+    if magic != _MAGIC or (limit is not None and length > limit):
+        raise CorruptReplyError
+    return call, read_exactly(channel, length, deadline)
+
+
+def read_exactly(channel: socket.socket, count: int, deadline: float | None = None) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        if deadline is not None:
+            channel.settimeout(max(deadline - time.monotonic(), 1e-4))
+        got = channel.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return data
+
+
+def is_closed(channel: socket.socket) -> bool:
+    """Whether the other end is closed, without waiting."""
+    channel.settimeout(0)
+    try:
+        return channel.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _nothing() -> None:

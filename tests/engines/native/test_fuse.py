@@ -16,10 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.native.model_runner import next_logits
-from dapo_rl.models.kernels.change import FusedModule, Handed
 from dapo_rl.models.kernels.inference import fuse
 from dapo_rl.models.kernels.inference_linears import can_prepack
-from dapo_rl.models.kernels.recognise import can_join, with_global
+from dapo_rl.models.kernels.recognise import FusedModule, Handed, can_join, with_global
 from dapo_rl.models.packing import pack
 
 SMALL = {

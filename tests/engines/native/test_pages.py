@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import ids, small_model, tokenizer, weights_of
 
-from dapo_rl.engines.native.budget import CacheLayout, KVBudget
 from dapo_rl.engines.native.engine import NativeEngine
+from dapo_rl.engines.native.kv_cache import CacheLayout, KVBudget
 from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.engines.protocol import Request, SamplingParams
 

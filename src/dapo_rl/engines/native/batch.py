@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.native.budget import KVBudget
-from dapo_rl.engines.native.kv_cache import KVCache, LayerShape
+from dapo_rl.engines.native.kv_cache import KVBudget, KVCache, LayerShape
 from dapo_rl.engines.native.model_runner import GraphedSteps, Look, eager_step
 from dapo_rl.engines.native.output_processor import OutputProcessor
 from dapo_rl.engines.native.page_table import Pages

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from dapo_rl.engines.native.batch import RunningBatch
-from dapo_rl.engines.native.budget import KVBudget, memory_share
-from dapo_rl.engines.native.kv_cache import bytes_per_token
+from dapo_rl.engines.native.kv_cache import KVBudget, bytes_per_token, memory_share
 from dapo_rl.engines.native.model_copy import own_model, probe, reserved_model
 from dapo_rl.engines.native.model_runner import CachedAttention, KernelAttention
 from dapo_rl.engines.native.output_processor import OutputProcessor

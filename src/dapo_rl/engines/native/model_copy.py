@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.native.budget import CacheLayout
-from dapo_rl.engines.native.kv_cache import KVCache, LayerShape
+from dapo_rl.engines.native.kv_cache import CacheLayout, KVCache, LayerShape
 from dapo_rl.engines.native.model_runner import next_logits
 from dapo_rl.engines.native.page_table import Pages
 from dapo_rl.errors import UserError

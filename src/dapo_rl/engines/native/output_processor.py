@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from dapo_rl.types import FinishReason, IntArray, Trajectory
 class OutputProcessor:
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         self._tokenizer, self._stop_ids = tokenizer, stop_ids
-        self._known_strings: dict[tuple[str, ...], StopStrings] = {}
+        self._stop_strings = cache(partial(StopStrings, tokenizer))
 
     def collect(
         self, state: SlotState, rows: Sequence[BatchRow], done: Sequence[int], version: int
@@ -70,11 +71,6 @@ class OutputProcessor:
             if (end := search.find(row_tokens[:count])) is not None:
                 found[row.slot] = end
         return found
-
-    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
-        if strings not in self._known_strings:
-            self._known_strings[strings] = StopStrings(self._tokenizer, strings)
-        return self._known_strings[strings]
 
     def _end(self, row: BatchRow, tokens: IntArray, stopped: int | None) -> tuple[int, FinishReason]:
         """The length of a finished response, and its finish reason."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dapo_rl.engines.native.budget import CacheLayout
+from dapo_rl.engines.native.kv_cache import CacheLayout
 from dapo_rl.models.device import to_device
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

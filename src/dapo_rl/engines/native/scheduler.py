@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,72 +17,15 @@ from dapo_rl.engines.protocol import Request
 from dapo_rl.types import Trajectory
 
 
-class WaitingQueue:
-    def __init__(self) -> None:
-        self._arrivals: list[int] = []
-        self._requests: list[Request] = []
-        self._last = 0
-
-    def __iter__(self) -> Iterator[tuple[int, Request]]:
-        """Arrival numbers and requests, oldest first; the current request may be changed or taken out."""
-        return iter(list(zip(self._arrivals, self._requests, strict=True)))
-
-    @property
-    def samples(self) -> int:
-        return sum(request.samples for request in self._requests)
-
-    @property
-    def requests(self) -> list[Request]:
-        return list(self._requests)
-
-    def add(self, request: Request) -> None:
-        self._last += 1
-        self._arrivals.append(self._last)
-        self._requests.append(request)
-
-    def get(self, arrival: int) -> Request | None:
-        """What waits of a request."""
-        place = bisect_left(self._arrivals, arrival)
-        return self._requests[place] if self._arrivals[place : place + 1] == [arrival] else None
-
-    def set(self, arrival: int, request: Request) -> None:
-        """Changes what waits of a request; it leaves the queue if nothing does."""
-        place = bisect_left(self._arrivals, arrival)
-        assert self._arrivals[place] == arrival
-        if request.samples:
-            self._requests[place] = request
-        else:
-            del self._arrivals[place], self._requests[place]
-
-    def put_back(
-        self, arrival: int, request: Request, begun: Collection[Trajectory], new: Collection[int] = ()
-    ) -> None:
-        """Returns samples of a request: those with tokens, and the indices of those without."""
-        place = bisect_left(self._arrivals, arrival)
-        if (waiting := self.get(arrival)) is not None:
-            request = waiting
-            begun, new = (*begun, *request.begun), (*new, *request.starting)
-        else:
-            self._arrivals.insert(place, arrival)
-            self._requests.insert(place, request)
-        ordered = tuple(sorted(begun, key=lambda sample: sample.index))
-        self._requests[place] = replace(request, begun=ordered, new=tuple(sorted(new)))
-
-    def cancel(self, ids: Collection[str]) -> int:
-        """Removes requests; returns the number of their tokens."""
-        lost = sum(request.tokens for request in self._requests if request.id in ids)
-        kept = [(a, r) for a, r in self if r.id not in ids]
-        self._arrivals, self._requests = [a for a, _ in kept], [r for _, r in kept]
-        return lost
-
-
 class Scheduler:
     def __init__(self, model: Any, batch: RunningBatch, longest: int, pass_tokens: int) -> None:
         """`longest` is the longest context that was announced, or 0. A pass of the model computes up to `pass_tokens`
         known tokens."""
         self._model, self._batch = model, batch
         self._longest, self._pass_tokens = longest, pass_tokens
-        self._waiting = WaitingQueue()
+        self._waiting: dict[int, Request] = {}
+        """What waits of each request, by its number in the order of arrival."""
+        self._arrived = 0
         self.filling: Prefill | None = None
         """A sequence that is partly computed. Its rows have slots, but do not decode yet."""
         self._started: Prefill | None = None
@@ -93,18 +35,21 @@ class Scheduler:
     @property
     def samples(self) -> int:
         """The samples that do not decode yet."""
-        return self._waiting.samples + len(self.filling_rows)
+        return sum(request.samples for request in self._waiting.values()) + len(self.filling_rows)
 
     @property
     def filling_rows(self) -> Sequence[BatchRow]:
         return self.filling.rows if self.filling is not None else ()
 
     def add(self, request: Request) -> None:
-        self._waiting.add(request)
+        self._arrived += 1
+        self._waiting[self._arrived] = request
 
     def put_back(self, row: BatchRow, begun: Trajectory) -> None:
-        """Returns a sample that has tokens."""
-        self._waiting.put_back(row.arrival, row.request, [begun])
+        """Returns a sample of the row's request, with the tokens that it has."""
+        waiting = self._waiting.get(row.arrival)
+        others = [] if waiting is None else [*waiting.begun, *map(Trajectory.nothing, waiting.starting)]
+        self._waiting[row.arrival] = row.request.left(sorted([begun, *others], key=lambda sample: sample.index))
 
     def cancel(self, ids: Collection[str]) -> int:
         """Removes requests; returns the number of their tokens."""
@@ -112,7 +57,10 @@ class Scheduler:
             self._drop_filling()
         if self._started is not None and self._started.request.id in ids:
             self._drop_started()
-        return self._waiting.cancel(ids)
+        cancelled = {arrival: request for arrival, request in self._waiting.items() if request.id in ids}
+        for arrival in cancelled:
+            del self._waiting[arrival]
+        return sum(request.tokens for request in cancelled.values())
 
     def give_up_pages(self) -> None:
         """Gives up all slots and pages that waiting samples have."""
@@ -123,7 +71,7 @@ class Scheduler:
 
     def take_all(self) -> list[Request]:
         """Empties the queue."""
-        requests, self._waiting = self._waiting.requests, WaitingQueue()
+        requests, self._waiting = [request for _, request in self._in_order()], {}
         return requests
 
     def admit(self) -> None:
@@ -175,7 +123,7 @@ class Scheduler:
         request = self._waiting.get(arrival)
         rows = [] if request is None else self._take_slots(arrival, request, started.shared)
         if request is not None and rows:
-            self._waiting.set(arrival, replace(request, new=request.starting[len(rows) :]))
+            self._set(arrival, replace(request, new=request.starting[len(rows) :]))
             place(self._batch.cache, self._batch.pages, started, rows)
             self._batch.start(rows, torch.stack([logits_V] * len(rows)))
         if request is None or len(rows) == len(request.starting):
@@ -185,7 +133,7 @@ class Scheduler:
         """Partial samples that get slots; samples of the same prompt share it."""
         work: list[Prefill] = []
         tokens = 0
-        for arrival, request in self._waiting:
+        for arrival, request in self._in_order():
             while request.begun and tokens < self._pass_tokens:
                 prefill = self._begin_again(arrival, request, work)
                 if prefill is None:
@@ -193,7 +141,7 @@ class Scheduler:
                 work.append(prefill)
                 tokens += prefill.left
                 request = replace(request, begun=request.begun[1:])
-                self._waiting.set(arrival, request)
+                self._set(arrival, request)
             if request.begun:
                 break
         return work
@@ -220,7 +168,7 @@ class Scheduler:
         """The oldest requests whose samples get slots, up to the tokens of one pass."""
         work: list[Prefill] = []
         tokens = 0
-        for arrival, request in self._waiting:
+        for arrival, request in self._in_order():
             if tokens >= self._pass_tokens or self._started is not None or request.begun:
                 break
             if not self._batch.has_room_for(request, self._longest):
@@ -230,7 +178,7 @@ class Scheduler:
                 break
             waits = len(rows) < len(request.starting)
             work.append(Prefill(request, rows, request.prompt_ids, waits))
-            self._waiting.set(arrival, replace(request, new=request.starting[len(rows) :]))
+            self._set(arrival, replace(request, new=request.starting[len(rows) :]))
             tokens += len(request.prompt_ids)
             if waits:
                 break
@@ -250,8 +198,7 @@ class Scheduler:
     def _drop_filling(self) -> None:
         """Returns the rows of the partly computed sequence as they were."""
         for row in self.filling_rows:
-            begun = [row.begun] if len(row.begun.token_ids) else []
-            self._waiting.put_back(row.arrival, row.request, begun, () if begun else [row.index])
+            self.put_back(row, row.begun)
             self._batch.pages.end(row.slot)
         self.filling = None
 
@@ -259,3 +206,13 @@ class Scheduler:
         assert self._started is not None
         self._batch.pages.give_back(self._started.shared)
         self._started = self._started_logits_V = None
+
+    def _in_order(self) -> list[tuple[int, Request]]:
+        return sorted(self._waiting.items(), key=lambda item: item[0])
+
+    def _set(self, arrival: int, request: Request) -> None:
+        """Changes what waits of a request; it leaves the queue if nothing does."""
+        if request.samples:
+            self._waiting[arrival] = request
+        else:
+            del self._waiting[arrival]

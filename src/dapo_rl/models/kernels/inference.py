@@ -19,12 +19,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dapo_rl.models.kernels.change import Change, FusedModule, Handed, agree, make_changes
 from dapo_rl.models.kernels.inference_linears import Join, Prepacked, fuse_head, fuse_projections, prepack_linears
 from dapo_rl.models.kernels.recognise import (
     ROTARY,
     Activation,
+    Change,
+    FusedModule,
+    Handed,
     activation_of,
+    agree,
     can_join,
     fused_rotary,
     has_its_own_forward,
@@ -33,6 +36,7 @@ from dapo_rl.models.kernels.recognise import (
     is_layer,
     is_mlp,
     is_norm,
+    make_changes,
     norm_form,
     random_like,
     stacks_of,
@@ -93,10 +97,8 @@ def fuse(model: Any, ops: Ops | None = None, prepack: bool = False) -> Fused:
     # A joint weight is an inference tensor only if the parameters are: other parameters may be trained.
     with torch.inference_mode(some.is_inference()), torch.no_grad():
         for module in model.modules():
-            if is_mlp(module) and not has_joint_gate(module):
+            if is_mlp(module) and (ops is not None or not has_joint_gate(module)):
                 fused.offer("MLP", _fuse_mlp(module, ops, fused.joins))
-            elif is_mlp(module) and ops is not None:
-                fused.offer("MLP", _fuse_joint_mlp(module, ops))
             elif has_projections(module):
                 fused.offer("attention", fuse_projections(module, fused.joins))
         if ops is not None:
@@ -241,50 +243,31 @@ class FusedMLP(FusedModule):
 
 
 def _fuse_mlp(mlp: Any, ops: Ops | None, joins: list[Join]) -> list[Change] | None:
-    linears = [mlp.gate_proj, mlp.up_proj]
+    is_joint = has_joint_gate(mlp)
+    linears = [mlp.gate_up_proj] if is_joint else [mlp.gate_proj, mlp.up_proj]
+    kind = None if ops is None else activation_of(mlp)
     act = getattr(mlp, "act_fn", None)
-    if not can_join(linears) or act is None:
+    if not can_join(linears) or (kind if is_joint else act) is None:
         return None
-    x = random_like((1, 3, mlp.gate_proj.in_features), mlp.gate_proj.weight)
+    x = random_like((1, 3, linears[0].in_features), linears[0].weight)
     expected = mlp(x)
     join = Join(linears)
-    joins.append(join)
-    gated = _gated(join, act, None if ops is None else activation_of(mlp), ops)
+    if not is_joint:
+        joins.append(join)
+    gated = _gated(join, act, kind, ops)
     return [Change(mlp, FusedMLP, gated)] if agree(mlp.down_proj(gated(x)), expected) else None
 
 
-def _gated(join: Join, act: Callable[[Tensor], Tensor], kind: Activation | None, ops: Ops | None) -> Gated:
+def _gated(join: Join, act: Any, kind: Activation | None, ops: Ops | None) -> Gated:
     if ops is not None and kind is not None:
         return lambda x: ops.gated_linear(x, join.weight, join.bias, kind)
 
     def plain(x: Tensor) -> Tensor:
         gate, up = join(x).chunk(2, dim=-1)
-        return act(gate) * up
+        product: Tensor = act(gate) * up
+        return product
 
     return plain
-
-
-class FusedJointMLP(FusedModule):
-    """Its weight is joint as it was loaded."""
-
-    fused: tuple[Ops, Activation]
-    gate_up_proj: nn.Linear
-    down_proj: nn.Module
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        ops, kind = self.fused
-        joint = self.gate_up_proj
-        out: Tensor = self.down_proj(ops.gated_linear(hidden_states, joint.weight, joint.bias, kind))
-        return out
-
-
-def _fuse_joint_mlp(mlp: Any, ops: Ops) -> list[Change] | None:
-    joint, kind = mlp.gate_up_proj, activation_of(mlp)
-    if type(joint) is not nn.Linear or kind is None:
-        return None
-    x = random_like((1, 3, joint.in_features), joint.weight)
-    got = mlp.down_proj(ops.gated_linear(x, joint.weight, joint.bias, kind))
-    return [Change(mlp, FusedJointMLP, (ops, kind))] if agree(got, mlp(x)) else None
 
 
 # The rotary embedding. The trained module reads the same global, so it stays: the engine's attention modules get a copy

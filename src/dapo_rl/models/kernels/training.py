@@ -24,6 +24,7 @@ from dapo_rl.models.kernels.joint_linear import joint_linear
 from dapo_rl.models.kernels.norm import add_and_norm
 from dapo_rl.models.kernels.recognise import (
     ROTARY,
+    Handed,
     activation_of,
     can_join,
     fused_rotary,
@@ -38,6 +39,7 @@ from dapo_rl.models.kernels.recognise import (
     with_global,
 )
 from dapo_rl.models.kernels.rotary import rotated
+from dapo_rl.models.recompute import forwards_replaced
 
 ROUNDING = 0.02
 """Relative difference between two computations in bfloat16; another activation or factor changes far more."""
@@ -82,7 +84,7 @@ class TrainingFusion:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run a backward pass that recomputes layers inside too."""
-        with _forwards_replaced(self._forwards):
+        with forwards_replaced(self._forwards):
             try:
                 yield
             finally:
@@ -172,22 +174,6 @@ def _is_untouched(module: nn.Module) -> bool:
     return has_its_own_forward(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
-@contextmanager
-def _forwards_replaced(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
-    """A library that hooks into a module may have set its `forward`, which it gets back."""
-    before = {module: vars(module).get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        vars(module)["forward"] = forward
-    try:
-        yield
-    finally:
-        for module, own in before.items():
-            if own is None:
-                del vars(module)["forward"]
-            else:
-                vars(module)["forward"] = own
-
-
 @dataclass(frozen=True, slots=True)
 class TrainedNorm:
     module: Any
@@ -243,7 +229,7 @@ def _fused_layer(layer: Any, norms: Mapping[nn.Module, TrainedNorm], check: Grad
         layer.self_attn: lambda hidden_states, **_: (hidden_states.to(check.dtype).roll(1, -1), None),
         layer.mlp: lambda x: x.to(check.dtype).roll(2, -1),
     }
-    with _forwards_replaced(stand_ins):
+    with forwards_replaced(stand_ins):
         agree = check.agree(forward, plain, [check.random(1, 5, len(layer.input_layernorm.weight))], ROUNDING)
     return forward if agree else None
 
@@ -259,28 +245,28 @@ class JointProjection:
 
     def __init__(self, linears: Sequence[Any], dtype: torch.dtype) -> None:
         self._linears, self._dtype = linears, dtype
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self._handed = [Handed() for _ in linears[1:]]
 
     def forwards(self) -> list[Forward]:
-        return [self._first, *(partial(self._later, i) for i in range(1, len(self._linears)))]
+        later = zip(self._linears[1:], self._handed, strict=True)
+        return [self._first, *(partial(self._later, linear, handed) for linear, handed in later)]
 
     def forget(self) -> None:
         """A result that nobody took, after an error, would keep the whole graph in memory."""
-        self._kept.clear()
+        for handed in self._handed:
+            handed.leave(None, None)
 
     def _first(self, x: Tensor) -> Tensor:
         sizes = [linear.out_features for linear in self._linears]
         results: tuple[Tensor, ...] = _joined(x, self._linears, self._dtype).split(sizes, dim=-1)
         first, *others = results
-        self._kept = {i: (x, other) for i, other in enumerate(others, start=1)}
+        for handed, other in zip(self._handed, others, strict=True):
+            handed.leave(x, other)
         return first
 
-    def _later(self, i: int, x: Tensor) -> Any:
-        of, result = self._kept.pop(i, (None, None))
-        if of is x and result is not None:
-            return result
-        linear = self._linears[i]
-        return F.linear(x, linear.weight, linear.bias)
+    def _later(self, linear: Any, handed: Handed, x: Tensor) -> Tensor:
+        result = handed.take(x)
+        return F.linear(x, linear.weight, linear.bias) if result is None else result
 
 
 def _fused_mlp(mlp: Any, check: GradientCheck) -> Forward | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
@@ -50,8 +51,9 @@ def answers_equal(given: str, truth: str, form: Literal["any", "same"] = "any") 
         return form == "any" or _same_form(ours.whole, theirs.whole)
     if ours.name and not theirs.name and _PROSE_OR_LETTER.fullmatch(theirs.text):
         return False  # a choice or a word has no name
-    if plain_number(ours.text) is not None and plain_number(theirs.text) is not None:
-        return _same_number(ours, theirs) and (form == "any" or _same_form(ours.text, theirs.text))
+    if (number := plain_number(ours.text)) is not None and (value := plain_number(theirs.text)) is not None:
+        same = _same_number(ours, theirs, number, value)
+        return same and (form == "any" or _same_form(ours.text, theirs.text))
     if ours.text == theirs.text or _same_words(ours.text, theirs.text):
         return True
     if (time := time_of_day(theirs.whole)) is not None:
@@ -95,10 +97,7 @@ def _same_equation(given: Written, truth: Written) -> bool:
     return tree is not None and expected is not None and same_equation(expected, tree, swapped=bool(truth.name))
 
 
-def _same_number(given: Written, truth: Written) -> bool:
-    number, expected = plain_number(given.text), plain_number(truth.text)
-    assert number is not None
-    assert expected is not None
+def _same_number(given: Written, truth: Written, number: Fraction, expected: Fraction) -> bool:
     if expected.denominator == 1 and is_division(given.text):
         return False
     if number == expected:

@@ -27,11 +27,10 @@ def plain_number(text: str) -> Fraction | None:
     """The value of an integer, decimal, fraction, mixed number or number in scientific notation; otherwise None."""
     if match := _DECIMAL_FORM.fullmatch(text):
         exponent = int(match["e"] or match["braced"] or match["bare"] or 0)
-        return Fraction(match["mantissa"]) * _power_of_ten(exponent) if abs(exponent) <= MAX_EXPONENT else None
+        return Fraction(match["mantissa"]) * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     if match := _POWER_OF_TEN.fullmatch(text):
         exponent = int(match["braced"] or match["bare"])
-        power = _power_of_ten(exponent) if abs(exponent) <= MAX_EXPONENT else None
-        return -power if power is not None and match["sign"] == "-" else power
+        return int(f"{match['sign']}1") * Fraction(10) ** exponent if abs(exponent) <= MAX_EXPONENT else None
     if match := _FRACTION_FORM.fullmatch(text):
         top, bottom = Fraction(match["top"] or match["a"]), Fraction(match["bottom"] or match["b"])
         if bottom == 0:
@@ -47,7 +46,3 @@ def is_division(text: str) -> bool:
     return (
         match is not None and Fraction(match["bottom"] or match["b"]) != 1 and Fraction(match["top"] or match["a"]) != 0
     )
-
-
-def _power_of_ten(exponent: int) -> Fraction:
-    return Fraction(10) ** exponent
