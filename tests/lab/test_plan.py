@@ -10,17 +10,16 @@ from fit_rates import MEASURED, errors, fit_shares
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling_simulation import NoWeights, World
 from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.picture import draw_plan
 from dapo_rl.lab.plan.planning import Question, limiting, plan_run
 from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
-from dapo_rl.lab.plan.replica import Replica
 from dapo_rl.lab.plan.report import plan_json, print_plan
 from dapo_rl.lab.plan.simulation import Simulation, simulated_share
-from dapo_rl.lab.plan.timed_engine import TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
+from dapo_rl.lab.simulated_engine import Replica, SimulatedEngine
+from dapo_rl.lab.simulated_world import NoWeights, World
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import KNOWN
 
@@ -110,7 +109,7 @@ def test_an_unknown_gpu_has_a_suggestion():
 
 def engine(lengths=(5, 9), replicas=1, pages=10**6, slots=64, rates=None):
     rates = rates or Rates(KNOWN["qwen2.5-7b"], SPECS["h200"])
-    return TimedEngine(Fixed(lengths), [Replica(rates, pages, slots, 10) for _ in range(replicas)])
+    return SimulatedEngine(Fixed(lengths), [Replica(rates, pages, slots, 10) for _ in range(replicas)])
 
 
 class Fixed:

@@ -8,12 +8,12 @@ from typing import Literal
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, Rounds, SaysSo, Strategy, World
+from dapo_rl.lab.bench.sampling_simulation import Rounds, Strategy
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
 from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.lab.plan.replica import Replica
-from dapo_rl.lab.plan.timed_engine import Load, TimedEngine
 from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
+from dapo_rl.lab.simulated_engine import Load, Replica, SimulatedEngine
+from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo, World
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 
@@ -122,7 +122,7 @@ class Simulation:
         loads = tuple(Load(time, k * running, k * waiting) for time, running, waiting in engine.loads)
         return WayResult(way, self.memory.layout, tuple(steps), self.warmup, loads, k * engine.preempted)
 
-    def _in_turns(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+    def _in_turns(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
         steps = []
         for number in range(self.steps):
             start = engine.now
@@ -134,7 +134,7 @@ class Simulation:
             steps.append(self._step(fill, start, sampled, sampled, sampled + update.total, update))
         return steps
 
-    def _overlapped(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+    def _overlapped(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
         """Engines keep sampling during updates, up to `max_staleness` steps ahead."""
         steps: list[PlannedStep] = []
         ahead = max(1, self.settings.max_staleness)
@@ -182,14 +182,14 @@ class Simulation:
     def settings(self) -> SamplingSettings:
         return self.memory.config.sampling
 
-    def _engine(self) -> TimedEngine:
+    def _engine(self) -> SimulatedEngine:
         memory = self.memory
         count, limits = memory.layout.engines // self.share, (memory.pages, memory.sizes.sequences)
         replicas = [Replica(self.rates, *limits, self.prompt_tokens) for _ in range(count)]
         alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
-        return TimedEngine(self.world, replicas, alone / POLLS)
+        return SimulatedEngine(self.world, replicas, alone / POLLS)
 
-    def _strategy(self, way: Way, engine: TimedEngine) -> Strategy:
+    def _strategy(self, way: Way, engine: SimulatedEngine) -> Strategy:
         settings, prompts = self.settings, EndlessPrompts()
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
