@@ -1,6 +1,7 @@
 """`dapo plan`: rates, simulated engines, ways of sampling, and memory."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -316,6 +317,21 @@ def test_the_trainer_is_divided_over_its_gpus_and_an_engine_over_its_own():
     assert "optimizer" not in sampling
     assert memory.pages * memory.sizes.kv_token <= sampling["KV cache"]
     assert sum(sampling.values()) <= 0.95 * 80 * 2**30
+
+
+@pytest.mark.parametrize(("gpu", "gpus"), [("a100", 4), ("a100", 1), ("rtx4090", 8)])
+@pytest.mark.parametrize("recipe", ["gsm8k-qwen2.5-0.5b", "gsm8k-qwen2.5-1.5b"])
+def test_micro_batches_have_as_many_tokens_as_fit(recipe, gpu, gpus):
+    size = KNOWN[recipe.removeprefix("gsm8k-")]
+    memory = GpuMemory(Config.load(recipe), size, SPECS[gpu], Layout(gpus))
+    assert memory.fits
+    assert sum(parts(memory.updating()).values()) <= memory.sizes.usable
+    asked = replace(memory, config=Config.load(recipe, ["train.token_budget=200000", "train.mini_batches=1"]))
+    if asked.token_budget > memory.token_budget:
+        assert not asked.fits
+        assert sum(parts(asked.updating()).values()) > asked.sizes.usable
+        (fitting,) = re.findall(r"; with (train\.token_budget=\d+) it fits$", asked.remedy())
+        assert replace(asked, config=Config.load(recipe, [fitting, "train.mini_batches=1"])).fits
 
 
 def test_the_smallest_engine_with_room_is_chosen():
