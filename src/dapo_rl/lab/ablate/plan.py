@@ -140,34 +140,33 @@ def paper_table(
                 "out, or compare your own values with --vary"
             )
 
-    def arm(label: str, part: Part, on: Sequence[str], paper: int | None) -> Arm:
+    names = [technique.name for technique in table.techniques]
+    arms: list[Arm] = []
+
+    def add(label: str, part: Part, on: Sequence[str], paper: int | None, compared_with: str | None = None) -> None:
         changes: dict[str, Any] = {}
         for technique in table.techniques:
             changes |= technique.settings(base, technique.name in on)
-        settings = _settings(recipe, [*overrides, *_written(changes)])
-        return Arm(_slug(label), label, part, _slug(label), None, {}, settings, paper)
+        settings = Config.load(recipe, [*overrides, *_written(changes)]).resolved()
+        arms.append(Arm(_slug(label), label, part, _slug(label), compared_with, {}, settings, paper))
 
-    names = [technique.name for technique in table.techniques]
-    arms: list[Arm] = []
     if "ladder" in table.parts:
-        arms.append(arm(table.baseline, "ladder", (), table.baseline_paper))
+        add(table.baseline, "ladder", (), table.baseline_paper)
         for count, technique in enumerate(table.techniques, start=1):
             label = f"+ {technique.name}" + (f" ({table.whole})" if count == len(names) else "")
-            rung = arm(label, "ladder", names[:count], technique.paper)
-            arms.append(replace(rung, compared_with=arms[-1].name))
-        whole = arms[-1]
+            add(label, "ladder", names[:count], technique.paper, arms[-1].name)
     else:
-        whole = arm(table.whole, "leave-one-out", names, table.whole_paper)
+        add(table.whole, "leave-one-out", names, table.whole_paper)
+    whole = arms[-1].name
     if "ladder" not in parts:
-        arms = [replace(whole, part="leave-one-out", compared_with=None)]
+        arms = [replace(arms[-1], part="leave-one-out", compared_with=None)]
     if "leave-one-out" in parts:
         for technique in table.techniques:
             others = [other for other in names if other != technique.name]
-            left = arm(f"{table.whole} without {technique.name}", "leave-one-out", others, technique.paper_without)
-            arms.append(replace(left, compared_with=whole.name))
+            label = f"{table.whole} without {technique.name}"
+            add(label, "leave-one-out", others, technique.paper_without, whole)
         if "ladder" not in table.parts:
-            none = arm(table.baseline, "leave-one-out", (), table.baseline_paper)
-            arms.append(replace(none, compared_with=whole.name))
+            add(table.baseline, "leave-one-out", (), table.baseline_paper, whole)
     return replace(_plan(recipe, overrides, base, arms, seeds), table=name)
 
 
@@ -241,10 +240,6 @@ def _check_data(config: Config, recipe: Path | None) -> None:
     if config.data.eval is None:
         raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
     config.check_data(str(recipe or f"model.name={config.model.name}"))
-
-
-def _settings(recipe: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    return Config.load(recipe, overrides).resolved()
 
 
 def _plan(recipe: Path | None, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
