@@ -15,8 +15,7 @@ from rich.console import Console
 from dapo_rl.completion import complete_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.lengths import fixed_length, longest_length
-from dapo_rl.lab.bench.workload import Kind, Workload
+from dapo_rl.lab.bench.workload import Kind, Workload, fixed_length, longest_length
 
 app = typer.Typer(
     help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
-from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
+from dapo_rl.lab.plan.rates import GPUS_PER_NODE, Gpu
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import (

@@ -10,8 +10,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.lab.bench.sampling_simulation import Rounds, Strategy
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
-from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
+from dapo_rl.lab.plan.rates import Rates, UpdateTime, update_time
 from dapo_rl.lab.simulated_engine import Load, Replica, SimulatedEngine
 from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo, World
 from dapo_rl.rollout.batch_builder import SampledBatch
@@ -167,11 +166,18 @@ class Simulation:
 
     def _update(self, fill: SampledBatch) -> UpdateTime:
         memory, train = self.memory, self.memory.config.train
-        layout = memory.layout
-        how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
-        trainer = Trainer(self.rates, layout.trainers, *how, critic=memory.config.has_critic)
-        lengths = self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples]
-        return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
+        return update_time(
+            self.rates,
+            self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples],
+            self.prompt_tokens,
+            gpus=memory.layout.trainers,
+            token_budget=memory.token_budget,
+            recompute=memory.recompute,
+            mini_batches=train.mini_batches,
+            epochs=train.epochs_per_step,
+            critic=memory.config.has_critic,
+            transfer=self.rates.transfer(memory.layout.gpus),
+        )
 
     @property
     def prompts(self) -> int:
