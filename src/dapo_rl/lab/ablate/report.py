@@ -147,7 +147,7 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
         row = [result.arm.label]
         if from_paper:
             row.append("" if result.arm.paper is None else str(result.arm.paper))
-        row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, _signed_points)]
+        row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, TABLE[accuracy].signed)]
         # Only accuracy has an interval here; the JSON has all of them.
         row += ["-" if (value := result.estimate(name)) is None else TABLE[name].write(value.mean) for name in others]
         row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
@@ -236,10 +236,6 @@ def _interval(value: TInterval | None, write: Write) -> str:
 def _range(value: TInterval, write: Write) -> str:
     low, high = write(value.low), write(value.high)
     return " (all equal)" if low == high else f" ({low} to {high})"
-
-
-def _signed_points(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -51,12 +51,12 @@ def bandwidth(device: torch.device) -> float:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a large matrix product, at the fastest of a few sizes."""
-    return max(_product_rate(n, device, dtype) for n in ((4096, 8192) if device.type == "cuda" else (1024, 2048)))
 
+    def rate(n: int) -> float:
+        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        return 2 * n**3 / _fastest(lambda: left @ right, device)
 
-def _product_rate(n: int, device: torch.device, dtype: torch.dtype) -> float:
-    left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _fastest(lambda: left @ right, device)
+    return max(map(rate, (4096, 8192) if device.type == "cuda" else (1024, 2048)))
 
 
 def _fastest(run: Callable[[], Any], device: torch.device) -> float:
