@@ -91,7 +91,8 @@ class AblationPlan:
     def load(cls, path: Path) -> AblationPlan:
         try:
             plan = TypeAdapter(cls).validate_json(read_bytes(path, MOST_BYTES))
-            plan._check()
+            if not plan._is_valid():
+                raise ValueError
             # Resolve again: this version may have settings that the version that wrote it did not have.
             arms = [replace(arm, settings=Config.build(arm.settings).resolved()) for arm in plan.arms]
             return replace(plan, arms=tuple(arms))
@@ -101,22 +102,20 @@ class AblationPlan:
                 f"{path}: cannot be read as the plan of an ablation{why}; name another directory with --out"
             ) from None
 
-    def _check(self) -> None:
-        """Raises ValueError for an invalid plan. Names become directories, so they must be safe."""
+    def _is_valid(self) -> bool:
+        """Whether a plan that was read can run. Names become directories, so they must be safe."""
         names = [arm.name for arm in self.arms]
-        if not names or not self.seeds or len(set(names)) < len(names):
-            raise ValueError("no arms, no seeds, or a duplicate arm")
-        if not all(0 <= seed < 2**63 for seed in self.seeds):
-            raise ValueError("an invalid seed")
-        if self.table not in (None, *TABLES) or set(self.compared) - set(COMPARABLE):
-            raise ValueError("an unknown table or quantity")
-        if self.to_accuracy is not None and not 0 < self.to_accuracy < 1:
-            raise ValueError("an accuracy outside 0 to 1")
-        for place, arm in enumerate(self.arms):
-            if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", arm.name) or arm.directory not in names[: place + 1]:
-                raise ValueError("an arm without a directory")
-            if arm.compared_with is not None and arm.compared_with not in names[:place]:
-                raise ValueError("an arm compared with an unknown one")
+        return (
+            len(set(names)) == len(names) > 0
+            and len(self.seeds) > 0
+            and all(0 <= seed < 2**63 for seed in self.seeds)
+            and self.table in (None, *TABLES)
+            and set(self.compared) <= set(COMPARABLE)
+            and (self.to_accuracy is None or 0 < self.to_accuracy < 1)
+            and all(re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", name) for name in names)
+            and all(arm.directory in names[: place + 1] for place, arm in enumerate(self.arms))
+            and all(arm.compared_with in (None, *names[:place]) for place, arm in enumerate(self.arms))
+        )
 
 
 def paper_table(
