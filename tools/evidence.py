@@ -188,7 +188,7 @@ def gather(experiment: Experiment, directory: Path) -> dict[str, Any]:
             {
                 "label": result.arm.label,
                 "runs": [
-                    {"seed": seed, **{name: _rounded(getattr(found, name)) for name in names}, "reached": found.reached}
+                    {"seed": seed, **{name: _rounded(found[name]) for name in names}, "reached": found["reached"]}
                     for seed, found in outcomes
                 ],
                 "curves": {

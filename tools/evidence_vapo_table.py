@@ -46,8 +46,8 @@ def gather(directory: Path) -> dict[str, Any]:
         numbers = [
             {
                 "seed": seed,
-                **{name: round(float(getattr(found, name)), 6) for name in COMPARED},
-                "reached": found.reached,
+                **{name: round(float(found[name]), 6) for name in COMPARED},
+                "reached": found["reached"],
             }
             for seed, found in outcomes
         ]

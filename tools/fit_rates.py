@@ -15,10 +15,9 @@ from math import log
 import numpy as np
 
 from dapo_rl.engines.protocol import Request, SamplingParams
-from dapo_rl.lab.bench.lengths import draw_lengths
-from dapo_rl.lab.plan.gpus import SPECS
-from dapo_rl.lab.plan.rates import MEASURED_ON, Rates, Shares
-from dapo_rl.lab.plan.replica import Replica, SimulatedRow
+from dapo_rl.lab.bench.workload import draw_lengths
+from dapo_rl.lab.plan.rates import MEASURED_ON, SPECS, Rates, Shares
+from dapo_rl.lab.simulated_engine import Replica, SimulatedRow
 from dapo_rl.memory.model_size import KNOWN
 
 

@@ -8,10 +8,9 @@ from support import REPOSITORY
 
 from dapo_rl.base.format import duration
 from dapo_rl.config import Config
-from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.planning import Question
-from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
+from dapo_rl.lab.plan.rates import ERROR, SPECS, Rates, Shares
 from dapo_rl.lab.plan.simulation import Simulation, simulated_share
 from dapo_rl.memory.model_size import KNOWN
 

@@ -1,11 +1,13 @@
 """Votes: which answers of a problem count as the same."""
 
+from contextlib import closing
+
 import pytest
 from support import make_prompt, make_sample
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.evals.vote import Voting, same_answers
-from dapo_rl.types import Verdict
+from dapo_rl.types import Group, Verdict
 
 
 def verdict(answer, correct=False, status=None):
@@ -14,8 +16,8 @@ def verdict(answer, correct=False, status=None):
 
 def votes(verdicts, verifier="math", texts=None):
     samples = [make_sample(text=text) for text in texts or [""] * len(verdicts)]
-    with Voting(RewardSettings(verifier=verifier)) as voting:
-        return voting.votes(make_prompt("0"), samples, verdicts)
+    with closing(Voting(RewardSettings(verifier=verifier))) as voting:
+        return voting.votes(Group(0, make_prompt("0"), tuple(samples), tuple(verdicts)))
 
 
 def test_classes_are_named_by_who_came_first():

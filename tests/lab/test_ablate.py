@@ -20,7 +20,7 @@ from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown, p
 from dapo_rl.lab.ablate.results import at_end, collect
 from dapo_rl.lab.ablate.runs import all_runs
 from dapo_rl.lab.ablate.statistics import t_interval, t_quantile
-from dapo_rl.lab.ablate.techniques import TECHNIQUES, SameAs
+from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
 
@@ -105,7 +105,7 @@ def test_the_documentation_has_the_table_of_techniques():
 
 
 def shown(value):
-    return value.key if isinstance(value, SameAs) else json.dumps(value).strip('"')
+    return value["product"][0] if isinstance(value, dict) else json.dumps(value).strip('"')
 
 
 def test_an_arm_with_the_settings_of_another_has_its_runs():

@@ -10,7 +10,7 @@ import pytest
 from brief import look_briefly_at_the_machine
 from support import DAPO
 
-from dapo_rl.lab.bench.lengths import draw_lengths
+from dapo_rl.lab.bench.workload import draw_lengths
 
 pytestmark = pytest.mark.slow
 

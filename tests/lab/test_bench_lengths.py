@@ -13,10 +13,9 @@ from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.bench_cli import app
 from dapo_rl.lab.bench.compare import _run
-from dapo_rl.lab.bench.lengths import SIGMA, draw_lengths, fixed_length, longest_length
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.update import _samples
-from dapo_rl.lab.bench.workload import BenchJob, Workload
+from dapo_rl.lab.bench.workload import SIGMA, BenchJob, Workload, draw_lengths, fixed_length, longest_length
 
 
 def work(**changes):

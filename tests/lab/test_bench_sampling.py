@@ -7,9 +7,11 @@ from typer.testing import CliRunner
 
 from dapo_rl.cli import app
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling_simulation import SimulatedEngine, World, simulate, strategies
+from dapo_rl.lab.bench.sampling_simulation import STRATEGIES, build_strategy, simulate
+from dapo_rl.lab.simulated_engine import SimulatedEngine
+from dapo_rl.lab.simulated_world import World
 
-NAMES = list(strategies(SimulatedEngine(World(1.0, 4), 1), 4, 8))
+NAMES = list(STRATEGIES)
 SIZE = {"prompts": 8, "group": 4, "slots": 64, "steps": 12, "seed": 1}
 
 
@@ -48,8 +50,8 @@ def test_rounds_that_give_up_train_on_groups_without_a_signal(rows):
 
 def test_the_simulated_engine_samples_whole_groups_of_the_worlds_lengths():
     world = World(0.5, 4, seed=3)
-    engine = SimulatedEngine(world, slots=6)
-    fill = strategies(engine, 4, 2)["rounds of 1"]().fill(2)
+    engine = SimulatedEngine.counting_steps(world, slots=6)
+    fill = build_strategy("rounds of 1", engine, 4, 2).fill(2)
     assert engine.tokens == fill.tokens_generated
     for group in fill.sampled:
         assert tuple(len(s.token_ids) for s in group.samples) == world.lengths(group.prompt.id)

@@ -1,6 +1,7 @@
 """`dapo plan`: rates, simulated engines, ways of sampling, and memory."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +11,14 @@ from fit_rates import MEASURED, errors, fit_shares
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling_simulation import NoWeights, World
-from dapo_rl.lab.plan.gpus import SPECS, find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
 from dapo_rl.lab.plan.picture import draw_plan
 from dapo_rl.lab.plan.planning import Question, limiting, plan_run
-from dapo_rl.lab.plan.rates import ERROR, Rates, Shares
-from dapo_rl.lab.plan.replica import Replica
+from dapo_rl.lab.plan.rates import ERROR, SPECS, Rates, Shares, find_gpu, largest_load, update_time
 from dapo_rl.lab.plan.report import plan_json, print_plan
 from dapo_rl.lab.plan.simulation import Simulation, simulated_share
-from dapo_rl.lab.plan.timed_engine import TimedEngine
-from dapo_rl.lab.plan.update_time import Trainer, largest_load, update_time
+from dapo_rl.lab.simulated_engine import Replica, SimulatedEngine
+from dapo_rl.lab.simulated_world import NoWeights, World
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import KNOWN
 
@@ -110,7 +108,7 @@ def test_an_unknown_gpu_has_a_suggestion():
 
 def engine(lengths=(5, 9), replicas=1, pages=10**6, slots=64, rates=None):
     rates = rates or Rates(KNOWN["qwen2.5-7b"], SPECS["h200"])
-    return TimedEngine(Fixed(lengths), [Replica(rates, pages, slots, 10) for _ in range(replicas)])
+    return SimulatedEngine(Fixed(lengths), [Replica(rates, pages, slots, 10) for _ in range(replicas)])
 
 
 class Fixed:
@@ -273,15 +271,15 @@ def test_ranks_wait_for_the_longest_sample():
     assert largest_load([5, 4, 3, 3], 2) == 8
     assert largest_load([9, 1, 1], 2) == 9
     rates = Rates(KNOWN["qwen2.5-7b"], SPECS["h200"], shares=IDEAL)
-    time = update_time(Trainer(rates, 2, 10**6, recompute=False, mini_batches=1), [9, 1], 0, transfer=0.5)
+    time = update_time(rates, [9, 1], 0, gpus=2, token_budget=10**6, recompute=False, mini_batches=1, transfer=0.5)
     assert (time.even + time.uneven) / time.even == pytest.approx(9 / 5)
     assert time.total == pytest.approx(time.updating + 0.5)
 
 
 def test_a_critic_is_trained_as_long_as_the_policy_and_scores_once():
     rates = Rates(KNOWN["qwen2.5-7b"], SPECS["h200"], shares=IDEAL)
-    how = {"recompute": False, "mini_batches": 2, "epochs": 3}
-    plain, both = (update_time(Trainer(rates, 2, 10**6, critic=c, **how), [9, 1, 4, 6], 0, 0.5) for c in (False, True))
+    how = {"gpus": 2, "token_budget": 10**6, "recompute": False, "mini_batches": 2, "epochs": 3, "transfer": 0.5}
+    plain, both = (update_time(rates, [9, 1, 4, 6], 0, critic=c, **how) for c in (False, True))
     assert both.even == pytest.approx(plain.even * (6 + 1 / 3) / 3)
     assert both.optimizer == pytest.approx(2 * plain.optimizer)
     assert both.transfer == plain.transfer
@@ -317,6 +315,21 @@ def test_the_trainer_is_divided_over_its_gpus_and_an_engine_over_its_own():
     assert "optimizer" not in sampling
     assert memory.pages * memory.sizes.kv_token <= sampling["KV cache"]
     assert sum(sampling.values()) <= 0.95 * 80 * 2**30
+
+
+@pytest.mark.parametrize(("gpu", "gpus"), [("a100", 4), ("a100", 1), ("rtx4090", 8)])
+@pytest.mark.parametrize("recipe", ["gsm8k-qwen2.5-0.5b", "gsm8k-qwen2.5-1.5b"])
+def test_micro_batches_have_as_many_tokens_as_fit(recipe, gpu, gpus):
+    size = KNOWN[recipe.removeprefix("gsm8k-")]
+    memory = GpuMemory(Config.load(recipe), size, SPECS[gpu], Layout(gpus))
+    assert memory.fits
+    assert sum(parts(memory.updating()).values()) <= memory.sizes.usable
+    asked = replace(memory, config=Config.load(recipe, ["train.token_budget=200000", "train.mini_batches=1"]))
+    if asked.token_budget > memory.token_budget:
+        assert not asked.fits
+        assert sum(parts(asked.updating()).values()) > asked.sizes.usable
+        (fitting,) = re.findall(r"; with (train\.token_budget=\d+) it fits$", asked.remedy())
+        assert replace(asked, config=Config.load(recipe, [fitting, "train.mini_batches=1"])).fits
 
 
 def test_the_smallest_engine_with_room_is_chosen():

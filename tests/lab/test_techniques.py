@@ -6,13 +6,13 @@ import pytest
 from support import REPOSITORY
 
 from dapo_rl.config import Config, known_keys
-from dapo_rl.lab.ablate.techniques import BASELINE_PAPER, TECHNIQUES, SameAs
+from dapo_rl.lab.ablate.techniques import TABLES, TECHNIQUES
 from dapo_rl.lab.check import conformance
 
 
 def words(settings):
     def value(v):
-        return v.key if isinstance(v, SameAs) else str(v).lower() if isinstance(v, bool) else v
+        return v["product"][0] if isinstance(v, dict) else str(v).lower() if isinstance(v, bool) else v
 
     return ", ".join(f"`{key}={value(v)}`" for key, v in settings.items())
 
@@ -22,7 +22,7 @@ def test_the_table_of_the_ablation():
     rows = [f"| {t.name} | {words(t.on)} | {words(t.off)} | {t.paper} |" for t in TECHNIQUES]
     start = text.index("| technique | on | off |")
     assert text[start:].split("\n\n")[0].splitlines()[2:] == rows
-    assert f"Naive GRPO has {BASELINE_PAPER} in the paper" in text
+    assert f"Naive GRPO has {TABLES['dapo'].baseline_paper} in the paper" in text
 
 
 def test_the_table_of_techniques_and_settings():

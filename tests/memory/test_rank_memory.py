@@ -12,8 +12,8 @@ from dapo_rl.cluster.build_policy import RankRecipe
 from dapo_rl.cluster.place import Place
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.plan.gpus import SPECS
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
+from dapo_rl.lab.plan.rates import SPECS
 from dapo_rl.memory.model_size import KNOWN
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.memory.ranks import RankMemory

@@ -15,7 +15,8 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
-from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SaysSo, SimulatedEngine, World
+from dapo_rl.lab.simulated_engine import SimulatedEngine
+from dapo_rl.lab.simulated_world import EndlessPrompts, SaysSo, World
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.staleness import Ahead, may_start
@@ -24,7 +25,7 @@ from dapo_rl.types import Verdict
 
 def run_of(world, slots, steps, n, **changes):
     """The fills of a run on the simulated engine. Weights change after each."""
-    engine = SimulatedEngine(world, slots)
+    engine = SimulatedEngine.counting_steps(world, slots)
     chosen = SamplingSettings(group_size=world.group, prompts_per_step=n, **changes)
     sampler = Sampler(EndlessPrompts(), engine, SaysSo(), SamplingParams(4096), chosen, cap=10**6, seed=0)
     fills, generated = [], 0
@@ -125,7 +126,7 @@ def test_a_share_of_a_batch_is_in_flight_ahead_of_it():
     world = Listed(0, 2, all_lengths=(*[1] * 19, 100))
     steps = {}
     for ahead in (0.0, 0.5, 3.0):
-        engine = SimulatedEngine(world, 10**6)
+        engine = SimulatedEngine.counting_steps(world, 10**6)
         chosen = SamplingSettings(group_size=2, prompts_per_step=8, dynamic=False, ahead=ahead)
         sampler = Sampler(EndlessPrompts(), engine, SaysSo(), SamplingParams(4096), chosen, cap=10**6, seed=0)
         fills = []

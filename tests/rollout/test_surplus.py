@@ -10,7 +10,8 @@ from support import Prompts, ScriptedEngine, TextVerifier, make_sample
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, SimulatedEngine, World
+from dapo_rl.lab.simulated_engine import SimulatedEngine
+from dapo_rl.lab.simulated_world import EndlessPrompts, World
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Verdict
 
@@ -53,7 +54,7 @@ class Coin:
 def test_slow_prompts_are_trained_on_as_often_as_fast_ones(surplus):
     """If only unfinished groups are drawn again, 54.8 % are slow; 52.8 % if finished good ones are, too."""
     world = FastAndSlow(0, 2)
-    engine = SimulatedEngine(world, 24)
+    engine = SimulatedEngine.counting_steps(world, 24)
     settings = SamplingSettings(group_size=2, prompts_per_step=8, surplus=surplus)
     prompts = CountedPrompts()
     sampler = Sampler(prompts, engine, Coin(prompts), SamplingParams(4096), settings, cap=10**6, seed=0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,27 +28,6 @@ COLUMNS = ("problem", "prompt_id", "sample", "tokens", "finish_reason", "vote", 
 """The columns of the responses that the metrics need."""
 
 Values = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class BootstrapEstimate:
-    value: float
-    low: float
-    high: float
-    problems: int
-    """Number of problems with a value; one on which the verifier always failed has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The mean of the second model minus that of the first, on the problems for which both have a value."""
-
-    value: float
-    low: float
-    high: float
-    p: float
-    """Two-sided p-value of the permutation test."""
-    problems: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +56,7 @@ class ModelMetrics:
             "samples": len(self.prompt_ids) * self.k,
             "tokens": self.tokens,
             "graded": self.graded,
-            "metrics": {name: json_value(asdict(bootstrap(values, seed))) for name, values in self.values.items()},
+            "metrics": {name: json_value(bootstrap(values, seed)) for name, values in self.values.items()},
             "statuses": self.statuses,
             "verifier_errors": self.verifier_errors,
         }
@@ -115,7 +94,7 @@ def compare(first: ModelMetrics, second: ModelMetrics, seed: int) -> list[dict[s
         if name in second.values:
             ours = [first.values[name][i] for i, _ in shared]
             theirs = [second.values[name][j] for _, j in shared]
-            found = json_value(asdict(difference(ours, theirs, seed)))
+            found = json_value(difference(ours, theirs, seed))
             differences.append({"metric": name, "model": second.model, "against": first.model, **found})
     return differences
 
@@ -181,18 +160,23 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def bootstrap(values: Sequence[float], seed: int = 0) -> BootstrapEstimate:
-    """The mean over problems with its percentile bootstrap interval."""
+def bootstrap(values: Sequence[float], seed: int = 0) -> dict[str, float]:
+    """The mean over problems with its percentile bootstrap interval, and the number of problems with a value: one on
+    which the verifier always failed has none."""
     known = _known(values)
     low, high = _interval(known, seed)
-    return BootstrapEstimate(mean(values), low, high, len(known))
+    return {"value": mean(values), "low": low, "high": high, "problems": len(known)}
 
 
-def difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
-    """A paired comparison: a bootstrap interval over problems, and a permutation test that swaps the models."""
+def difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, float]:
+    """The mean of the second model minus that of the first, on the problems for which both have a value.
+
+    The interval is a bootstrap over problems; `p` is the two-sided p-value of a permutation test that swaps the models.
+    """
     deltas = _known(np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64))
     low, high = _interval(deltas, seed)
-    return Difference(mean([float(d) for d in deltas]), low, high, _swap_test(deltas, seed), len(deltas))
+    value = mean([float(d) for d in deltas])
+    return {"value": value, "low": low, "high": high, "p": _swap_test(deltas, seed), "problems": len(deltas)}
 
 
 def _known(values: Sequence[float] | Values) -> Values:

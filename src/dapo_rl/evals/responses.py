@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside, remove_leftovers
 from dapo_rl.base.parquet import read_columns
 from dapo_rl.base.unicode import as_unicode
-from dapo_rl.types import Prompt, Trajectory, Verdict
+from dapo_rl.types import Group
 
 SAMPLES_PER_PART = 128
 
@@ -40,15 +39,8 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A problem with its responses, verdicts and votes."""
-
-    index: int
-    prompt: Prompt
-    samples: Sequence[Trajectory]
-    verdicts: Sequence[Verdict]
-    votes: Sequence[str | None]
+JudgedGroup = tuple[Group, Sequence[str | None]]
+"""A problem's responses and verdicts, and their votes; the draw of the group is the problem's index."""
 
 
 class ResponseFile:
@@ -68,8 +60,8 @@ class ResponseFile:
         remove_leftovers(self._parts)
         return [part for part in _split(problems, k) if _rows(self._part(part)) != len(part) * k]
 
-    def write(self, part: range, problems: Sequence[Judged]) -> None:
-        records = [record for problem in problems for record in _records(problem)]
+    def write(self, part: range, problems: Sequence[JudgedGroup]) -> None:
+        records = [record for group, votes in problems for record in _records(group, votes)]
         with beside(self._part(part)) as draft:
             pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), draft, compression="zstd")
 
@@ -103,12 +95,11 @@ def _rows(path: Path) -> int | None:
         return None
 
 
-def _records(problem: Judged) -> Iterator[dict[str, Any]]:
-    prompt = problem.prompt
-    judged = zip(problem.samples, problem.verdicts, problem.votes, strict=True)
-    for number, (sample, verdict, vote) in enumerate(judged):
+def _records(group: Group, votes: Sequence[str | None]) -> Iterator[dict[str, Any]]:
+    prompt = group.prompt
+    for number, (sample, verdict, vote) in enumerate(zip(group.samples, group.verdicts, votes, strict=True)):
         yield {
-            "problem": problem.index,
+            "problem": group.draw,
             "prompt_id": as_unicode(prompt.id),
             "sample": number,
             "data_source": as_unicode(prompt.data_source),

@@ -26,7 +26,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
 from dapo_rl.evals.plan import EvalPlan, fingerprint
 from dapo_rl.evals.progress import EvalProgress
-from dapo_rl.evals.responses import Judged, ResponseFile
+from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.evals.sampling import answer
 from dapo_rl.evals.vote import Voting
 from dapo_rl.models.load import (
@@ -74,7 +74,10 @@ def evaluate_models(
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
         # Workers are forked from this process, so they must start before any threads or a GPU context.
-        with VerifierPool(build_verifier(config.reward), config.reward) as verifier, Voting(config.reward) as voting:
+        with (
+            VerifierPool(build_verifier(config.reward), config.reward) as verifier,
+            closing(Voting(config.reward)) as voting,
+        ):
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
                 _free_memory()
@@ -142,7 +145,8 @@ def _evaluate(
             part = part_of[problem.draw]
             waiting[part].append(problem)
             if len(waiting[part]) == len(part):
-                responses.write(part, _judged(waiting.pop(part), voting))
+                judged = sorted(waiting.pop(part), key=lambda group: group.draw)
+                responses.write(part, [(group, voting.votes(group)) for group in judged])
         responses.finish(len(work.prompts), work.k)
 
 
@@ -175,14 +179,6 @@ def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def _judged(problems: list[Group], voting: Voting) -> list[Judged]:
-    judged = []
-    for problem in sorted(problems, key=lambda problem: problem.draw):
-        votes = voting.votes(problem.prompt, problem.samples, problem.verdicts)
-        judged.append(Judged(problem.draw, problem.prompt, problem.samples, problem.verdicts, votes))
-    return judged
 
 
 def _params(plan: EvalPlan, model: Any, longest: int) -> SamplingParams:

@@ -6,13 +6,12 @@ Answers are written by a model, so they are compared in a separate process with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
 from dapo_rl.rewards.answers.evaluate import load
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.types import Prompt, Trajectory, Verdict
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
 PROBLEM_S = 60.0
 """Time limit for all comparisons of a problem."""
@@ -26,19 +25,20 @@ class Voting:
         is_math = settings.verifiers[0].verifier == "math"
         self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
 
-    def votes(self, prompt: Prompt, samples: Sequence[Trajectory], verdicts: Sequence[Verdict]) -> list[str | None]:
+    def votes(self, group: Group) -> list[str | None]:
         """The answer that each sample counts towards; None if it gave none or the verifier failed on it.
 
         For mathematics, all right answers are equal, and wrong ones are equal if the verifier's comparison says so.
         Otherwise answers are equal if their text is.
         """
+        verdicts = group.verdicts
         if self._pool is None:
-            return [_text_vote(sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
+            return [_text_vote(sample, verdict) for sample, verdict in zip(group.samples, verdicts, strict=True)]
         answers = [None if verdict.failed else verdict.answer for verdict in verdicts]
         # The verifier has compared each with the ground truth already.
         right = next((verdict.answer for verdict in verdicts if verdict.correct), None)
         wrong = [a for a, v in zip(answers, verdicts, strict=True) if a is not None and not v.correct]
-        names = dict(zip(wrong, self._names(prompt, wrong), strict=True))
+        names = dict(zip(wrong, self._names(group.prompt, wrong), strict=True))
         return [
             right if verdict.correct else None if answer is None else names[answer]
             for answer, verdict in zip(answers, verdicts, strict=True)
@@ -53,14 +53,6 @@ class Voting:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
-
-    def __enter__(self) -> Voting:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _equal(a: str, b: str) -> bool:

@@ -22,9 +22,7 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
 from dapo_rl.config import Config, source_name
 from dapo_rl.data import stream_of
-from dapo_rl.data.chat import PromptReader
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
@@ -150,6 +148,7 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
     judged = [groups[i] for i in range(len(prompts))]
     seconds = time.monotonic() - started
     dry = _dry_rows(judged, run)
+    rewards = tuple(answer.reward for row in dry for answer in row.answers)
     source = config.data.train
     return DryRun(
         model=f"{config.model.name} ({run.description})",
@@ -159,7 +158,7 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
         seconds=seconds,
         special_tokens=_special_tokens(run.tokenizer),
         rows=dry,
-        findings=find_all(_facts(run, judged, dry)),
+        findings=find_all(Facts(run, tuple(judged), tuple(row.outcome for row in dry), rewards)),
     )
 
 
@@ -213,21 +212,3 @@ def seen_by_the_model(tokenizer: Any, prompt: Prompt) -> str:
 def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", None) or {}
     return tuple(sorted({str(token) for token in added.values() if getattr(token, "special", False)}))
-
-
-def _facts(run: Run, groups: Sequence[Group], rows: Sequence[DryRow]) -> Facts:
-    stop_ids = stop_token_ids(run.model, run.tokenizer)
-    samples = [sample for group in groups for sample in group.samples]
-    reader = PromptReader(run.tokenizer, run.config.data)
-    return Facts(
-        config=run.config,
-        prompts=run.train_prompts,
-        groups=tuple(groups),
-        outcomes=tuple(row.outcome for row in rows),
-        rewards=tuple(answer.reward for row in rows for answer in row.answers),
-        ended=sum(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in samples),
-        eos=str(run.tokenizer.eos_token),
-        has_template=bool(getattr(run.tokenizer, "chat_template", None)),
-        templated=sum(reader.takes_template(group.prompt.messages is None) for group in groups),
-        of_messages=sum(group.prompt.messages is not None for group in groups),
-    )

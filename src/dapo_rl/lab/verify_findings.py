@@ -10,12 +10,14 @@ from typing import Literal
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
-from dapo_rl.data import PromptSet
+from dapo_rl.data.chat import PromptReader
+from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.evals.metrics import is_graded
 from dapo_rl.models.download import PRETRAINED
 from dapo_rl.outcomes import OUTCOMES, Outcome
 from dapo_rl.rewards.answers import has_other_forms
 from dapo_rl.rewards.math import final_answer
+from dapo_rl.run.build import Run
 from dapo_rl.types import Group, Trajectory, Verdict
 
 Level = Literal["error", "warning", "note"]
@@ -47,22 +49,16 @@ class Advice:
 class Facts:
     """The input of the finders."""
 
-    config: Config
-    prompts: PromptSet
-    """All prompts of the training data."""
+    run: Run
     groups: tuple[Group, ...]
     outcomes: tuple[Outcome, ...]
     """Of the groups."""
     rewards: tuple[float, ...]
     """Of all responses, after the length penalty."""
-    ended: int
-    """Responses whose last token is an end-of-sequence token."""
-    eos: str
-    has_template: bool
-    templated: int
-    """Prompts that went through the chat template."""
-    of_messages: int
-    """Prompts that are chat messages in the data."""
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
 
     @property
     def samples(self) -> list[Trajectory]:
@@ -190,8 +186,11 @@ def _no_end(facts: Facts) -> Iterator[Advice]:
     if facts.config.sampling.ignore_eos:
         what = "sampling.ignore_eos is on: no response ends before sampling.max_new_tokens"
         yield Advice("warning", what, "it is for benchmarks; set it to false")
-    elif not facts.ended and any(sample.truncated for sample in facts.samples):
-        what = f"no response ended with an end-of-sequence token ({facts.eos})"
+        return
+    stop_ids = stop_token_ids(facts.run.model, facts.run.tokenizer)
+    ended = any(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in facts.samples)
+    if not ended and any(sample.truncated for sample in facts.samples):
+        what = f"no response ended with an end-of-sequence token ({facts.run.tokenizer.eos_token})"
         yield Advice(
             "warning", what, "raise sampling.max_new_tokens, set sampling.stop, or use the model's chat template"
         )
@@ -201,20 +200,23 @@ def _chat_template(facts: Facts) -> Iterator[Advice]:
     name, total = facts.config.model.name, len(facts.groups)
     published = PRETRAINED[name].about if name in PRETRAINED else Path(name).name
     instruct = bool(INSTRUCT.search(published))
-    if instruct and not facts.has_template:
+    reader = PromptReader(facts.run.tokenizer, facts.config.data)
+    of_messages = [group.prompt.messages is not None for group in facts.groups]
+    templated = sum(reader.takes_template(not messages) for messages in of_messages)
+    if instruct and not getattr(facts.run.tokenizer, "chat_template", None):
         what = f"{name} looks like a chat model, but its tokenizer has no chat template"
         yield Advice("warning", what, "save the tokenizer with its chat_template beside the weights")
-    elif instruct and facts.templated < total:
-        what = f"{name} looks like a chat model, but {total - facts.templated} of {total} prompts are plain text"
+    elif instruct and templated < total:
+        what = f"{name} looks like a chat model, but {total - templated} of {total} prompts are plain text"
         yield Advice("warning", what, "set data.chat_template=always")
-    elif facts.of_messages and not facts.templated:
+    elif any(of_messages) and not templated:
         what = "the prompts are chat messages, joined as plain text without roles (data.chat_template=never)"
         yield Advice("note", what, "right for a base model; for a chat model, set data.chat_template=auto")
 
 
 def _form(facts: Facts) -> Iterator[Advice]:
     """Prompts that ask for a form, such as an expanded one, which `reward.form=any` does not require."""
-    reward, prompts = facts.config.reward, facts.prompts.prompts
+    reward, prompts = facts.config.reward, facts.run.train_prompts.prompts
     if reward.form != "any" or not any(entry.verifier == "math" for entry in reward.verifiers):
         return
     asked = [
@@ -231,7 +233,7 @@ def _form(facts: Facts) -> Iterator[Advice]:
 
 
 def _data(facts: Facts) -> Iterator[Advice]:
-    prompts = facts.prompts
+    prompts = facts.run.train_prompts
     if prompts.too_long:
         share = prompts.too_long / prompts.rows
         what = f"{prompts.too_long} of {prompts.rows} prompts are over data.max_prompt_tokens "

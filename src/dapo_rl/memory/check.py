@@ -68,15 +68,12 @@ _ANOTHER = "--gpu h100-80g estimates it for a GPU of another machine"
 def find_memory(config: Config, gpu: str | None = None) -> Memory:
     """The GPU that `--gpu` names, or the device that a run would use here."""
     if gpu is not None:
-        return Memory(_gpu_name(gpu), "cuda", int(_gibibytes(gpu) * GIB), here=False)
+        name = gpu if re.search("[a-z][a-z]|[a-z][0-9]", gpu.lower()) else "a GPU"
+        return Memory(name, "cuda", int(_gibibytes(gpu) * GIB), here=False)
     if config.model.device != "cpu" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return Memory(properties.name, "cuda", int(properties.total_memory))
     return Memory("CPU", "cpu", host_memory())
-
-
-def _gpu_name(gpu: str) -> str:
-    return gpu if re.search("[a-z][a-z]|[a-z][0-9]", gpu.lower()) else "a GPU"
 
 
 def _gibibytes(gpu: str) -> float:

@@ -91,7 +91,8 @@ class AblationPlan:
     def load(cls, path: Path) -> AblationPlan:
         try:
             plan = TypeAdapter(cls).validate_json(read_bytes(path, MOST_BYTES))
-            plan._check()
+            if not plan._is_valid():
+                raise ValueError
             # Resolve again: this version may have settings that the version that wrote it did not have.
             arms = [replace(arm, settings=Config.build(arm.settings).resolved()) for arm in plan.arms]
             return replace(plan, arms=tuple(arms))
@@ -101,22 +102,20 @@ class AblationPlan:
                 f"{path}: cannot be read as the plan of an ablation{why}; name another directory with --out"
             ) from None
 
-    def _check(self) -> None:
-        """Raises ValueError for an invalid plan. Names become directories, so they must be safe."""
+    def _is_valid(self) -> bool:
+        """Whether a plan that was read can run. Names become directories, so they must be safe."""
         names = [arm.name for arm in self.arms]
-        if not names or not self.seeds or len(set(names)) < len(names):
-            raise ValueError("no arms, no seeds, or a duplicate arm")
-        if not all(0 <= seed < 2**63 for seed in self.seeds):
-            raise ValueError("an invalid seed")
-        if self.table not in (None, *TABLES) or set(self.compared) - set(COMPARABLE):
-            raise ValueError("an unknown table or quantity")
-        if self.to_accuracy is not None and not 0 < self.to_accuracy < 1:
-            raise ValueError("an accuracy outside 0 to 1")
-        for place, arm in enumerate(self.arms):
-            if not re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", arm.name) or arm.directory not in names[: place + 1]:
-                raise ValueError("an arm without a directory")
-            if arm.compared_with is not None and arm.compared_with not in names[:place]:
-                raise ValueError("an arm compared with an unknown one")
+        return (
+            len(set(names)) == len(names) > 0
+            and len(self.seeds) > 0
+            and all(0 <= seed < 2**63 for seed in self.seeds)
+            and self.table in (None, *TABLES)
+            and set(self.compared) <= set(COMPARABLE)
+            and (self.to_accuracy is None or 0 < self.to_accuracy < 1)
+            and all(re.fullmatch(r"[a-z0-9_-][a-z0-9._-]*", name) for name in names)
+            and all(arm.directory in names[: place + 1] for place, arm in enumerate(self.arms))
+            and all(arm.compared_with in (None, *names[:place]) for place, arm in enumerate(self.arms))
+        )
 
 
 def paper_table(
@@ -140,34 +139,33 @@ def paper_table(
                 "out, or compare your own values with --vary"
             )
 
-    def arm(label: str, part: Part, on: Sequence[str], paper: int | None) -> Arm:
+    names = [technique.name for technique in table.techniques]
+    arms: list[Arm] = []
+
+    def add(label: str, part: Part, on: Sequence[str], paper: int | None, compared_with: str | None = None) -> None:
         changes: dict[str, Any] = {}
         for technique in table.techniques:
             changes |= technique.settings(base, technique.name in on)
-        settings = _settings(recipe, [*overrides, *_written(changes)])
-        return Arm(_slug(label), label, part, _slug(label), None, {}, settings, paper)
+        settings = Config.load(recipe, [*overrides, *_written(changes)]).resolved()
+        arms.append(Arm(_slug(label), label, part, _slug(label), compared_with, {}, settings, paper))
 
-    names = [technique.name for technique in table.techniques]
-    arms: list[Arm] = []
     if "ladder" in table.parts:
-        arms.append(arm(table.baseline, "ladder", (), table.baseline_paper))
+        add(table.baseline, "ladder", (), table.baseline_paper)
         for count, technique in enumerate(table.techniques, start=1):
             label = f"+ {technique.name}" + (f" ({table.whole})" if count == len(names) else "")
-            rung = arm(label, "ladder", names[:count], technique.paper)
-            arms.append(replace(rung, compared_with=arms[-1].name))
-        whole = arms[-1]
+            add(label, "ladder", names[:count], technique.paper, arms[-1].name)
     else:
-        whole = arm(table.whole, "leave-one-out", names, table.whole_paper)
+        add(table.whole, "leave-one-out", names, table.whole_paper)
+    whole = arms[-1].name
     if "ladder" not in parts:
-        arms = [replace(whole, part="leave-one-out", compared_with=None)]
+        arms = [replace(arms[-1], part="leave-one-out", compared_with=None)]
     if "leave-one-out" in parts:
         for technique in table.techniques:
             others = [other for other in names if other != technique.name]
-            left = arm(f"{table.whole} without {technique.name}", "leave-one-out", others, technique.paper_without)
-            arms.append(replace(left, compared_with=whole.name))
+            label = f"{table.whole} without {technique.name}"
+            add(label, "leave-one-out", others, technique.paper_without, whole)
         if "ladder" not in table.parts:
-            none = arm(table.baseline, "leave-one-out", (), table.baseline_paper)
-            arms.append(replace(none, compared_with=whole.name))
+            add(table.baseline, "leave-one-out", (), table.baseline_paper, whole)
     return replace(_plan(recipe, overrides, base, arms, seeds), table=name)
 
 
@@ -241,10 +239,6 @@ def _check_data(config: Config, recipe: Path | None) -> None:
     if config.data.eval is None:
         raise UserError("data.eval: an ablation compares held-out accuracy; set data.eval")
     config.check_data(str(recipe or f"model.name={config.model.name}"))
-
-
-def _settings(recipe: Path | None, overrides: Sequence[str]) -> dict[str, Any]:
-    return Config.load(recipe, overrides).resolved()
 
 
 def _plan(recipe: Path | None, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:

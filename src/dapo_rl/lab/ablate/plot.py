@@ -124,7 +124,9 @@ def _label_arms(axes: Sequence[Axes], results: Sequence[ArmResult]) -> None:
     """The names of the arms, on the left; they serve as the legend."""
     for axis in axes:
         axis.set_yticks(range(len(results)), [""] * len(results))
-    axes[0].set_yticklabels([_label(result.arm.label) for result in results], parse_math=False)
+    labels = [result.arm.label for result in results]
+    shortened = [label if len(label) <= 40 else f"{label[:39]}…" for label in labels]
+    axes[0].set_yticklabels(shortened, parse_math=False)
 
 
 def _curves(axis: Axes, arms: Sequence[Sequence[Curve]], styles: Sequence[Style], *, smoothed: bool = False) -> None:
@@ -161,7 +163,3 @@ def _same_scale(axes: Sequence[Axes]) -> None:
     for axis in axes:
         if limits:
             axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-
-
-def _label(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -39,29 +39,21 @@ def markdown(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
 def ablation_json(plan: AblationPlan, results: Sequence[ArmResult]) -> str:
     arms = []
     for result in results:
-        arm = result.arm
+        arm = asdict(result.arm)
+        paper, _ = arm.pop("paper"), arm.pop("settings")
         estimates = {name: result.estimate(name) for name in dict.fromkeys((*TABLE, *plan.compared))}
+        runs = [
+            {"seed": each.run.seed, "state": each.run.state, "message": each.run.message, **(each.final or {})}
+            for each in result.runs
+        ]
         arms.append(
             {
-                "name": arm.name,
-                "label": arm.label,
-                "part": arm.part,
-                "directory": arm.directory,
-                "compared_with": arm.compared_with,
-                "changes": arm.changes,
-                "paper_aime24": arm.paper,
+                **arm,
+                "paper_aime24": paper,
                 **{name: value and asdict(value) for name, value in estimates.items()},
                 "difference": result.difference and asdict(result.difference),
                 "differences": {name: asdict(value) for name, value in result.differences.items()},
-                "runs": [
-                    {
-                        "seed": each.run.seed,
-                        "state": each.run.state,
-                        "message": each.run.message,
-                        **(asdict(each.final) if each.final else {}),
-                    }
-                    for each in result.runs
-                ],
+                "runs": runs,
             }
         )
     head: dict[str, Any] = {
@@ -124,13 +116,12 @@ def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
     if difference.half_width is None and difference.n > 1:
         cells[0] += _range(difference, quantity.signed)
     for half in (difference.half_width, difference.corrected_half_width):
-        low, high = (None, None) if half is None else (difference.mean - half, difference.mean + half)
-        cells.append("-" if low is None or high is None else f"{quantity.signed(low)} to {quantity.signed(high)}")
+        ends = [] if half is None else [quantity.signed(difference.mean + end) for end in (-half, half)]
+        cells.append(" to ".join(ends) or "-")
     cells.append("-" if difference.effect_size is None else f"{difference.effect_size:+.2f}")
     # Where 0 is left out, the power of the test is no longer in question.
-    silent = difference.detectable is None or difference.excludes_zero
-    cells.append("" if silent or difference.detectable is None else quantity.unsigned(difference.detectable))
-    return cells
+    found = None if difference.excludes_zero else difference.detectable
+    return [*cells, "" if found is None else quantity.unsigned(found)]
 
 
 def _correction(plan: AblationPlan) -> str:
@@ -156,7 +147,7 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
         row = [result.arm.label]
         if from_paper:
             row.append("" if result.arm.paper is None else str(result.arm.paper))
-        row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, _signed_points)]
+        row += [_interval(result.estimate(accuracy), percent_of), _interval(result.difference, TABLE[accuracy].signed)]
         # Only accuracy has an interval here; the JSON has all of them.
         row += ["-" if (value := result.estimate(name)) is None else TABLE[name].write(value.mean) for name in others]
         row.append(f"{len(result.by_seed(accuracy))}/{len(result.runs)}")
@@ -178,10 +169,9 @@ def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]
         if result.arm.directory != result.arm.name:
             continue
         for each in result.runs:
-            numbers = [each.final.accuracy_before if each.final else None]
-            numbers += [getattr(each.final, name) if each.final else None for name in TABLE]
-            writes = [percent_of, *(quantity.write for quantity in TABLE.values())]
-            cells = ["-" if x is None else write(x) for x, write in zip(numbers, writes, strict=True)]
+            numbers = {} if each.final is None else each.final
+            writes = {"accuracy_before": percent_of} | {name: quantity.write for name, quantity in TABLE.items()}
+            cells = ["-" if (x := numbers.get(name)) is None else write(x) for name, write in writes.items()]
             if each.final is None:
                 cells[0] = each.run.state
             rows.append([result.arm.label, str(each.run.seed), *cells])
@@ -204,7 +194,8 @@ def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
         lines.append(f"paper: {TABLES[plan.table or DEFAULT_TABLE].figures}.")
     for result in results:
         if result.arm.directory != result.arm.name:
-            lines.append(f"{result.arm.label}: same settings, and therefore same runs, as {_label_of(plan, result)}.")
+            twin = plan.arm(result.arm.directory).label
+            lines.append(f"{result.arm.label}: same settings, and therefore same runs, as {twin}.")
         for each in result.runs:
             if each.run.state == "failed" and result.arm.directory == result.arm.name:
                 lines.append(f"failed: {each.run.name}: {each.run.message}")
@@ -227,10 +218,6 @@ def _changes(plan: AblationPlan) -> list[list[str]]:
     return rows
 
 
-def _label_of(plan: AblationPlan, result: ArmResult) -> str:
-    return plan.arm(result.arm.directory).label
-
-
 def _spread(plan: AblationPlan) -> str:
     if len(plan.seeds) >= FEWEST:
         return f"± is the {INTERVAL}; in brackets, the range over fewer seeds"
@@ -238,7 +225,7 @@ def _spread(plan: AblationPlan) -> str:
     return f"in brackets, the range over seeds; {needs}" if len(plan.seeds) > 1 else needs
 
 
-def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
+def _interval(value: TInterval | None, write: Write) -> str:
     if value is None:
         return "-"
     if value.half_width is not None:
@@ -246,13 +233,9 @@ def _interval(value: TInterval | SeedDifference | None, write: Write) -> str:
     return write(value.mean) + (_range(value, write) if value.n > 1 else "")
 
 
-def _range(value: TInterval | SeedDifference, write: Write) -> str:
+def _range(value: TInterval, write: Write) -> str:
     low, high = write(value.low), write(value.high)
     return " (all equal)" if low == high else f" ({low} to {high})"
-
-
-def _signed_points(share: float) -> str:
-    return f"{100 * share:+.1f}"
 
 
 def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,8 +15,7 @@ from rich.console import Console
 from dapo_rl.completion import complete_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.lengths import fixed_length, longest_length
-from dapo_rl.lab.bench.workload import Kind, Workload
+from dapo_rl.lab.bench.workload import Kind, Workload, fixed_length, longest_length
 
 app = typer.Typer(
     help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",
@@ -130,16 +129,12 @@ def sampling(
         rates = []
     if not rates or not all(0.01 <= rate <= 1 for rate in rates):
         raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
-    from dapo_rl.lab.bench.sampling_simulation import SimulatedEngine, World, print_simulation, simulate, strategies
+    from dapo_rl.lab.bench.sampling_simulation import STRATEGIES, print_simulation, simulate
 
-    names = list(strategies(SimulatedEngine(World(1.0, group), 1), group, prompts))
-    rows = []
+    how = {"prompts": prompts, "group": group, "slots": slots, "steps": steps, "seed": seed}
     console = Console(stderr=True)
     with console.status("simulating") if console.is_terminal else nullcontext():
-        for rate in rates:
-            for name in names:
-                how = {"prompts": prompts, "group": group, "slots": slots, "steps": steps, "seed": seed}
-                rows.append(simulate(rate, name, **how))
+        rows = [simulate(rate, name, **how) for rate in rates for name in STRATEGIES]
     if as_json:
         print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
     else:

@@ -27,7 +27,7 @@ from dapo_rl.cluster.ray_session import ray_cluster
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import ClusterSettings, Config
 from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
-from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, SaysSo
+from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo
 from dapo_rl.models.weights import WeightSource
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.rollouts import GroupRow, write_table

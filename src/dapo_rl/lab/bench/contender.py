@@ -33,7 +33,8 @@ def run_job(job: BenchJob) -> dict[str, Any]:
     """Runs a contender. Its module is imported here, so that each contender loads only its own."""
     where = MEASURES.get(job.contender) or MEASURES[job.work.kind]
     module, _, name = where.partition(":")
-    return asdict(getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(job.work, job.variant))
+    result = getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(job.work, job.variant)
+    return result if isinstance(result, dict) else asdict(result)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,23 +19,18 @@ TRIES, AT_LEAST_S = 3, 0.7
 """Minimum number of repetitions, and their minimum total time."""
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLimit:
+def measure_limit(work: Workload, variant: str = "") -> dict[str, Any]:
     """The machine's rates, and the device and dtype that `auto` resolves to."""
-
-    device: str
-    dtype: str
-    machine: dict[str, Any]
-    bandwidth_bytes_per_s: float
-    matmul_flops_per_s: float
-
-
-def measure_limit(work: Workload, variant: str = "") -> MachineLimit:
     check_model(work.model)
     device = pick_device(work.device)
     dtype = compute_dtype(work.config().model, device)
-    name = str(dtype).removeprefix("torch.")
-    return MachineLimit(device.type, name, describe_machine(device), bandwidth(device), matmul_rate(device, dtype))
+    return {
+        "device": device.type,
+        "dtype": str(dtype).removeprefix("torch."),
+        "machine": describe_machine(device),
+        "bandwidth_bytes_per_s": bandwidth(device),
+        "matmul_flops_per_s": matmul_rate(device, dtype),
+    }
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -57,12 +51,12 @@ def bandwidth(device: torch.device) -> float:
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a large matrix product, at the fastest of a few sizes."""
-    return max(_product_rate(n, device, dtype) for n in ((4096, 8192) if device.type == "cuda" else (1024, 2048)))
 
+    def rate(n: int) -> float:
+        left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+        return 2 * n**3 / _fastest(lambda: left @ right, device)
 
-def _product_rate(n: int, device: torch.device, dtype: torch.dtype) -> float:
-    left, right = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _fastest(lambda: left @ right, device)
+    return max(map(rate, (4096, 8192) if device.type == "cuda" else (1024, 2048)))
 
 
 def _fastest(run: Callable[[], Any], device: torch.device) -> float:

@@ -17,8 +17,6 @@ class Variant:
     float32_weights: bool = False
     """Float32 weights under bfloat16 autocast, TRL's default."""
     without_autocast: bool = False
-    continuous: bool = False
-    """transformers' continuous batching."""
     vllm: bool = False
     """vLLM in the same process."""
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -29,7 +27,10 @@ TRL_VARIANTS: dict[str, Variant] = {
     "whole": Variant(),
     "accumulate": Variant(accumulate=True),
     "static-cache": Variant(arguments={"cache_implementation": "static"}),
-    "continuous": Variant(continuous=True),
+    # transformers' continuous batching has no minimum length: without an end-of-sequence token nothing ends early.
+    "continuous": Variant(
+        arguments={"use_transformers_continuous_batching": True, "generation_kwargs": {"eos_token_id": -1}}
+    ),
     "autocast": Variant(float32_weights=True),
     "pure-bfloat16": Variant(without_autocast=True),
     "liger": Variant(arguments={"use_liger_kernel": True}),

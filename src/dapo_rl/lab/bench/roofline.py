@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from dapo_rl.lab.bench.workload import Workload
+from dapo_rl.memory.model_size import ModelSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,10 @@ class Size:
 
     @classmethod
     def of(cls, model: Any) -> Size:
-        config = model.config.get_text_config()
-        layers, heads = config.num_hidden_layers, config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        parameters = sum(p.numel() for p in model.parameters())
-        head = model.get_output_embeddings().weight.numel()
+        size = ModelSize.of(model)
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        body = parameters - head - (0 if tied else model.get_input_embeddings().weight.numel())
-        return cls(body, head, heads * head_dim * layers, 2 * kv_heads * head_dim * layers, parameters)
+        body = size.parameters - size.head * (1 if tied else 2)
+        return cls(body, size.head, size.queries * size.layers, 2 * size.keys * size.layers, size.parameters)
 
 
 @dataclass(frozen=True, slots=True)

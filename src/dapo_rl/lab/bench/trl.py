@@ -108,9 +108,6 @@ def _arguments(work: Workload, how: Variant) -> dict[str, Any]:
     }
     if how.vllm:
         arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": work.longest}
-    if how.continuous:
-        # Continuous batching has no minimum length: without an end-of-sequence token nothing ends early.
-        arguments |= {"use_transformers_continuous_batching": True, "generation_kwargs": {"eos_token_id": -1}}
     return arguments | how.arguments
 
 

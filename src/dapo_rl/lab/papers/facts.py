@@ -108,17 +108,13 @@ def _every_source(sources: Sources, pattern: str) -> bool:
     return all(re.search(pattern, entry.source, re.IGNORECASE) for entry in entries_of(sources))
 
 
-def _of_config(function: Callable[[Config], Any]) -> Callable[[RecipeFacts], Any]:
-    return lambda facts: function(facts.config)
-
-
 DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "always": lambda facts: True,
     "times": lambda facts: times_the_paper(facts["value"], facts["number"]),
     "off_by": lambda facts: abs(facts["value"] - facts["number"]) / facts["number"],
     "steps_of_paper": lambda facts: facts["pretrain_steps"] + round(facts["number"] / facts["updates_per_step"]),
-    "batch": _of_config(batch_arithmetic),
-    "redraws": _of_config(redraws),
+    "batch": lambda facts: batch_arithmetic(facts.config),
+    "redraws": lambda facts: redraws(facts.config),
     "custom_loss": lambda facts: is_function(facts["algo.loss"]),
     "loss": lambda facts: LOSSES[facts["algo.loss"]],
     "aggregation": lambda facts: AGGREGATIONS[facts["algo.aggregation"]],
@@ -130,9 +126,9 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "advantage": lambda facts: ADVANTAGES[facts["algo.advantage"]],
     "normalization": lambda facts: NORMALIZATIONS[facts["algo.normalize"]],
     "ddof_gain": lambda facts: (facts["sampling.group_size"] / (facts["sampling.group_size"] - 1)) ** 0.5 - 1,
-    "divides_by_std": _of_config(_divides_by_std),
-    "filters": _of_config(_filters),
-    "truncations": _of_config(_truncations),
+    "divides_by_std": lambda facts: _divides_by_std(facts.config),
+    "filters": lambda facts: _filters(facts.config),
+    "truncations": lambda facts: _truncations(facts.config),
     "groups_without_signal": lambda facts: 2 * 0.5 ** facts["sampling.group_size"],
     "staleness": lambda facts: counted(facts["sampling.max_staleness"], "version"),
     "penalty_start": lambda facts: facts["overlong_max_length"] - facts["overlong_cache_length"],
@@ -145,7 +141,7 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "first_verifier": lambda facts: facts["reward.verifiers"][0].verifier,
     "half_margin": lambda facts: (facts["reward.correct"] - facts["reward.wrong"]) / 2,
     "penalty_share": lambda facts: facts["overlong.factor"] / (facts["reward.correct"] - facts["reward.wrong"]),
-    "optimizer": _of_config(_optimizer),
+    "optimizer": lambda facts: _optimizer(facts.config),
     "papers_model": lambda facts: re.search(r"qwen2\.5-32b$", facts["model.name"].rstrip("/"), re.IGNORECASE),
     "papers_prompts": lambda facts: _every_source(facts["data.train"], r"dapo-math-17k"),
     "papers_benchmark": lambda facts: _every_source(facts["data.eval"], r"aime[^a-z0-9]*(20)?24"),
@@ -156,10 +152,10 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "heldout_weight": lambda facts: 1 / facts["eval.prompts"],
     "noise": lambda facts: (32 / facts["eval.samples"]) ** 0.5,
     "reward_left": lambda facts: facts["critic.lambda_policy"] ** 100,
-    "length_alpha": _of_config(_length_alpha),
+    "length_alpha": lambda facts: _length_alpha(facts.config),
     "short": lambda facts: math.floor(1 / facts["critic.length_alpha"]),
     "short_ten_times": lambda facts: 10 * facts["short"],
     "lowest_tokens": lambda facts: 1 / (facts["critic.length_alpha"] * (1 - facts["critic.lambda_lowest"])),
-    "critic_to_policy": _of_config(_critic_to_policy),
+    "critic_to_policy": lambda facts: _critic_to_policy(facts.config),
 }
 """Values that are neither a setting nor a property of Config. Each is computed only where a row names it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
-from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
+from dapo_rl.lab.plan.rates import GPUS_PER_NODE, Gpu
 from dapo_rl.memory.check import Need
 from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import (
@@ -84,7 +84,7 @@ class GpuMemory:
 
     @property
     def fits(self) -> bool:
-        return self.plan is not None and self.pages >= self.sizes.longest
+        return self.plan is not None and self.pages >= self.sizes.longest and self._updating <= self.sizes.usable
 
     @property
     def recompute(self) -> bool:
@@ -92,8 +92,11 @@ class GpuMemory:
 
     @property
     def token_budget(self) -> int:
-        """Tokens of a micro-batch of one rank."""
-        return micro_batch_tokens(self.config, self.plan)
+        """Tokens of a micro-batch of one rank: as many as fit, unless the recipe sets their number."""
+        tokens = micro_batch_tokens(self.config, self.plan)
+        if self.plan is None or self.config.train.token_budget is not None:
+            return tokens
+        return min(tokens, max(self._most_tokens, self.sizes.longest))
 
     @property
     def pages(self) -> int:
@@ -136,6 +139,11 @@ class GpuMemory:
         usable, sizes = self.sizes.usable, self._trainer_sizes
         if self.plan is None:
             lacking = f"a GPU needs at least {gib(least_bytes(sizes, self._settings))}, and can use {gib(usable)}"
+        elif self._updating > usable:
+            lacking = (
+                f"a GPU needs {gib(self._updating)} with micro-batches of {self.token_budget:,} tokens, and can use"
+            )
+            return f"{lacking} {gib(usable)}; with train.token_budget={self._most_tokens} it fits"
         else:
             held, wanted = max(self.pages, 0), self.sizes.longest
             lacking = f"an engine's pages hold {held:,} tokens, and the longest sample may have {wanted:,}"
@@ -164,6 +172,23 @@ class GpuMemory:
     @property
     def _trainer_sizes(self) -> RunSizes:
         return self.sizes.without_engine() if self.layout.rollout_gpus else self.sizes
+
+    @property
+    def _resident(self) -> int:
+        """Bytes on a trainer's GPU during an update, without its working memory."""
+        sizes = self._trainer_sizes
+        state = sizes.updating(0, self.recompute) - sizes.working(0, self.recompute)
+        return state + (sizes.engine + self._kv_bytes) * self._keeps
+
+    @property
+    def _updating(self) -> int:
+        """Bytes on a trainer's GPU during an update."""
+        return self._resident + self._trainer_sizes.working(self.token_budget, self.recompute)
+
+    @property
+    def _most_tokens(self) -> int:
+        """Tokens of the largest micro-batch that fits."""
+        return self._trainer_sizes.tokens_in(self.sizes.usable - self._resident, self.recompute)
 
     @property
     def _keeps(self) -> bool:

@@ -13,33 +13,25 @@ from dapo_rl.base.format import duration
 from dapo_rl.lab.plan.planning import RunPlan
 from dapo_rl.lab.plan.simulation import WayResult
 from dapo_rl.palette import BLUE, GREY, ORANGE
+from dapo_rl.runs.report_plot import light_grid
 
 SHOWN = 3
 """Steps in the picture, those after the warm-up first."""
 
 
 def draw_plan(plan: RunPlan, path: Path) -> None:
-    with beside(path) as draft:
-        plan_figure(plan).savefig(draft, format="png")
-
-
-def plan_figure(plan: RunPlan) -> Figure:
     question, results = plan.question, plan.results
     size = (13, 1.2 + 2.4 * max(1, len(results)))
     figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     title = f"{question.config.model.name} on {question.gpus:,} × {question.gpu.name}"
     figure.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     axes = figure.subplots(max(1, len(results)), 1, squeeze=False, sharex=True)[:, 0]
-    longest = max((_window(result) for result in results), default=1.0)
+    longest = max((result.counted[:SHOWN][-1].end - result.begin for result in results), default=1.0)
     for axis, result in zip(axes, results, strict=False):
         _timeline(axis, result, longest)
     axes[-1].set_xlabel("minutes")
-    return figure
-
-
-def _window(result: WayResult) -> float:
-    steps = result.counted[:SHOWN]
-    return steps[-1].end - result.begin
+    with beside(path) as draft:
+        figure.savefig(draft, format="png")
 
 
 def _timeline(axis: Axes, result: WayResult, longest: float) -> None:
@@ -57,7 +49,5 @@ def _timeline(axis: Axes, result: WayResult, longest: float) -> None:
     axis.set_ylabel("samples")
     axis.set_ylim(0, top)
     axis.set_xlim(0, longest / 60)
-    axis.grid(color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
+    light_grid(axis)
     axis.legend(loc="upper right", bbox_to_anchor=(1, 1.16), ncols=3, fontsize=9, frameon=False)

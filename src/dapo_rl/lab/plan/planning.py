@@ -7,11 +7,10 @@ from math import inf
 
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling_simulation import World
-from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
 from dapo_rl.lab.plan.layout import GpuMemory, Layout, choose_layout
-from dapo_rl.lab.plan.rates import Rates
+from dapo_rl.lab.plan.rates import GPUS_PER_NODE, Gpu, Rates
 from dapo_rl.lab.plan.simulation import ENOUGH, FEW, Simulation, Way, WayResult, simulated_share
+from dapo_rl.lab.simulated_world import World
 from dapo_rl.memory.model_size import ModelSize, size_of
 
 LIMITS = {

@@ -1,4 +1,4 @@
-"""The time of each part of a step, from data sheets and the share of them that is reached.
+"""The time of each part of a step, from the data sheets of GPUs and the share of them that is reached.
 
 A step of decoding reads the weights, and the keys and values of all running samples; with many samples its matrix
 products take longer than reading the weights. An update takes 6 FLOP per parameter and token, 8 if layers are
@@ -7,12 +7,18 @@ recomputed, and reads and writes activations.
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from dapo_rl.lab.plan.gpus import GPUS_PER_NODE, Gpu
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.errors import UserError
+from dapo_rl.memory.check import GPUS
 from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.report import GIB, Memory
 
+GPUS_PER_NODE = 8
 MEASURED_ON = "h200"
 ERROR = 0.05
 """The relative error of predictions of what was measured (tools/fit_rates.py)."""
@@ -24,6 +30,49 @@ LINK_SHARE = 0.8
 """Of the links between GPUs; not measured."""
 ALL_REDUCE_S = 10e-6
 """The latency of adding up a small tensor over the GPUs of an engine; not measured."""
+FORWARD_SHARE = 1 / 3
+"""The share of the forward pass in an update: the backward pass computes twice as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    tflops: float
+    """Dense bfloat16 matrix products, in TFLOP/s."""
+    bandwidth: float
+    """Of the memory, in GB/s."""
+    link: float
+    """To the other GPUs of a node, in GB/s in one direction: NVLink, or PCIe."""
+    network: float
+    """To other nodes, in GB/s per GPU in one direction, with the network adapters that are usual for it."""
+
+    @property
+    def memory(self) -> Memory:
+        return Memory(self.name, "cuda", int(GPUS[self.name] * GIB), here=False)
+
+
+SPECS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100", 312, 2039, 300, 25),
+        Gpu("a800", 312, 2039, 200, 25),
+        Gpu("l40s", 362, 864, 32, 12.5),
+        Gpu("rtx4090", 165, 1008, 32, 12.5),
+        Gpu("h100", 989, 3350, 450, 50),
+        Gpu("h800", 989, 3350, 200, 50),
+        Gpu("h200", 989, 4800, 450, 50),
+        Gpu("b200", 2250, 8000, 900, 50),
+    )
+}
+"""The SXM versions with 80 GB, where there are several. The memory is that of `dapo check --gpu`."""
+
+
+def find_gpu(name: str) -> Gpu:
+    known = SPECS.get(name.strip().lower())
+    if known is None:
+        hint = did_you_mean(nearest(name.lower(), SPECS), f"known are {', '.join(SPECS)}")
+        raise UserError(f"--gpu: there is no data sheet of {name!r}{hint}")
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +181,72 @@ class Rates:
     @property
     def _link(self) -> float:
         return LINK_SHARE * self.gpu.link * 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTime:
+    """Seconds of the updates of a step."""
+
+    even: float
+    """If every rank had the same number of tokens."""
+    uneven: float
+    """Added because ranks wait for the one with the longest sample of a mini-batch."""
+    traffic: float
+    """Added because gathering weights and reducing gradients takes longer than computing."""
+    optimizer: float
+    transfer: float
+    """The transfer of new weights to the engines."""
+
+    @property
+    def updating(self) -> float:
+        return self.even + self.uneven + self.traffic + self.optimizer
+
+    @property
+    def total(self) -> float:
+        return self.updating + self.transfer
+
+
+def update_time(
+    rates: Rates,
+    lengths: Sequence[int],
+    prompt_tokens: int,
+    *,
+    gpus: int,
+    token_budget: int,
+    recompute: bool,
+    mini_batches: int,
+    epochs: int = 1,
+    critic: bool = False,
+    transfer: float = 0.0,
+) -> UpdateTime:
+    """The time of a step's updates, in which samples are spread over the ranks by their tokens.
+
+    `lengths` are the step's samples in the order of training, and `token_budget` the tokens of a micro-batch. A critic
+    of the same size is trained too, and scores each sample once.
+    """
+    size = max(1, ceil(len(lengths) / mini_batches))
+    even = uneven = traffic = 0.0
+    updates = 0
+    for start in range(0, len(lengths), size):
+        batch = lengths[start : start + size]
+        tokens, most = sum(batch), largest_load(batch, gpus)
+        position = prompt_tokens + sum(length * length for length in batch) / (2 * tokens)
+        shared = rates.update(tokens / gpus, position, recompute)
+        longest = rates.update(most, position, recompute)
+        even += shared
+        uneven += longest - shared
+        traffic += max(0.0, rates.gradients(ceil(most / token_budget), gpus) - longest)
+        updates += 1
+    often = epochs * (2 if critic else 1)
+    passes = often + (FORWARD_SHARE if critic else 0.0)
+    return UpdateTime(
+        even * passes, uneven * passes, traffic * often, updates * often * rates.optimizer(gpus), transfer
+    )
+
+
+def largest_load(lengths: Sequence[int], ranks: int) -> int:
+    """The tokens of the rank with the most, if each sample, the longest first, goes to the rank with the fewest."""
+    loads = [0] * min(ranks, len(lengths))
+    for length in sorted(lengths, reverse=True):
+        heapq.heapreplace(loads, loads[0] + length)
+    return max(loads)

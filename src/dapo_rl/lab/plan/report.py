@@ -16,10 +16,9 @@ from rich.text import Text
 from dapo_rl.base.format import count, duration, gib
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.plan.gpus import find_gpu
 from dapo_rl.lab.plan.layout import GpuMemory
 from dapo_rl.lab.plan.planning import LIMITS, Question, RunPlan, limiting, plan_run
-from dapo_rl.lab.plan.rates import ERROR, MEASURED_ON
+from dapo_rl.lab.plan.rates import ERROR, MEASURED_ON, find_gpu
 from dapo_rl.lab.plan.simulation import WayResult
 from dapo_rl.memory.report import GIB, MemoryPart
 

@@ -8,12 +8,11 @@ from typing import Literal
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling_simulation import EndlessPrompts, NoWeights, Rounds, SaysSo, Strategy, World
+from dapo_rl.lab.bench.sampling_simulation import Rounds, Strategy
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
-from dapo_rl.lab.plan.rates import Rates
-from dapo_rl.lab.plan.replica import Replica
-from dapo_rl.lab.plan.timed_engine import Load, TimedEngine
-from dapo_rl.lab.plan.update_time import Trainer, UpdateTime, update_time
+from dapo_rl.lab.plan.rates import Rates, UpdateTime, update_time
+from dapo_rl.lab.simulated_engine import Load, Replica, SimulatedEngine
+from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo, World
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 
@@ -122,7 +121,7 @@ class Simulation:
         loads = tuple(Load(time, k * running, k * waiting) for time, running, waiting in engine.loads)
         return WayResult(way, self.memory.layout, tuple(steps), self.warmup, loads, k * engine.preempted)
 
-    def _in_turns(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+    def _in_turns(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
         steps = []
         for number in range(self.steps):
             start = engine.now
@@ -134,7 +133,7 @@ class Simulation:
             steps.append(self._step(fill, start, sampled, sampled, sampled + update.total, update))
         return steps
 
-    def _overlapped(self, engine: TimedEngine, strategy: Strategy) -> list[PlannedStep]:
+    def _overlapped(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
         """Engines keep sampling during updates, up to `max_staleness` steps ahead."""
         steps: list[PlannedStep] = []
         ahead = max(1, self.settings.max_staleness)
@@ -167,11 +166,18 @@ class Simulation:
 
     def _update(self, fill: SampledBatch) -> UpdateTime:
         memory, train = self.memory, self.memory.config.train
-        layout = memory.layout
-        how = (memory.token_budget, memory.recompute, train.mini_batches, train.epochs_per_step)
-        trainer = Trainer(self.rates, layout.trainers, *how, critic=memory.config.has_critic)
-        lengths = self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples]
-        return update_time(trainer, lengths, self.prompt_tokens, self.rates.transfer(layout.gpus))
+        return update_time(
+            self.rates,
+            self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples],
+            self.prompt_tokens,
+            gpus=memory.layout.trainers,
+            token_budget=memory.token_budget,
+            recompute=memory.recompute,
+            mini_batches=train.mini_batches,
+            epochs=train.epochs_per_step,
+            critic=memory.config.has_critic,
+            transfer=self.rates.transfer(memory.layout.gpus),
+        )
 
     @property
     def prompts(self) -> int:
@@ -182,14 +188,14 @@ class Simulation:
     def settings(self) -> SamplingSettings:
         return self.memory.config.sampling
 
-    def _engine(self) -> TimedEngine:
+    def _engine(self) -> SimulatedEngine:
         memory = self.memory
         count, limits = memory.layout.engines // self.share, (memory.pages, memory.sizes.sequences)
         replicas = [Replica(self.rates, *limits, self.prompt_tokens) for _ in range(count)]
         alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
-        return TimedEngine(self.world, replicas, alone / POLLS)
+        return SimulatedEngine(self.world, replicas, alone / POLLS)
 
-    def _strategy(self, way: Way, engine: TimedEngine) -> Strategy:
+    def _strategy(self, way: Way, engine: SimulatedEngine) -> Strategy:
         settings, prompts = self.settings, EndlessPrompts()
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
