@@ -45,10 +45,11 @@ def has_critic(metrics: Mapping[str, Any]) -> bool:
 
 def dropped(metrics: Mapping[str, Any]) -> list[str]:
     """The number of groups for every reason to drop them, such as `5 all right`."""
-    return [f"{value:.0f} {_plural(OUTCOMES[outcome].label, value)}" for outcome, value in _drops(metrics).items()]
+    return [f"{value:.0f} {_plural(OUTCOMES[outcome].label, value)}" for outcome, value in drops(metrics).items()]
 
 
-def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
+def drops(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The number of dropped groups by outcome, without those that are 0."""
     counts = {outcome: number(metrics, f"sampling/{outcome}") for outcome in LOGGED if outcome != "kept"}
     return {outcome: value for outcome, value in counts.items() if math.isfinite(value) and value > 0}
 
@@ -64,7 +65,7 @@ def drops_in_column(graded: bool) -> tuple[str, ...]:
 
 def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
     """All dropped groups by reason, in one line; None if the line of the step has all of them."""
-    found = _drops(metrics)
+    found = drops(metrics)
     if set(found) <= set(drops_in_column(graded)):
         return None
     groups = f"{sum(found.values()):.0f} of {counted(int(number(metrics, 'sampling/drawn')), 'group')}"
