@@ -49,3 +49,17 @@ def test_tokens_that_count_in_the_loss():
     masked = train_sample([1], [5, 6, 7], 0.0, 1.0, 0, mask=[True, False, True])
     assert masked.trained_tokens == 2
     assert train_sample([1], [5, 6, 7], 0.0, 1.0, 0, in_loss=False).trained_tokens == 0
+
+
+@pytest.mark.parametrize("versions", [[], [4], [2, 2, 5], [5, 2]])
+def test_tokens_of_the_environment_have_the_last_version_and_no_log_probability(versions):
+    tokens = len(versions)
+    turn = Trajectory(np.arange(tokens), [-0.5] * tokens, versions=versions, values=np.ones(tokens, np.float32))
+    after = turn.then_observed([40, 41])
+    last = versions[-1] if versions else 0
+    assert after.token_ids.tolist() == [*range(tokens), 40, 41]
+    assert after.versions.tolist() == [*versions, last, last]
+    assert after.logps.tolist() == [-0.5] * tokens + [0, 0]
+    assert after["values"].tolist() == [1] * tokens + [0, 0]
+    assert after.mask.tolist() == [True] * tokens + [False] * 2
+    assert turn.versions.tolist() == versions, "the turn itself is as it was"

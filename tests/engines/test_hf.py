@@ -167,3 +167,18 @@ def test_any_batch_size_gives_every_sample_once(max_batch):
     )
     assert sorted(samples) == [(n, i) for n, count in (("a", 3), ("b", 5), ("c", 2)) for i in range(count)]
     assert all(len(samples["b", i].token_ids) <= 4 for i in range(5))
+
+
+@pytest.mark.parametrize(
+    ("max_batch", "polls"),
+    [(1, ["a", "b", "c"]), (5, ["a", "b", "c"]), (6, ["ab", "c"]), (8, ["ab", "c"]), (9, ["abc"])],
+)
+def test_one_call_generates_as_many_requests_as_fit_into_a_batch(max_batch, polls):
+    """The others can still be cancelled, and their samples get the next weights."""
+    engine = HFEngine(small_model(), tokenizer(), max_batch)
+    for name in "abc":
+        engine.submit(request(name, "1+1=?\n", 3, params=SamplingParams(2)))
+    found = []
+    while engine.pending:
+        found.append("".join(sorted({completion.request_id for completion in engine.poll()})))
+    assert found == polls

@@ -161,6 +161,26 @@ def test_the_model_runner_is_vllms_choice_unless_told_otherwise(engine, monkeypa
     assert "model_runner_v2" not in arguments
 
 
+ENVIRONMENT = {
+    "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+
+
+@pytest.mark.parametrize("set_by_user", [False, True])
+def test_vllm_is_quiet_and_starts_fast_unless_the_environment_says_otherwise(engine, monkeypatch, set_by_user):
+    for name in ENVIRONMENT:
+        monkeypatch.setenv(name, "the user's")
+        if not set_by_user:
+            monkeypatch.delenv(name)
+    engine()
+    assert {name: os.environ[name] for name in ENVIRONMENT} == (
+        dict.fromkeys(ENVIRONMENT, "the user's") if set_by_user else ENVIRONMENT
+    )
+
+
 def test_cancelling_frees_the_request_and_counts_what_is_lost(engine):
     ours, _ = engine()
     ours.submit(request("long", count=2, tokens=9))

@@ -207,6 +207,27 @@ def test_verdicts(recipe, gpu, fits, words):
     assert words in report.verdict
 
 
+LORA = "model.lora.rank=8"
+ON_RANKS = ("cluster.backend=ray", "cluster.ranks=64", "cluster.offload=true", "cluster.placement=separate")
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings"),
+    [
+        (Memory("a GPU", "cuda", 2 * GIB, here=False), ()),
+        (Memory("a GPU", "cuda", 2 * GIB, here=False), (*ON_RANKS, "train.optimizer=adamw_8bit")),
+        (Memory("CPU", "cpu", 2 * GIB), ()),
+    ],
+    ids=["gpu", "ranks", "cpu"],
+)
+def test_lora_is_advised_unless_it_is_on(machine, settings):
+    without, on = (memory_report(Config.load(GSM8K, [*settings, *lora]), machine) for lora in ((), (LORA,)))
+    assert without.fits is on.fits is False
+    assert "model.lora" in without.verdict
+    assert "lora" not in on.verdict
+    assert "a smaller model" in on.verdict
+
+
 def test_the_advice_fits():
     """The settings that the verdict names are enough."""
     config = Config.load(GSM8K)

@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
 from dapo_rl.models import download as getting
-from dapo_rl.models.download import PRETRAINED, Packaged, cache_directory, get, get_pretrained
+from dapo_rl.models.download import PRETRAINED, cache_directory, get, get_pretrained
 from dapo_rl.models.load import load_model
 
 gguf = pytest.importorskip("gguf")
@@ -93,7 +93,16 @@ def packaged(index, tmp_path, monkeypatch):
     content = (tmp_path / "tiny.gguf").read_bytes()
     make_wheel(index, content)
     digest = hashlib.sha256(content).hexdigest()
-    known = Packaged("little", "tiny-weights", "1.0", MEMBER, digest, 1, "a test's model", digits_apart=True)
+    # Its tokenizer is made as that of SmolLM2.
+    known = replace(
+        PRETRAINED["smollm2-135m"],
+        name="little",
+        project="tiny-weights",
+        version="1.0",
+        member=MEMBER,
+        sha256=digest,
+        megabytes=1,
+    )
     monkeypatch.setitem(PRETRAINED, "little", known)
     return known, model
 

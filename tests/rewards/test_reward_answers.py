@@ -292,3 +292,12 @@ def test_scientific_notation():
     assert plain_number("2.5e-3") == Fraction(1, 400)
     assert plain_number("-3\\times10^{2}") == -300
     assert plain_number("-10^{3}") == -1000
+
+
+@pytest.mark.parametrize("letter", ["m", "h", "g", "s"])
+def test_a_letter_is_a_unit_after_a_space_and_a_variable_next_to_its_number(letter):
+    assert answers_equal(f"5 {letter}", "5")
+    assert answers_equal(f"5\\text{{ {letter}}}", "5")
+    for joined, other in ((f"5{letter}", "5"), (f"5{letter}", f"5 {letter}"), (f"3x {letter}", "3x")):
+        assert not answers_equal(joined, other)
+        assert not answers_equal(other, joined)

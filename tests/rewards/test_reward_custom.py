@@ -1,6 +1,7 @@
 """Users' reward functions: loading them, both signatures, and everything that can go wrong in them."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -219,6 +220,23 @@ def test_async_functions():
         return verdicts(reward)
 
     assert [v.score for v in asyncio.run(in_a_running_loop())] == [1.0, 0.0]
+
+
+def test_an_async_function_runs_in_the_thread_that_asks_unless_its_event_loop_is_taken():
+    """So that what belongs to a thread, such as a session or a handler of signals, can be used."""
+    threads = []
+
+    async def reward(completions, **columns):
+        threads.append(threading.get_ident())
+        return [1.0, 0.0]
+
+    async def in_a_running_loop():
+        return verdicts(reward)
+
+    verdicts(reward)
+    asyncio.run(in_a_running_loop())
+    here, elsewhere = threads
+    assert here == threading.get_ident() != elsewhere
 
 
 def test_callable_objects():

@@ -52,6 +52,19 @@ def test_multiples_of_an_equation(answer, truth):
 
 
 @pytest.mark.parametrize(
+    ("truth", "solved", "wrong"),
+    [
+        ("a+b=c", ("c=a+b", "a=c-b", "b=c-a"), ("c=a-b", "a=c+b", "b=a-c", "c=2a+2b")),
+        ("x+y=3", ("y=3-x", "x=3-y"), ("y=x-3", "y=3+x", "x=y+1", "y=-x")),
+        ("y=2x+3", ("2x+3=y",), ("2x+4=y", "2x-3=y", "3+2y=x")),
+    ],
+)
+def test_an_equation_that_is_solved_for_a_variable(truth, solved, wrong):
+    assert [answer for answer in solved if not answers_equal(answer, truth)] == []
+    assert [answer for answer in wrong if answers_equal(answer, truth)] == []
+
+
+@pytest.mark.parametrize(
     ("answer", "truth"),
     [
         ("1", "(-1)^{mn}"),

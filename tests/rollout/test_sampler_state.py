@@ -133,3 +133,84 @@ def test_a_group_in_flight_has_something_left_to_generate(tmp_path):
     SamplerState(1, Acceptance(), Grading(), (), (whole,), None).write(tmp_path)
     with pytest.raises(UserError, match=f"{FILE}.*flights"):
         SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
+
+
+def interrupted_state():
+    """A state with an entry of every kind. Of the group in flight, sample 0 has ended, 1 is begun and 2 is new."""
+    sample = Trajectory(np.array([1, 2]), -0.5, "a", "stop")
+    right = Verdict(1.0, True, "correct")
+    carried, kept, dropped, rejected = (
+        Group(draw, make_prompt(f"p{draw}"), (sample,) * 3, (right,) * 3) for draw in range(4)
+    )
+    prompt = make_prompt("p4")
+    left = request(4, prompt).left([sample.replace(index=1), Trajectory.nothing(2)])
+    flight = InFlightGroup(4, prompt, 0, left, [sample, None, None], [right, None, None])
+    whole = InFlightGroup(5, make_prompt("p5"), 0, request(5, prompt).left([]), [sample] * 3)
+    filling = BatchBuilder(0, [kept], [(dropped, "surplus")], [carried, kept, dropped, rejected], 6)
+    paused = PausedBatch(filling, ((rejected, "all_wrong"),), (Unread(whole, 2, (right,) * 3),))
+    return SamplerState(6, Acceptance(), Grading(), (carried,), (flight,), paused)
+
+
+def ended(*there):
+    """Verdicts of the samples of a group in flight, where there are some."""
+    verdict = {"score": 1.0, "correct": True, "status": "correct", "answer": None, "detail": ""}
+    return [verdict if is_there else None for is_there in there]
+
+
+FLIGHT, FILLING = ("flights", 0), ("interrupted",)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (("next_draw",), 5, "next_draw"),  # that of an entry
+        ((*FLIGHT, "draw"), 0, "next_draw"),  # twice the same
+        ((*FLIGHT, "ended"), ended(1, 0), "flights"),  # for two of three samples
+        ((*FLIGHT, "ended"), ended(1, 0, 0, 0), "flights"),
+        ((*FLIGHT, "ended"), ended(1, 1, 0), "flights"),  # a sample that has not arrived
+        ((*FLIGHT, "ended"), ended(0, 0, 1), "flights"),
+        ((*FLIGHT, "arrived"), [1], "flights"),  # twice the same
+        ((*FLIGHT, "new"), [], "flights"),
+        ((*FLIGHT, "new"), [2, 3], "flights"),
+        ((*FLIGHT, "finish_reasons"), [], "flights"),
+        ((*FLIGHT, "finish_reasons"), ["stop", "stop"], "flights"),
+        (("carried", 0, "finish_reasons"), ["stop"] * 2, "carried"),
+        (("carried", 0, "verdicts"), ended(1, 1), "carried"),
+        (("acceptance", "overall"), [2.0, 1.0], "acceptance"),
+        (("acceptance", "overall"), [0.0, 0.0], "acceptance"),
+        (("acceptance", "sources"), {"math": [2.0, 1.0]}, "acceptance"),
+        ((*FILLING, "sampled"), [0, 1, 1], "interrupted.sampled"),
+        ((*FILLING, "sampled"), [0, 5], "interrupted.sampled"),  # without a verdict
+        ((*FILLING, "rejected", 0, "fate"), "kept", "interrupted.rejected"),
+        ((*FILLING, "dropped", 0, "fate"), "kept", "interrupted.dropped"),
+        ((*FILLING, "unread", 0, "verdicts"), ended(1, 1), "interrupted"),
+        ((*FILLING, "unread", 0, "arrived"), [0, 1], "interrupted"),
+        ((*FILLING, "unread", 0, "ended"), ended(1), "interrupted"),
+        ((*FILLING, "kept", 0, "verdicts"), ended(1, 1), "interrupted"),
+        ((*FILLING, "dropped", 0, "finish_reasons"), [], "interrupted"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(tmp_path, place, value, named):
+    state = interrupted_state()
+    state.write(tmp_path)
+    assert SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY) == state
+    saved = json.loads((tmp_path / FILE).read_text())
+    *above, key = place
+    inner = saved
+    for part in above:
+        inner = inner[part]
+    assert inner[key] != value
+    inner[key] = value
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    with pytest.raises(UserError, match=rf"{FILE}.*\b{named}\b"):
+        SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
+
+
+@pytest.mark.parametrize("verdicts", [[], ended(0, 0, 0), ended(1, 0, 0)])
+def test_the_verdicts_of_a_group_in_flight_may_all_be_missing(tmp_path, verdicts):
+    interrupted_state().write(tmp_path)
+    saved = json.loads((tmp_path / FILE).read_text())
+    saved["flights"][0]["ended"] = verdicts
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    (flight,) = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY).flights
+    assert [each is not None for each in flight.verdicts] == [each is not None for each in verdicts]

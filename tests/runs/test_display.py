@@ -126,6 +126,17 @@ def test_what_has_no_column_is_listed_below_the_line():
     assert " 2 kept  0 no spread" in fourth, "the columns stay"
 
 
+@pytest.mark.parametrize(("others", "said"), [({}, " 0 dropped"), ({"surplus": 2, "verifier_error": 11}, "13 dropped")])
+def test_a_step_without_groups_that_are_all_right_or_wrong_has_words_that_fit_graded_rewards(others, said):
+    nothing = GRADED | {"sampling/no_spread": 0} | {f"sampling/{name}": groups for name, groups in others.items()}
+    line, usual = (step_line(12, 150, 16, metrics, 220) for metrics in (nothing, METRICS))
+    assert f"   2 kept {said}  " in line
+    assert not re.search("right|wrong", line)
+    assert line.index("tok/s") == usual.index("tok/s")
+    for one in ("all_correct", "all_wrong"):
+        assert f" {int(one == 'all_correct')} right " in step_line(1, 2, 16, nothing | {f"sampling/{one}": 1}, 220)
+
+
 def test_groups_that_are_compared_by_score_are_so_from_the_first_step():
     display, stream = plain()
     display.start(150, Config.build({"sampling.metric": "score"}))

@@ -257,7 +257,8 @@ def _verdict(report: MemoryReport, need: Need) -> str:
         if need.changed(**changes).least() <= usable:
             words = " and ".join(f"train.{key}={str(value).lower()}" for key, value in changes.items())
             return f"{line}; with {words} it fits; {_ANOTHER}"
-    return f"{line}; use a machine with more memory, a smaller model or model.lora; {_ANOTHER}"
+    smaller = " or a smaller model" if need.sizes.lora else ", a smaller model or model.lora"
+    return f"{line}; use a machine with more memory{smaller}; {_ANOTHER}"
 
 
 def _needed(report: MemoryReport, need: Need) -> str:

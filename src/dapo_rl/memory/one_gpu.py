@@ -117,7 +117,7 @@ def remedy(sizes: RunSizes, settings: PlanSettings) -> str:
     for words, with_sizes, with_settings in tried:
         if (with_sizes, with_settings) != (sizes, settings) and find_plan(with_sizes, with_settings):
             return f"with {words} it fits"
-    return "use a larger GPU, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+    return f"use a larger GPU, a smaller model, {'' if sizes.lora else 'model.lora, '}or fewer sampling.max_new_tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,8 @@ class RankMemory:
                 break
         if fitting:
             return f"with {' or '.join(fitting)} it fits"
-        return "use larger GPUs, a smaller model, model.lora, or fewer sampling.max_new_tokens"
+        lora = "model.lora, " if self.config.model.lora is None else ""
+        return f"use larger GPUs, a smaller model, {lora}or fewer sampling.max_new_tokens"
 
     def _others(self) -> Iterator[tuple[str, RankMemory]]:
         """Other settings, one at a time."""

@@ -68,6 +68,11 @@ class RunSizes:
     """Weights, gradients and moments of a critic, which is never trained at the same time as the policy."""
 
     @property
+    def lora(self) -> bool:
+        """Whether only adapters are trained."""
+        return self.gradients < self.weights
+
+    @property
     def usable(self) -> int:
         return int(USABLE * self.gpu)
 

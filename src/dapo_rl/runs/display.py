@@ -24,6 +24,7 @@ from dapo_rl.outcomes import OUTCOMES
 from dapo_rl.runs.metric_text import (
     closing_rows,
     dropped,
+    drops,
     engines,
     graded_score,
     has_critic,
@@ -199,11 +200,12 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
     digits, width = len(str(total)), max(2, len(str(groups)))
     clip = f"+{percent(value('actor/pg_clipfrac_high'), 1)}/-{percent(value('actor/pg_clipfrac_low'), 1)}"
     clip = clip.replace("%", "", 1)
-    groups_of = (kept_and_filled(metrics)[0], value("sampling/all_correct"), value("sampling/all_wrong"))
-    kept, right, wrong = (fixed(count_of, 0) for count_of in groups_of)
-    alike = f"{right:>{width}} right {wrong:>{width}} wrong"
+    right, wrong = value("sampling/all_correct"), value("sampling/all_wrong")
+    alike = f"{fixed(right, 0):>{width}} right {fixed(wrong, 0):>{width}} wrong"
     if graded:
         alike = f"{fixed(value('sampling/no_spread'), 0):>{width}} no spread".ljust(len(alike))
+    elif right == wrong == 0:  # scores may be graded, and then these words do not fit
+        alike = f"{sum(drops(metrics).values()):>{width}.0f} dropped".ljust(len(alike))
     speed, seconds = f"{count(value('perf/throughput')):>5} tok/s", duration(value("timing_s/step"))
     explained = f"ev {fixed(value('critic/vf_explained_var')):>5}"
     of_policy = f"ent {fixed(value('actor/entropy')):>4} clip {clip:>10}"
@@ -212,7 +214,7 @@ def step_line(step: int, total: int, groups: int, metrics: Metrics, seconds_left
         f"acc {fixed(value('acc/mean')):>4} reward {fixed(value('reward/mean')):>5}",
         f"len {length(value('response_length/mean')):>5} cut {percent(value('response_length/clip_ratio')):>3}",
         f"{'value pre-training':<{len(of_policy)}}" if is_pretraining(metrics) else of_policy,
-        f"{kept:>{width}} kept {alike}",
+        f"{fixed(kept_and_filled(metrics)[0], 0):>{width}} kept {alike}",
         explained if has_critic(metrics) else speed,  # there is no room for both
         f"{seconds:>5} left {duration(seconds_left)}",
     ]

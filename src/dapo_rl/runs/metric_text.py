@@ -48,18 +48,19 @@ def dropped(metrics: Mapping[str, Any]) -> list[str]:
     labels = {outcome: OUTCOMES[outcome].label for outcome in LOGGED}
     return [
         f"{value:.0f} {labels[outcome]}{'s' if labels[outcome].endswith('error') and value != 1 else ''}"
-        for outcome, value in _drops(metrics).items()
+        for outcome, value in drops(metrics).items()
     ]
 
 
-def _drops(metrics: Mapping[str, Any]) -> dict[str, float]:
+def drops(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The number of dropped groups by outcome, without those that are 0."""
     counts = {outcome: number(metrics, f"sampling/{outcome}") for outcome in LOGGED if outcome != "kept"}
     return {outcome: value for outcome, value in counts.items() if math.isfinite(value) and value > 0}
 
 
 def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
     """All dropped groups by reason, in one line; None if the line of the step has all of them."""
-    found = _drops(metrics)
+    found = drops(metrics)
     if set(found) <= ({"no_spread"} if graded else {"all_correct", "all_wrong"}):
         return None
     groups = f"{sum(found.values()):.0f} of {counted(int(number(metrics, 'sampling/drawn')), 'group')}"

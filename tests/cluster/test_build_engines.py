@@ -1,0 +1,87 @@
+"""What an actor gets to build its engine from, and what it makes of it. No actor is started."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import small_model
+
+from dapo_rl.cluster import build_engines
+from dapo_rl.cluster.build_engines import EngineParts, build_engine_pool
+from dapo_rl.config import Config, SamplingSettings
+
+GPU, CPU = torch.device("cuda"), torch.device("cpu")
+
+
+@pytest.fixture
+def pool_of(monkeypatch):
+    """The arguments of the pool, on a host with 8 threads and 600 bytes for caches."""
+    monkeypatch.setattr(build_engines, "EnginePool", lambda *arguments, **named: (*arguments, named))
+    monkeypatch.setattr(build_engines, "memory_share", lambda device: 600)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+
+    def build(device, *settings):
+        config = Config.load(None, ["cluster.backend=ray", *settings])
+        parts, _, _, named = build_engine_pool(
+            config, config.engine, small_model(), None, None, device, torch.bfloat16, 64, print
+        )
+        return parts, named
+
+    return build
+
+
+@pytest.mark.parametrize(("engines", "threads", "kv_bytes"), [(1, 8, None), (3, 2, 200), (8, 1, 75), (20, 1, 30)])
+def test_engines_on_one_host_divide_its_threads_and_memory(pool_of, engines, threads, kv_bytes):
+    parts, named = pool_of(CPU, f"cluster.engines={engines}")
+    assert (parts.threads, parts.kv_bytes, parts.device) == (threads, kv_bytes, "cpu")
+    assert named["options"] == {}
+    assert named["background"] is (engines > 1)
+
+
+@pytest.mark.parametrize(
+    ("placement", "share", "gpus", "background"),
+    [("colocated", None, 0.4, False), ("separate", 0.85, 1, True), ("shared", 0.4, 0.44, True)],
+)
+def test_engines_on_gpus_have_a_share_of_one(pool_of, placement, share, gpus, background):
+    parts, named = pool_of(GPU, f"cluster.placement={placement}")
+    assert (parts.kv_share, parts.gpu_share, parts.kv_bytes) == (share, share, None)
+    assert parts.releases_memory is (placement == "colocated")
+    assert named["options"] == {"num_gpus": gpus}
+    assert named["background"] is background
+
+
+class Built:
+    """An engine with its arguments, and the weights that it has received."""
+
+    def __init__(self, *arguments, **named):
+        self.version, self.received = 0, []
+        self.named = named
+
+    def receive(self, version, weights):
+        self.received.append((version, weights))
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(build_engines, "flesh_out", lambda skeleton, weights, device, dtype: (device.type, dtype))
+    monkeypatch.setattr(build_engines, "build_engine", Built)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))
+    return EngineParts("native", None, None, SamplingSettings(), torch.bfloat16, 64, "cpu", 1, kv_bytes=77)
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "kv_bytes"), [("cpu", None, 77), ("cpu", 0.25, 77), ("cuda", None, 77), ("cuda", 0.25, 250)]
+)
+def test_a_cache_takes_its_share_of_what_the_weights_leave_on_a_gpu(parts, device, share, kv_bytes):
+    engine = replace(parts, device=device, kv_share=share)(SimpleNamespace(version=0))
+    assert engine.named["kv_bytes"] == kv_bytes
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_an_engine_that_starts_late_receives_the_version_that_it_starts_with(parts, version):
+    weights = SimpleNamespace(version=version)
+    engine = replace(parts, threads=2)(weights)
+    assert engine.received == ([(3, weights)] if version else [])
+    assert engine.named["copies"] is False
+    assert torch.get_num_threads() == 2
