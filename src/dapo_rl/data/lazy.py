@@ -70,8 +70,9 @@ class LazyStream(Stream):
         """The first prompts, which are drawn later. Raises a UserError if there are none."""
         prompts = 0
         while prompts < most and len(self._ahead) < MOST_UNUSABLE + prompts and (row := self._next_row()) is not None:
-            self._ahead.append((row, *self._builder.build([row])))
-            prompts += isinstance(self._ahead[-1][1], Prompt)
+            (made_of_row,) = self._builder.build([row])
+            self._ahead.append((row, made_of_row))
+            prompts += isinstance(made_of_row, Prompt)
         made = [each for _, each in self._ahead]
         bad = [each for each in made if isinstance(each, BadRow)]
         too_long, limit = made.count(None), self._builder.settings.max_prompt_tokens

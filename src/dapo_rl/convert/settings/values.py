@@ -93,7 +93,7 @@ def trackers(value: Any) -> Any:
 
 
 def dtype_here(value: Any) -> Any:
-    names = {"bfloat16": "bfloat16", "float32": "float32", "auto": "auto"}
+    names: dict[Any, str] = {"bfloat16": "bfloat16", "float32": "float32", "auto": "auto"}
     names |= {"bf16": "bfloat16", "fp32": "float32", None: "auto"}
     names |= {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
     if value in names:
