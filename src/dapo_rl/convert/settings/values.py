@@ -93,9 +93,9 @@ def trackers(value: Any) -> Any:
 
 
 def dtype_here(value: Any) -> Any:
-    names = {"bfloat16": "bfloat16", "float32": "float32", "auto": "auto"}
-    names |= {"bf16": "bfloat16", "fp32": "float32", None: "auto"}
-    names |= {"torch.bfloat16": "bfloat16", "torch.float32": "float32"}
+    names: dict[Any, str] = {None: "auto", "auto": "auto"}
+    names |= dict.fromkeys(("bfloat16", "bf16", "torch.bfloat16"), "bfloat16")
+    names |= dict.fromkeys(("float32", "fp32", "torch.float32"), "float32")
     if value in names:
         return names[value]
     raise NoCounterpartError(f"{value} is not supported; model.dtype is bfloat16 or float32")
