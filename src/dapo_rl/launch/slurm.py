@@ -96,8 +96,8 @@ def slurm_script(launch: Launch, allocation: Allocation) -> str:
         f"run={run}",
         f"python={shlex.quote(sys.executable)}",
         f'train=("$python" -P -m dapo_rl.cli {shlex.join(launch.words())})',
-        f"until_done={1 if allocation.until_done else ''}",
         f"cd -- {shlex.quote(os.getcwd())} || exit 2",
+        f"until_done={1 if allocation.until_done else ''}",
         "",
     ]
     body = (Path(__file__).parent / "slurm_job.sh").read_text(encoding="utf-8")
