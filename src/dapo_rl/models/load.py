@@ -7,7 +7,6 @@ import pickle
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,12 +34,12 @@ Loaded = TypeVar("Loaded")
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, in float32 on its device, and the tokenizer."""
     device = pick_device(settings.device)
-    return _found(settings.name, lambda path: _with_tokenizer(path, settings.name, partial(_load, device=device)))
+    return _found(settings.name, lambda path: _load(path, settings.name, device))
 
 
 def load_empty(settings: ModelSettings) -> tuple[Any, Any]:
     """The model without its weights, on torch's meta device, and the tokenizer."""
-    return _found(settings.name, lambda path: _with_tokenizer(path, settings.name, _load_empty))
+    return _found(settings.name, lambda path: _load_empty(path, settings.name))
 
 
 def load_tokenizer(name: str) -> Any:
@@ -51,9 +50,7 @@ def load_tokenizer(name: str) -> Any:
 def _found(name: str, load: Callable[[str | Path], Loaded]) -> Loaded:
     """Loads from a directory, from the hub, or from its cache while the hub cannot be reached."""
     path = find_model(name)
-    if isinstance(path, Path):
-        _check_directory(path, name)
-    elif problem := hub_problem():
+    if not isinstance(path, Path) and (problem := hub_problem()):
         _check_cached(name, problem)
         with cache_only():
             return load(path)
@@ -70,6 +67,8 @@ def _tokenizer(path: str | Path, name: str) -> Any:
 
 def _check_config(path: str | Path, name: str) -> None:
     """Before transformers builds anything of it."""
+    if isinstance(path, Path):
+        _check_directory(path, name)
     check_config_size(path)
     try:
         found = PreTrainedConfig.get_config_dict(path)[0]
@@ -78,32 +77,26 @@ def _check_config(path: str | Path, name: str) -> None:
     check_config(found, name)
 
 
-def _with_tokenizer(path: str | Path, name: str, load: Callable[[str | Path, str], Any]) -> tuple[Any, Any]:
+def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
     _check_config(path, name)
     tokenizer = _tokenizer(path, name)
-    check_tokenizer(tokenizer, name)
     try:
-        return load(path, name), tokenizer
-    except UserError:
-        raise
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            weights_only=True,
+        )
     except Exception as error:
         raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
-
-
-def _load(path: str | Path, name: str, device: torch.device) -> Any:
-    model, loading = AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=torch.float32,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        trust_remote_code=False,
-        weights_only=True,
-    )
     _check_weights(model, loading, name)
+    check_tokenizer(tokenizer, name)
     _check_ends(model, name)
     make_savable(model)
     try:
-        return model.to(device)
+        return model.to(device), tokenizer
     except torch.OutOfMemoryError:
         gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
         raise UserError(
@@ -112,13 +105,19 @@ def _load(path: str | Path, name: str, device: torch.device) -> Any:
         ) from None
 
 
-def _load_empty(path: str | Path, name: str) -> Any:
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
+    _check_config(path, name)
+    tokenizer = _tokenizer(path, name)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    except Exception as error:
+        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
     with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
         model.generation_config = GenerationConfig.from_pretrained(path)
-    return model.eval()
+    check_tokenizer(tokenizer, name)
+    return model.eval(), tokenizer
 
 
 def find_model(name: str) -> str | Path:
