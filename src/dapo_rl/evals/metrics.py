@@ -134,13 +134,8 @@ def consensus(correct: Sequence[bool], votes: Sequence[str | None]) -> float:
     """
     if not correct:
         return math.nan
-    counts: dict[str, int] = {}
-    first: dict[str, bool] = {}
-    for is_right, vote in zip(correct, votes, strict=True):
-        if vote is not None:
-            counts[vote] = counts.get(vote, 0) + 1
-            first.setdefault(vote, is_right)
-    return float(first[max(counts, key=counts.__getitem__)]) if counts else 0.0
+    counts = Counter(vote for vote in votes if vote is not None)
+    return float(correct[votes.index(max(counts, key=counts.__getitem__))]) if counts else 0.0
 
 
 def is_graded(verdicts: Iterable[tuple[bool, float]]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -57,23 +56,22 @@ GENERATE_VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+VARIANTS: dict[str, dict[str, Any]] = {"trl": TRL_VARIANTS, "vllm": VLLM_VARIANTS, "generate": GENERATE_VARIANTS}
+"""By peer; others have none."""
+
+
 def variants_of(peer: str, *, cuda: bool, bfloat16: bool, samples: int) -> list[str]:
     """The variants that apply here, in the order in which they are tried."""
-    applies: dict[str, Callable[[str], bool]] = {
-        "trl": lambda name: _trl_applies(TRL_VARIANTS[name], cuda, bfloat16),
-        "vllm": lambda name: name != "default" or samples > VLLM_DEFAULT_GRAPHS,
-        "generate": lambda name: True,
-    }
-    return [name for name in all_variants(peer) if applies[peer](name)] or [""]
+    names = all_variants(peer)
+    if peer == "trl":
+        names = [name for name in names if _trl_applies(TRL_VARIANTS[name], cuda, bfloat16)]
+    elif peer == "vllm" and samples <= VLLM_DEFAULT_GRAPHS:
+        names.remove("default")
+    return names or [""]
 
 
 def all_variants(peer: str) -> list[str]:
-    known: dict[str, dict[str, Any]] = {
-        "trl": TRL_VARIANTS,
-        "vllm": VLLM_VARIANTS,
-        "generate": GENERATE_VARIANTS,
-    }
-    return list(known.get(peer, {}))
+    return list(VARIANTS.get(peer, {}))
 
 
 def vllm_options(variant: str, *, max_batch: int, longest: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rich import box
@@ -17,14 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.config import SamplingSettings
-from dapo_rl.engines.protocol import Engine, Request, SamplingParams
-from dapo_rl.engines.token_sampling import derive_seed
+from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.evals.sampling import answer
 from dapo_rl.lab.simulated_engine import SimulatedEngine
 from dapo_rl.lab.simulated_world import LONGEST, EndlessPrompts, NoWeights, SaysSo, World
-from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
-from dapo_rl.rollout.sampler import Prompts, Sampler
-from dapo_rl.types import Group, Trajectory, Verifier
+from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.types import Group
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "carry": {"surplus": "carry"},
@@ -49,63 +48,29 @@ class Rounds:
     and, if `most` rounds are not enough, trains on the first round unfiltered (`gives_up`).
     """
 
-    prompts: Prompts
     engine: Engine
-    verifier: Verifier
     params: SamplingParams
     group_size: int
     round_size: int = 1
     most: int = 10**9
     gives_up: bool = False
-    draws: int = 0
+    prompts: EndlessPrompts = field(default_factory=EndlessPrompts)
 
     def fill(self, n: int) -> SampledBatch:
+        """The batch lists only the groups that are sampled and those that are kept."""
         kept: list[Group] = []
-        dropped: list[tuple[Group, Outcome]] = []
         sampled: list[Group] = []
-        rounds = 0
-        while len(kept) < n and rounds < self.most:
-            rounds += 1
-            for group in self._round(n * self.round_size):
-                sampled.append(group)
-                outcome = _outcome(group)
-                if outcome != "kept":
-                    dropped.append((group, outcome))
-                elif len(kept) < n:
-                    kept.append(group)
-                else:
-                    dropped.append((group, "surplus"))
+        for _ in range(self.most):
+            drawn = [self.prompts.draw() for _ in range(n * self.round_size)]
+            groups = answer(self.engine, SaysSo(), drawn, self.params, self.group_size, seed=0)
+            sampled += sorted(groups, key=lambda group: group.draw)
+            kept = [group for group in sampled if len({verdict.correct for verdict in group.verdicts}) > 1][:n]
+            if len(kept) == n:
+                break
         if len(kept) < n and self.gives_up:
-            first = sampled[:n]
-            dropped = [(group, "surplus" if _outcome(group) == "kept" else _outcome(group)) for group in sampled[n:]]
-            kept = first
+            kept = sampled[:n]
         tokens = sum(group.tokens for group in sampled)
-        return SampledBatch(
-            tuple(kept), tuple(dropped), tuple(sampled), version=self.engine.version, tokens_generated=tokens
-        )
-
-    def _round(self, size: int) -> list[Group]:
-        drawn = {f"draw-{self.draws + i}": (self.draws + i, self.prompts.draw()) for i in range(size)}
-        self.draws += size
-        for name, (draw, prompt) in drawn.items():
-            seed = derive_seed(0, prompt.id, draw)
-            self.engine.submit(Request(name, prompt.token_ids, self.group_size, self.params, seed))
-        samples: dict[str, dict[int, Trajectory]] = {name: {} for name in drawn}
-        while completions := self.engine.poll():
-            for completion in completions:
-                samples[completion.request_id][completion.index] = completion.sample
-        groups = []
-        for name, (draw, prompt) in drawn.items():
-            responses = tuple(samples[name][i] for i in range(self.group_size))
-            groups.append(Group(draw, prompt, responses, tuple(self.verifier(prompt, responses))))
-        return groups
-
-
-def _outcome(group: Group) -> Outcome:
-    correct = {verdict.correct for verdict in group.verdicts}
-    if len(correct) > 1:
-        return "kept"
-    return "all_correct" if correct == {True} else "all_wrong"
+        return SampledBatch(tuple(kept), (), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
 
 
 class Strategy(Protocol):
@@ -115,7 +80,7 @@ class Strategy(Protocol):
 def build_strategy(name: str, engine: Engine, group: int, n: int) -> Strategy:
     how, params = STRATEGIES[name], SamplingParams(max_new_tokens=LONGEST)
     if "round_size" in how:
-        return Rounds(EndlessPrompts(), engine, SaysSo(), params, group, **how)
+        return Rounds(engine, params, group, **how)
     settings = SamplingSettings(group_size=group, prompts_per_step=n, max_new_tokens=LONGEST, **how)
     return Sampler(EndlessPrompts(), engine, SaysSo(), params, settings, cap=10**9, seed=0)
 

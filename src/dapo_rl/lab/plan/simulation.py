@@ -196,11 +196,11 @@ class Simulation:
         return SimulatedEngine(self.world, replicas, alone / POLLS)
 
     def _strategy(self, way: Way, engine: SimulatedEngine) -> Strategy:
-        settings, prompts = self.settings, EndlessPrompts()
+        settings = self.settings
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
             size = self.round_size if settings.dynamic else 1
-            return Rounds(prompts, engine, SaysSo(), params, settings.group_size, round_size=size)
+            return Rounds(engine, params, settings.group_size, round_size=size)
         carry = SamplingSettings(
             group_size=settings.group_size,
             prompts_per_step=self.prompts,
@@ -210,7 +210,7 @@ class Simulation:
             max_staleness=max(1, settings.max_staleness),
             ahead=settings.ahead,
         )
-        return Sampler(prompts, engine, SaysSo(), params, carry, cap=10**9, seed=self.world.seed)
+        return Sampler(EndlessPrompts(), engine, SaysSo(), params, carry, cap=10**9, seed=self.world.seed)
 
 
 def simulated_share(prompts: int, engines: int, enough: int = ENOUGH) -> int:
