@@ -125,6 +125,28 @@ def test_a_curve_with_every_point(client):
     )
 
 
+@pytest.mark.parametrize(
+    ("logged", "first", "steps"),
+    [
+        ({1: 0.375, 2: 0.5}, 0, [0, 1, 2]),
+        ({1: 0.375, 2: 0.5}, 1, [1, 2]),
+        ({}, 0, [0]),
+        ({0: 0.125, 1: 0.375}, 0, [0, 1]),
+    ],
+)
+def test_a_curve_begins_with_the_evaluation_before_the_first_step(tmp_path, logged, first, steps):
+    """The summary has it; the log of a newer version has it too, and comes first."""
+    run = make_run(tmp_path / "a", steps=1)
+    run.metrics_path.write_text("")
+    finish(run, {"trained": 18, "total": 36})
+    for step, accuracy in logged.items():
+        run.append_metrics(step, {"eval/accuracy": accuracy})
+    client = TestClient(create_app(Catalogue([tmp_path]), Launcher(tmp_path), "token"), base_url="http://127.0.0.1")
+    rows = read_csv(client.get(f"/api/curves.csv?run=a&metric=eval/accuracy&share=0&first={first}"))
+    known = {0: 0.25} | logged
+    assert [(int(row["step"]), float(row["value"])) for row in rows] == [(step, known[step]) for step in steps]
+
+
 def test_the_report(client, tmp_path):
     report = tmp_path / "runs" / "a" / "report.png"
     assert client.get("/api/reports?run=a&run=-b").json() == {"runs": []}

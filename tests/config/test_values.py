@@ -149,6 +149,13 @@ def test_dropout_leaves_something():
     assert refuses("model.lora.dropout", 1)
 
 
+def test_lambda_is_a_share_or_adaptive():
+    for value in (0, 0.95, 1, "adaptive"):
+        assert made("critic.lambda_policy", value) == value
+    for value in (-1e-9, 1 + 1e-9, True, False, None, "some", [0.5]):
+        assert refuses("critic.lambda_policy", value)
+
+
 @pytest.mark.parametrize("key", UP_TO_ONE)
 def test_shares_end_at_one(key):
     assert made(key, 1) == 1

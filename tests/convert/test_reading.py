@@ -156,6 +156,23 @@ def test_interpolation():
         assert why in value.why
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${.near}", "beside c"),
+        ("${..near}", "beside b"),
+        ("${...near}", "beside a"),
+        ("${near}", "beside a"),
+        ("${oc.select:.near,7}", "beside c"),
+        ("${oc.select:..near,7}", "beside b"),
+        ("${oc.select:..none,7}", 7),
+    ],
+)
+def test_dots_lead_from_a_key_to_its_siblings_and_above(text, value):
+    keys = {"a.b.c": text, "a.b.near": "beside c", "a.near": "beside b", "near": "beside a"}
+    assert interpolated(keys, {})["a.b.c"] == value
+
+
 def test_a_dictionary_of_hydra_and_a_deleted_key():
     script = "python3 -m verl.trainer.main_ppo ++a={b: 1} +c=2 c=3 ~c data.x=1 $EXTRA word"
     keys = read_script(script.replace("{b: 1}", "'{b: 1}'"), "s").keys

@@ -153,6 +153,14 @@ def test_of_two_training_commands_one_is_chosen_and_the_row_says_so(recipe, tmp_
     assert "(command)" not in recipe(TWO.format(0.1) * 2)[1]
 
 
+def test_a_file_of_settings_has_no_commands_to_choose_from(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("data: {train_files: a.parquet}\nactor_rollout_ref: {rollout: {n: 8}}\n")
+    result = convert_run(read_run(path))
+    assert "data.train_files" in [row.key for row in result.rows]
+    assert "(command)" not in [row.key for row in result.rows]
+
+
 def test_icepops_two_bounds_keep_the_upper_one(recipe):
     prefix = "algorithm.rollout_correction"
     text, rows = recipe(verl(f"{ROLLOUT}.n=8 {prefix}.rollout_is=token {prefix}.rollout_is_threshold=0.5_4.0"))

@@ -1,10 +1,14 @@
 """The words of the command line, as settings."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
 from dapo_rl.data import load_rows
 from dapo_rl.errors import UserError
 from dapo_rl.evals.plan import fingerprint, make_plan
+from dapo_rl.evals.run import _home, _params
 
 
 def test_the_papers_protocol():
@@ -36,6 +40,39 @@ def test_parameters_of_the_source():
 
 def test_two_tokens_are_a_limit_too():
     assert make_plan("arithmetic", {"--max-new-tokens": 2}).config.sampling.max_new_tokens == 2
+
+
+@pytest.mark.parametrize(("context", "limit"), [(None, 1024), (4096, 1024), (1124, 1024), (1123, 1023), (101, 1)])
+def test_a_limit_that_nobody_named_is_lowered_to_the_context(context, limit):
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=context))
+    assert _params(make_plan("arithmetic"), model, longest=100).max_new_tokens == limit
+    named = _params(make_plan("arithmetic", {"--max-new-tokens": 1}), model, longest=100)
+    assert named.max_new_tokens == 1
+
+
+@pytest.mark.parametrize(("context", "limit"), [(100, None), (1123, 1024)])
+def test_a_limit_beyond_the_context_is_refused(context, limit):
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=context))
+    with pytest.raises(UserError, match=rf"after a prompt of 100 tokens exceeds the model's context of {context}"):
+        _params(make_plan("arithmetic", {"--max-new-tokens": limit} if limit else {}), model, longest=100)
+
+
+@pytest.mark.parametrize(
+    ("model", "begins"),
+    [
+        ("tiny", "tiny"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen-Qwen2.5-0.5B"),
+        ("../runs/a b/", "runs-a-b"),
+        ("m" * 60, "m" * 48),
+        ("…", "data"),
+    ],
+)
+def test_the_responses_of_a_model_are_in_a_directory_with_its_name(model, begins):
+    home = _home(Path("out"), model)
+    assert home.parent == Path("out")
+    name, _, digest = home.name.rpartition("-")
+    assert (name, len(digest)) == (begins, 8)
+    assert home != _home(Path("out"), f"{model}/")
 
 
 @pytest.mark.parametrize(

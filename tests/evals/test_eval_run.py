@@ -69,6 +69,7 @@ def test_two_models_by_the_command(monkeypatch, capsys, tmp_path, random_model):
     assert "compared with tiny" in printed
     assert "mean score" not in printed, "the rewards are not graded"
     (out,) = (tmp_path / "evals").iterdir()
+    assert out.name.startswith("arithmetic-")
     report = json.loads((out / "evaluation.json").read_text())
     assert (out / "evaluation.png").read_bytes().startswith(b"\x89PNG")
     tiny, random = report["models"]

@@ -170,6 +170,11 @@ def test_a_run_that_does_not_fit_is_refused_with_the_sums(name, gib, settings, e
     assert f"the GPU has {run.usable / GIB:.1f} GiB to use; " in line
     assert line.endswith(ends)
     assert "\n" not in line
+    least = float(re.search(r"needs at least ([\d.]+) GiB", line)[1])
+    listed = [float(part) for part in re.findall(r"([\d.]+) GiB", re.search(r"\((.*?)\)", line)[1])]
+    # Beside what is listed there are the libraries and the graphs; each figure is rounded.
+    assert sum(listed) + (RUNTIME + run.graphs) / GIB == pytest.approx(least, abs=0.05 * (len(listed) + 1))
+    assert (f"engine {(run.engine + run.kv_least) / GIB:.1f} GiB" in line) is (settings.memory == "keep")
 
 
 def test_a_cache_that_is_set_too_large():

@@ -48,6 +48,19 @@ def test_every_formula_has_a_counterpart_of_its_own():
         assert getattr(reference, name).__name__ == name
 
 
+def defaults(function):
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, _ in in_torch() if name not in WITHOUT))
+def test_a_formula_and_its_counterpart_have_the_same_defaults(name):
+    ours, theirs = defaults(dict(in_torch())[name]), defaults(getattr(reference, name))
+    assert {key: theirs[key] for key in ours.keys() & theirs.keys()} == {
+        key: ours[key] for key in ours.keys() & theirs.keys()
+    }
+
+
 @pytest.mark.parametrize("module", [reference, numpy_twin_credit])
 def test_counterparts_share_no_code_with_formulas(module):
     code = inspect.getsource(module)

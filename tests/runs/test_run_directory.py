@@ -212,6 +212,17 @@ def test_rollouts_have_what_a_critic_gave_to_each_token(run):
         assert row["values"] is row["advantages"] is None
 
 
+def test_columns_that_the_package_does_not_know_are_written_with_their_types(run):
+    judged = group()
+    first = judged.samples[0].replace(surprise=np.float32([0.5, 0.25, 0]), experts=np.int16([[1, 2], [3, 4], [5, 6]]))
+    run.write_rollouts(1, [GroupRow(replace(judged, samples=(first, judged.samples[1])), "kept")])
+    table = pq.read_table(run.rollout(1))
+    assert table.column_names == [*SCHEMA.names, "experts", "surprise"]
+    assert table["surprise"].to_pylist() == [[0.5, 0.25, 0], None]
+    assert table["experts"].to_pylist() == [[[1, 2], [3, 4], [5, 6]], None]
+    assert table.schema.field("experts").type.value_type.value_type == "int16"
+
+
 def test_what_the_update_saw_must_match_the_samples(run):
     short = replace(trained(group()), samples=trained(group()).samples[:1])  # with two verdicts
     with pytest.raises(ValueError, match="zip"):
