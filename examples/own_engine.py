@@ -26,7 +26,7 @@ class PlainEngine:
         self.samples: list[tuple[Request, Trajectory]] = []
 
     def submit(self, request):
-        self.samples += [(request, begun) for begun in request.begun]
+        self.samples += [(request, partial) for partial in request.partial]
         self.samples += [(request, Trajectory.nothing(index)) for index in request.starting]
 
     def poll(self, timeout_s=None):
@@ -34,21 +34,21 @@ class PlainEngine:
         finished = []
         while self.samples and not finished:
             now = [self._one_more(*sample) for sample in self._next_tokens(self.samples[: self.batch])]
-            finished = [(request, begun, end) for request, begun, end in now if end]
-            going_on = [(request, begun) for request, begun, end in now if not end]
+            finished = [(request, partial, end) for request, partial, end in now if end]
+            going_on = [(request, partial) for request, partial, end in now if not end]
             self.samples = going_on + self.samples[self.batch :]
         return [
             Completion(
                 request.id,
-                begun.index,
-                make_sample(self.tokenizer, begun, len(begun.token_ids), reason, self.stop_ids),
+                partial.index,
+                make_sample(self.tokenizer, partial, len(partial.token_ids), reason, self.stop_ids),
             )
-            for request, begun, reason in finished
+            for request, partial, reason in finished
         ]
 
     def cancel(self, ids):
-        lost = sum(len(begun.token_ids) for request, begun in self.samples if request.id in ids)
-        self.samples = [(request, begun) for request, begun in self.samples if request.id not in ids]
+        lost = sum(len(partial.token_ids) for request, partial in self.samples if request.id in ids)
+        self.samples = [(request, partial) for request, partial in self.samples if request.id not in ids]
         return lost
 
     def receive(self, version, source):
@@ -57,15 +57,15 @@ class PlainEngine:
 
     def take_unfinished(self):
         written: dict[str, tuple[Request, list[Trajectory]]] = {}
-        for request, begun in self.samples:
-            written.setdefault(request.id, (request, []))[1].append(begun)
+        for request, partial in self.samples:
+            written.setdefault(request.id, (request, []))[1].append(partial)
         self.samples = []
         return [request.left(samples) for request, samples in written.values()]
 
     @torch.no_grad()
     def _next_tokens(self, samples):
         """Yields each sample with one more token."""
-        contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in samples]
+        contexts = [np.concatenate([request.prompt_ids, partial.token_ids]) for request, partial in samples]
         width = max(map(len, contexts))
         ids = np.full((len(samples), width), pad_id(self.tokenizer))
         for row, context in zip(ids, contexts, strict=True):
@@ -73,15 +73,15 @@ class PlainEngine:
         ends = torch.tensor([len(context) - 1 for context in contexts])
         logits = self.model(input_ids=torch.from_numpy(ids), use_cache=False).logits
         how = DrawParams.of([request.params for request, _ in samples])
-        keys = row_keys([(request.seed, begun.index) for request, begun in samples])
-        positions = torch.tensor([len(begun.token_ids) for _, begun in samples])
+        keys = row_keys([(request.seed, partial.index) for request, partial in samples])
+        positions = torch.tensor([len(partial.token_ids) for _, partial in samples])
         tokens, logps = draw_tokens(logits[torch.arange(len(samples)), ends], uniforms(keys, positions), how)
-        for (request, begun), token, logp in zip(samples, tokens, logps, strict=True):
-            yield request, begun.then(np.int32([token]), np.float32([logp]), self.version)
+        for (request, partial), token, logp in zip(samples, tokens, logps, strict=True):
+            yield request, partial.then(np.int32([token]), np.float32([logp]), self.version)
 
-    def _one_more(self, request, begun):
+    def _one_more(self, request, partial):
         """The sample with its finish reason, or None if it is unfinished."""
-        if int(begun.token_ids[-1]) in self.stop_ids:
-            return request, begun, "stop"
-        full = len(begun.token_ids) == request.params.max_new_tokens
-        return request, begun, "length" if full else None
+        if int(partial.token_ids[-1]) in self.stop_ids:
+            return request, partial, "stop"
+        full = len(partial.token_ids) == request.params.max_new_tokens
+        return request, partial, "length" if full else None

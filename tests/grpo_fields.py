@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.config.peers import LIBRARIES
 
 
 def decisions(kind):

@@ -157,7 +157,7 @@ class Prompts:
     def find(self, prompt_id: str) -> Prompt:
         return make_prompt(prompt_id)
 
-    def rest(self, prompt: Prompt, epochs: int) -> None:
+    def skip(self, prompt: Prompt, epochs: int) -> None:
         self.resting.append((prompt.id, epochs))
 
 
@@ -187,7 +187,7 @@ class ScriptedEngine(Engine):
             request = self._queue.pop(0)
             if request.id not in self._samples:
                 self._samples[request.id] = self._script(request)
-            for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
+            for begun in (*request.partial, *map(Trajectory.nothing, request.starting)):
                 sample = self._samples[request.id][begun.index]
                 self._running.append([len(sample.token_ids) - len(begun.token_ids), request, begun.index, sample])
         if not self._running:

@@ -13,7 +13,7 @@ LAYERS = [
     {"workers"},
     {"choices", "engine_specs"},
     {"objectives"},
-    {"convert.settings", "recipes"},
+    {"recipes"},
     {"version", "types", "palette", "outcomes", "config", "demo", "completion"},
     {"codec"},
     {"data", "rewards", "envs", "models", "runs", "convert"},
@@ -46,7 +46,6 @@ WITHOUT_TORCH = {
         "errors",
         "base",
         "workers",
-        "convert.settings",
         "recipes",
         "version",
         "types",
@@ -64,7 +63,7 @@ WITHOUT_TORCH = {
 
 def part(module):
     """The part of the package that a module, named below `dapo_rl`, belongs to."""
-    return "convert.settings" if module.startswith("convert.settings") else module.split(".")[0]
+    return module.split(".")[0]
 
 
 def part_of(path):

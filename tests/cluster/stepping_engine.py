@@ -65,7 +65,7 @@ class SteppingEngine(Engine):
     def submit(self, request):
         if self.trouble.get("refuse") == request.id:
             raise UserError("engine: this request is refused")
-        for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
+        for begun in (*request.partial, *map(Trajectory.nothing, request.starting)):
             self.rows.append([request, begun])
 
     def poll(self, timeout_s=None):

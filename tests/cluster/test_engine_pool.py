@@ -233,7 +233,7 @@ def steps_of(engine, **settings):
         decided += sum(group.tokens for group in fill.kept) + sum(group.tokens for group, _ in fill.dropped)
         assert generated == decided + fill.tokens_cancelled + sampler.carried_tokens, "counted twice, or not at all"
         kept = [(group.draw, group.prompt.id, list(group.samples)) for group in fill.kept]
-        left = (sampler.carried_tokens, sampler.begun_tokens)
+        left = (sampler.carried_tokens, sampler.in_flight_tokens)
         steps.append((kept, [(group.draw, outcome) for group, outcome in fill.dropped], left))
         engine.receive(version, Numbers(version))
     return steps
@@ -327,7 +327,7 @@ def test_sampling_goes_on_during_updates(pool):
         assert versions == {max(0, version - 2)}, "they were not generated during the update before"
     sampler.drain()
     finished = sampler.so_far.tokens_generated
-    assert total + finished + sampler.begun_tokens == trained + sampler.carried_tokens + sampler.begun_tokens
+    assert total + finished + sampler.in_flight_tokens == trained + sampler.carried_tokens + sampler.in_flight_tokens
     assert pool.pending == 0
     fill = sampler.fill(5)
     assert [group.draw for group in fill.kept] == list(range(15, 20))

@@ -20,9 +20,9 @@ def begun(index, tokens):
 def test_only_samples_that_have_not_come_back_are_sampled_again(missing, continued, started):
     request = Request("a", np.array([1]), 4, SamplingParams(max_new_tokens=9), 0, (begun(1, 2), begun(3, 5)), (0, 2))
     left = Order(7, request, missing).left()
-    assert [sample.index for sample in left.begun] == continued
+    assert [sample.index for sample in left.partial] == continued
     assert list(left.starting) == started
-    assert [len(sample.token_ids) for sample in left.begun] == [{1: 2, 3: 5}[index] for index in continued]
+    assert [len(sample.token_ids) for sample in left.partial] == [{1: 2, 3: 5}[index] for index in continued]
 
 
 def test_what_an_engine_has_done_is_summed_over_its_actors():

@@ -9,9 +9,9 @@ from grpo_fields import decisions
 from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
 from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config, script_settings
 from dapo_rl.config import Config
+from dapo_rl.config.peers import LIBRARIES
+from dapo_rl.config.peers.values import NoCounterpartError
 from dapo_rl.convert.draft import default_of
-from dapo_rl.convert.settings import LIBRARIES
-from dapo_rl.convert.settings.values import NoCounterpartError
 from dapo_rl.errors import UserError
 
 trl = pytest.importorskip("trl")

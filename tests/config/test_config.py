@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl.config import PRESETS, Config, known_keys
-from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.errors import UserError
 
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from dapo_rl.cli import app
 from dapo_rl.config import Config
+from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.convert.read_run import read_run, read_words
-from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.convert.write_recipe import convert_run
 from dapo_rl.errors import UserError
 

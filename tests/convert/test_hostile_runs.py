@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.read_run import ExternalRun, read_script
-from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.convert.shell.commands import read_shell
 from dapo_rl.convert.write_recipe import convert_run, recipe_text
 from dapo_rl.errors import UserError

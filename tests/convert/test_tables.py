@@ -3,8 +3,8 @@
 import pytest
 
 from dapo_rl.config import known_keys
-from dapo_rl.convert.settings import settings_table
-from dapo_rl.convert.settings.values import CONVERSIONS
+from dapo_rl.config.peers import settings_table
+from dapo_rl.config.peers.values import CONVERSIONS
 from dapo_rl.convert.unsupported import FEATURES
 
 TABLES = ("areal", "grpo", "ms_swift", "transformers", "trl", "verl")

@@ -121,7 +121,7 @@ def test_a_prompt_rests_in_its_source():
     for seed in range(5):
         stream = mixture([3, 3], [1, 1], seed)
         first = stream.draw()
-        stream.rest(first, 1)
+        stream.skip(first, 1)
         later = ids(stream, 20)
         own = [name for name in later if name.startswith(first.origin)]
         assert first.id not in own[:4]  # the rest of this pass, and the next

@@ -157,7 +157,7 @@ def test_what_cannot_be_drawn_from_is_refused():
 def test_a_prompt_that_rests_is_left_out_for_its_epochs(tmp_path):
     stream = PromptStream(prompts(4), seed=3)
     first = [stream.draw() for _ in range(2)]
-    stream.rest(first[0], epochs=2)
+    stream.skip(first[0], epochs=2)
     stream.save(tmp_path)
     epochs = [[stream.draw().id for _ in range(n)] for n in (2, 3, 3, 4)]
     assert all(first[0].id not in ids for ids in epochs[:3])
@@ -166,5 +166,5 @@ def test_a_prompt_that_rests_is_left_out_for_its_epochs(tmp_path):
     resumed.load(tmp_path)
     assert [resumed.draw().id for _ in range(12)] == [name for ids in epochs for name in ids]
     for prompt in prompts(4):
-        stream.rest(prompt, epochs=5)
+        stream.skip(prompt, epochs=5)
     assert stream.draw().id in {p.id for p in prompts(4)}

@@ -39,10 +39,15 @@ def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
 
     plain, notes = train(tmp_path / "plain")
     assert "memory: " not in notes
-    plan = MemoryPlan(turns=True, note="memory: in turns")
+    plan = MemoryPlan(time_share=True, note="memory: in turns")
     monkeypatch.setattr(backend, "memory_plan", lambda *arguments: plan)
     record(NativeEngine, "release_memory", NativeEngine._back_to_the_queue)
-    for owner, name in ((NativeEngine, "poll"), (NativeEngine, "receive"), (HFPolicy, "update"), (HFPolicy, "rest")):
+    for owner, name in (
+        (NativeEngine, "poll"),
+        (NativeEngine, "receive"),
+        (HFPolicy, "update"),
+        (HFPolicy, "release_memory"),
+    ):
         record(owner, name, getattr(owner, name))
     turned, notes = train(tmp_path / "turned")
     assert "memory: in turns" in notes

@@ -30,19 +30,19 @@ class SGLangEngine(Engine):
         self._queue: list[tuple[Request, Trajectory]] = []
 
     def submit(self, request: Request) -> None:
-        samples = [*request.begun, *map(Trajectory.nothing, request.starting)]
-        self._queue += [(request, begun) for begun in samples]
+        samples = [*request.partial, *map(Trajectory.nothing, request.starting)]
+        self._queue += [(request, partial) for partial in samples]
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
         batch, self._queue = self._queue[: self._width], self._queue[self._width :]
         outputs = self._runtime.generate(
-            input_ids=[np.concatenate([request.prompt_ids, begun.token_ids]).tolist() for request, begun in batch],
+            input_ids=[np.concatenate([request.prompt_ids, partial.token_ids]).tolist() for request, partial in batch],
             sampling_params=[self._params(*pair) for pair in batch],
         )
         return [self._completion(*pair, output) for pair, output in zip(batch, outputs, strict=True)]
 
     def cancel(self, ids: Collection[str]) -> int:
-        lost = sum(len(begun.token_ids) for request, begun in self._queue if request.id in ids)
+        lost = sum(len(partial.token_ids) for request, partial in self._queue if request.id in ids)
         self._queue = [pair for pair in self._queue if pair[0].id not in ids]
         return lost
 
@@ -53,27 +53,27 @@ class SGLangEngine(Engine):
 
     def take_unfinished(self) -> list[Request]:
         requests = {request.id: request for request, _ in self._queue}
-        written = {name: [begun for request, begun in self._queue if request.id == name] for name in requests}
+        written = {name: [partial for request, partial in self._queue if request.id == name] for name in requests}
         self._queue = []
         return [request.left(written[name]) for name, request in requests.items()]
 
     def close(self) -> None:
         self._runtime.shutdown()
 
-    def _params(self, request: Request, begun: Trajectory) -> dict[str, Any]:
-        params = request.params_of(begun.index)
+    def _params(self, request: Request, partial: Trajectory) -> dict[str, Any]:
+        params = request.params_of(partial.index)
         return {
-            "max_new_tokens": params.max_new_tokens - len(begun.token_ids),
+            "max_new_tokens": params.max_new_tokens - len(partial.token_ids),
             "temperature": params.temperature,
-            "sampling_seed": derive_seed(request.seed, begun.index, len(begun.token_ids)),
+            "sampling_seed": derive_seed(request.seed, partial.index, len(partial.token_ids)),
         }
 
-    def _completion(self, request: Request, begun: Trajectory, output: dict[str, Any]) -> Completion:
+    def _completion(self, request: Request, partial: Trajectory, output: dict[str, Any]) -> Completion:
         logps, tokens = zip(*output["meta_info"]["output_token_logprobs"], strict=True)
-        written = begun.then(np.array(tokens, np.int32), np.array(logps, np.float32), self.version)
+        written = partial.then(np.array(tokens, np.int32), np.array(logps, np.float32), self.version)
         finish = output["meta_info"]["finish_reason"]["type"]
         sample = make_sample(self._tokenizer, written, len(written.token_ids), finish, self._stop_ids)
-        return Completion(request.id, begun.index, sample)
+        return Completion(request.id, partial.index, sample)
 
 
 class Runtime:

@@ -170,7 +170,7 @@ def test_a_resumed_sample_ends_at_a_stop_string_that_begins_before_it_was_set_as
         engine = NativeEngine(model, known)
         half = Trajectory(known("xyz12", add_special_tokens=False).input_ids, -1.0)
         params = SamplingParams(30, stop=stop, ignore_eos=True)
-        engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, begun=(half,), new=()))
+        engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, partial=(half,), new=()))
         (done,) = engine.poll()
         return done.sample
 
@@ -197,7 +197,7 @@ def test_a_stop_string_is_searched_from_the_first_token_of_the_turn(make, trail)
     def next_turn(*stops: str, begun: Trajectory = begun) -> Any:
         engine = make(model, known)
         params = SamplingParams(len(tokens) + 12, stop=stops, ignore_eos=True)
-        engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, begun=(begun,), new=()))
+        engine.submit(Request("r", (5, 6, 7), 1, params, seed=3, partial=(begun,), new=()))
         (done,) = engine.poll()
         return done.sample
 

@@ -211,7 +211,7 @@ def test_unfinished_samples_leave_with_their_tokens_and_continue(engine):
     assert ours.pending == 0
     assert not ours._engine.running
     assert (second.id, second.untouched) == ("b", True)
-    assert [(begun.index, ids(begun), begun.logps.tolist()) for begun in first.begun] == [
+    assert [(begun.index, ids(begun), begun.logps.tolist()) for begun in first.partial] == [
         (0, (5, 5), [-0.5, -1.5]),
         (1, (5, 5), [-0.5, -1.5]),
     ]

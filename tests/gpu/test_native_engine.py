@@ -109,7 +109,7 @@ def test_samples_in_flight_go_on_after_new_weights_and_in_another_engine(model):
     samples = {(c.request_id, c.index): c.sample for _ in range(2) for c in engine.poll()}
     engine.receive(1, weights_of(model))
     unfinished = engine.take_unfinished()
-    assert any(request.begun for request in unfinished)
+    assert any(request.partial for request in unfinished)
     rest = sample(engine, unfinished)
     other = NativeEngine(model, tokenizer(), max_batch=9)
     other.receive(1, weights_of(model))

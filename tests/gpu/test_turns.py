@@ -71,11 +71,11 @@ def test_an_update_in_turns_leaves_no_gradients_and_no_cached_memory():
         norm_length=10,
         token_budget=10**4,
         dtype=torch.bfloat16,
-        turns=True,
+        time_share=True,
     )
     samples = [train_sample((1, 2), (3, 4, 5 + i), (-1.0,) * 3, 1.0 - 2 * (i % 2), i // 2) for i in range(8)]
     policy.update(samples, 1e-4)
-    policy.rest()
+    policy.release_memory()
     assert all(p.grad is None for p in model.parameters())
     # Weights and two moments, and little else: cuBLAS has workspaces.
     assert torch.cuda.memory_allocated() - allocated < 12 * parameters + 128 * 2**20

@@ -80,8 +80,8 @@ def test_begun_samples_continue_under_new_weights(parts):
         engine._engine.step()
     (unfinished,) = engine.take_unfinished()
     assert engine.pending == 0
-    assert [begun.index for begun in unfinished.begun] == [0, 1, 2]
-    written = len(unfinished.begun[0].token_ids)
+    assert [begun.index for begun in unfinished.partial] == [0, 1, 2]
+    written = len(unfinished.partial[0].token_ids)
     assert 4 < written < 20
     engine.submit(unfinished)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_begun_samples_continue_under_new_weights(parts):
             parameter.copy_(value)
     for i, one in done.items():
         assert len(one.token_ids) == 40
-        assert set(one.versions[:written]) == {unfinished.begun[i].versions[0]}
+        assert set(one.versions[:written]) == {unfinished.partial[i].versions[0]}
         assert set(one.versions[written:]) == {9}
         earlier = recomputed(model, range(10, 30), one.token_ids)
         expected = [*earlier[:written], *after[i][written:]]

@@ -85,7 +85,7 @@ KEEP, TURNS, RECOMPUTE, NOTHING = (False, False), (True, False), (True, True), N
 )
 def test_what_is_picked_on_24_80_and_139_gib(name, picks):
     plans = [find_plan(sizes(name, gib), PlanSettings()) for gib in (24, 80, 139)]
-    assert tuple(plan and (plan.turns, plan.recompute) for plan in plans) == picks
+    assert tuple(plan and (plan.time_share, plan.recompute) for plan in plans) == picks
 
 
 def test_a_plan_that_keeps_everything_changes_nothing():
@@ -97,7 +97,7 @@ def test_a_plan_that_keeps_everything_changes_nothing():
 def test_turns_use_what_is_there_and_no_more(name, gib, settings):
     run = sizes(name, gib, **settings)
     plan = find_plan(run, PlanSettings("time_share"))
-    assert plan.turns
+    assert plan.time_share
     assert run.updating(plan.token_budget, plan.recompute) <= run.usable
     assert plan.token_budget == MOST_TOKENS or run.updating(plan.token_budget + 1, plan.recompute) > run.usable
     assert run.sampling(plan.kv_bytes) <= run.usable
@@ -111,7 +111,7 @@ def test_7_b_on_an_h200():
     """The benchmark's work: 128 samples of up to 1,024 tokens."""
     run = sizes("qwen2.5-7b", 139, longest=1296, sampling__max_batch=128, sampling__prompts_per_step=16)
     plan = plan_memory(run, PlanSettings())
-    assert (plan.turns, plan.recompute) == (True, True)
+    assert (plan.time_share, plan.recompute) == (True, True)
     assert plan.kv_bytes == run.kv_most == (128 * 1344 + 64) * 57_344  # all 128 samples at once
     assert 20_000 < plan.token_budget < 30_000
     assert plan.note == (
@@ -126,7 +126,7 @@ def test_small_micro_batches_cost_more_than_recomputing():
     run = sizes("qwen2.5-1.5b", 80, longest=500)
     tight = replace(run, gpu=int(run.updating(2000, recompute=False) / 0.95))
     assert find_plan(tight, PlanSettings()).recompute
-    assert find_plan(tight, PlanSettings(recompute=False)).turns
+    assert find_plan(tight, PlanSettings(recompute=False)).time_share
     roomy = replace(run, gpu=int(run.updating(2100, recompute=False) / 0.95))
     assert not find_plan(roomy, PlanSettings()).recompute
     short = replace(tight, update_tokens=1000)  # a micro-batch never has more tokens than the update
@@ -135,19 +135,19 @@ def test_small_micro_batches_cost_more_than_recomputing():
 
 def test_an_engine_that_cannot_rest_keeps_its_memory():
     run = sizes("qwen2.5-3b", 80)
-    plan = find_plan(run, PlanSettings(engine_rests=False))
-    assert not plan.turns
+    plan = find_plan(run, PlanSettings(engine_releases_memory=False))
+    assert not plan.time_share
     assert run.keeping(plan.kv_bytes, plan.token_budget, plan.recompute) <= run.usable
     assert plan.kv_bytes < run.kv_default
     assert f"; the KV cache is limited to {plan.kv_bytes / GIB:.1f} GiB" in plan.note
     with pytest.raises(UserError, match=r"^train\.memory: time_share needs engine=native"):
-        plan_memory(run, PlanSettings("time_share", engine_rests=False))
+        plan_memory(run, PlanSettings("time_share", engine_releases_memory=False))
 
 
 @pytest.mark.parametrize("memory", ["keep", "time_share"])
 def test_the_setting_overrules(memory):
     run = sizes("qwen2.5-1.5b", 80)
-    assert find_plan(run, PlanSettings(memory)).turns is (memory == "time_share")
+    assert find_plan(run, PlanSettings(memory)).time_share is (memory == "time_share")
     assert find_plan(run, PlanSettings(memory, recompute=True)).recompute
 
 
@@ -185,7 +185,7 @@ def test_a_cache_that_is_set_too_large():
 def test_lora_and_smaller_moments():
     assert find_plan(sizes("qwen2.5-7b", 139, model__lora__rank=16), PlanSettings()) == MemoryPlan()
     small = find_plan(sizes("qwen2.5-7b", 139, train__optimizer="adamw_8bit"), PlanSettings())
-    assert (small.turns, small.recompute) == (True, False)
+    assert (small.time_share, small.recompute) == (True, False)
 
 
 @pytest.mark.parametrize("extra", [[], ["train.memory=keep"], ["train.gradient_checkpointing=false"]])
@@ -199,7 +199,7 @@ def test_dapo_check_agrees_with_the_plan(model, gpu, extra, monkeypatch, tmp_pat
     plan = find_plan(run, PlanSettings(config.train.memory, config.train.gradient_checkpointing))
     report = memory_report(config, machine)
     assert report.fits is (plan is not None)
-    assert ("in turns" in report.verdict) is (plan is not None and plan.turns)
+    assert ("in turns" in report.verdict) is (plan is not None and plan.time_share)
     assert ("with recomputed layers" in report.verdict) is (plan is not None and plan.recompute)
     if plan is None:
         assert re.search(r"at least [\d.]+ GiB", report.verdict)
@@ -208,19 +208,19 @@ def test_dapo_check_agrees_with_the_plan(model, gpu, extra, monkeypatch, tmp_pat
 def test_updates_alone():
     """7 B without an engine keeps everything, with recomputed layers."""
     run = sizes("qwen2.5-7b", 139).without_engine()
-    plan = find_plan(run, PlanSettings(engine_rests=False))
-    assert (plan.turns, plan.recompute, plan.kv_bytes) == (False, True, 0)
+    plan = find_plan(run, PlanSettings(engine_releases_memory=False))
+    assert (plan.time_share, plan.recompute, plan.kv_bytes) == (False, True, 0)
     assert 20_000 < plan.token_budget < 30_000
     assert run.keeping(0, plan.token_budget, True) <= run.usable < run.keeping(0, plan.token_budget + 2, True)
 
 
 def test_a_cpu_has_no_plan():
     model = small_model()
-    assert memory_plan(Config(), model, 40, engine_rests=False) == MemoryPlan()
+    assert memory_plan(Config(), model, 40, engine_releases_memory=False) == MemoryPlan()
     always = Config.build({"train.gradient_checkpointing": True})
-    assert memory_plan(always, model, 40, engine_rests=False) == MemoryPlan(recompute=True)
+    assert memory_plan(always, model, 40, engine_releases_memory=False) == MemoryPlan(recompute=True)
     with pytest.raises(UserError, match=r"^train\.memory: time_share needs a GPU"):
-        memory_plan(Config.build({"train.memory": "time_share"}), model, 40, engine_rests=False)
+        memory_plan(Config.build({"train.memory": "time_share"}), model, 40, engine_releases_memory=False)
 
 
 def test_the_size_of_a_loaded_model():

@@ -40,7 +40,7 @@ class Guesser:
         return [
             Completion(request.id, begun.index, self._turn(begun))
             for request in requests
-            for begun in (*request.begun, *map(Trajectory.nothing, request.starting))
+            for begun in (*request.partial, *map(Trajectory.nothing, request.starting))
         ]
 
     def take_unfinished(self):

@@ -302,7 +302,7 @@ def test_groups_come_in_draw_order_and_tokens_add_up(kinds, lengths, policy, wid
         settled += sum(g.tokens for g in fill.kept) + sum(g.tokens for g, _ in fill.dropped)
         # Of groups in flight the tokens of finished samples count as generated; they wait with their group.
         assert generated == settled + cancelled + sampler.carried_tokens
-        assert engine.tokens == generated + sampler.begun_tokens
+        assert engine.tokens == generated + sampler.in_flight_tokens
         assert policy == "carry" or not fill.in_flight + fill.carried_over
         engine.receive(version + 1)
     assert seen == sorted(set(seen))
@@ -547,4 +547,4 @@ def test_samples_that_finish_while_the_work_is_taken_back_are_neither_lost_nor_s
     steps = [sampler.fill(2) for _ in range(6)]
     assert [draw for fill in steps for draw in draws(fill.kept)] == list(range(0, 24, 2))
     assert engine.whole > 0
-    assert sum(fill.tokens_generated for fill in steps) == engine.tokens - sampler.begun_tokens
+    assert sum(fill.tokens_generated for fill in steps) == engine.tokens - sampler.in_flight_tokens

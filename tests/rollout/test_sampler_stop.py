@@ -100,7 +100,7 @@ def columns_of(sampler, ledger):
     """Tokens by outcome, with the step that was interrupted."""
     if sampler.so_far is not None:
         ledger = ledger.with_interrupted(sampler.so_far)
-    return Counter(ledger.columns(sampler.carried_tokens, sampler.begun_tokens))
+    return Counter(ledger.columns(sampler.carried_tokens, sampler.in_flight_tokens))
 
 
 @settings(max_examples=40, deadline=None)
@@ -241,7 +241,7 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     }
     finished |= {(group.draw, i) for group in (*sampler.carried, *sampler.so_far.sampled) for i in range(4)}
     begun = {
-        (flight.draw, begun.index): begun for flight in sampler._episodes.generating for begun in flight.request.begun
+        (flight.draw, begun.index): begun for flight in sampler._episodes.generating for begun in flight.request.partial
     }
     assert begun
     assert finished

@@ -33,7 +33,7 @@ def run_of(world, slots, steps, n, **changes):
         fill = sampler.fill(n)
         fills.append(fill)
         generated += fill.tokens_generated
-        assert engine.tokens == generated + sampler.begun_tokens
+        assert engine.tokens == generated + sampler.in_flight_tokens
         engine.receive(version + 1, None)
     settled = sum(group.tokens for fill in fills for group in (*fill.kept, *(group for group, _ in fill.dropped)))
     assert generated == settled + sampler.carried_tokens

@@ -58,7 +58,7 @@ def test_the_columns_add_up_under_every_policy(changes, width):
         except CapReachedError:
             break
         ledger.add(fill, make_batch(fill.kept, config, engine.version))
-        columns = Counter(ledger.columns(sampler.carried_tokens, sampler.begun_tokens))
+        columns = Counter(ledger.columns(sampler.carried_tokens, sampler.in_flight_tokens))
         total = columns.pop("total")
         assert total == columns.total() == engine.tokens
         assert all(count >= 0 for count in columns.values())

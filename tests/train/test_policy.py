@@ -19,7 +19,9 @@ from dapo_rl.train.policy import HFPolicy
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
-def make_policy(model=None, token_budget=10**6, train=None, reference=None, dtype=torch.float32, turns=False, **algo):
+def make_policy(
+    model=None, token_budget=10**6, train=None, reference=None, dtype=torch.float32, time_share=False, **algo
+):
     return HFPolicy(
         model or small_model(),
         pad_id=tokenizer().pad_token_id,
@@ -30,7 +32,7 @@ def make_policy(model=None, token_budget=10**6, train=None, reference=None, dtyp
         token_budget=token_budget,
         dtype=dtype,
         reference=reference,
-        turns=turns,
+        time_share=time_share,
     )
 
 
@@ -486,15 +488,15 @@ def test_each_token_can_have_an_advantage_of_its_own():
 
 
 def test_a_policy_that_rests_between_updates_trains_the_same():
-    """Its gradients are allocated first, and freed by `rest`."""
+    """Its gradients are allocated first, and freed by `release_memory`."""
     plain, turning = (small_model(seed=1) for _ in range(2))
-    usual, ours = make_policy(plain), make_policy(turning, turns=True)
+    usual, ours = make_policy(plain), make_policy(turning, time_share=True)
     for step in range(3):
         samples = samples_for(plain, seed=step)
         for policy in (usual, ours):
             policy.update(samples, lr=1e-2)
             policy.update(samples[:4], lr=1e-2)
-        ours.rest()
+        ours.release_memory()
         assert all(p.grad is None for p in turning.parameters())
     for (name, theirs), mine in zip(plain.named_parameters(), turning.parameters(), strict=True):
         assert torch.equal(mine, theirs), name

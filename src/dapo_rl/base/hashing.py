@@ -11,7 +11,7 @@ from typing import IO
 IsCancelled = Callable[[], bool]
 Digests = Mapping[str, str]
 """The SHA-256 of files, by their paths in a directory."""
-Rest = Callable[[IsCancelled], Digests]
+DeferredWrite = Callable[[IsCancelled], Digests]
 """Writes a part's large files in the background and returns their hashes."""
 
 

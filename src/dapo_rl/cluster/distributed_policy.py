@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
+from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled
 from dapo_rl.cluster.balance_batch import deal
 from dapo_rl.cluster.weights_broadcast import Address, WeightLayout
 from dapo_rl.cluster.weights_ipc import Borrowers
@@ -86,10 +86,10 @@ class DistributedLearner:
         notes = dict.fromkeys(note for update in updates for note in update.notes)
         return Update(updates[0].metrics, tuple(columns), tuple(notes))
 
-    def rest(self) -> None:
-        self._call("rest")
+    def release_memory(self) -> None:
+        self._call("release_memory")
 
-    def save(self, directory: Path) -> Rest:
+    def save(self, directory: Path) -> DeferredWrite:
         """Every rank copies its shards; the result lets each write them. If the hosts have no memory for copies, this
         writes everything itself."""
         ranks = self._ranks

@@ -43,9 +43,9 @@ class Order:
 
     def left(self) -> Request:
         """The request without the samples that have come back. What an engine generated of the others is not known."""
-        begun = tuple(sample for sample in self.request.begun if sample.index in self.missing)
+        partial = tuple(sample for sample in self.request.partial if sample.index in self.missing)
         new = tuple(index for index in self.request.starting if index in self.missing)
-        return replace(self.request, begun=begun, new=new)
+        return replace(self.request, partial=partial, new=new)
 
 
 @dataclass(slots=True)

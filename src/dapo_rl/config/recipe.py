@@ -16,8 +16,8 @@ from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
 from dapo_rl.config.aliases import current_setting, use_current_names
-from dapo_rl.convert.settings import leaves
-from dapo_rl.convert.settings.hints import counterpart, library_hint
+from dapo_rl.config.peers import leaves
+from dapo_rl.config.peers.hints import counterpart, library_hint
 from dapo_rl.errors import UserError
 from dapo_rl.recipes import no_such_recipe
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dapo_rl.config.peers import reason
+from dapo_rl.config.peers.values import written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings import reason
-from dapo_rl.convert.settings.values import written
 from dapo_rl.objectives import GAE
 
 _NORM, OPTIMIZER = "actor.reward_norm", "actor.optimizer"

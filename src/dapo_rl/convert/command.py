@@ -15,9 +15,9 @@ from rich.text import Text
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import cut, printable
+from dapo_rl.config.peers.values import written
 from dapo_rl.convert.draft import STATUSES, ConvertedSetting
 from dapo_rl.convert.read_run import read_run, read_words
-from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.write_recipe import Converted, convert_run, recipe_text
 from dapo_rl.errors import UserError
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.peers import Library, Setting
+from dapo_rl.config.peers.values import Near, NoCounterpartError, is_number, written
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.settings import Library, Setting
-from dapo_rl.convert.settings.values import Near, NoCounterpartError, is_number, written
 from dapo_rl.errors import UserError
 
 Status = Literal["same", "default here", "differs", "no counterpart", "unknown to dapo convert"]

@@ -14,9 +14,9 @@ import yaml
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.reading import read_bytes
+from dapo_rl.config.peers import leaves
 from dapo_rl.config.recipe import check_values, parse_yaml
 from dapo_rl.convert.hydra import UnknownValue, interpolated, numbers, typed
-from dapo_rl.convert.settings import leaves
 from dapo_rl.convert.shell.commands import ShellCommand, read_shell
 from dapo_rl.convert.shell.words import Word
 from dapo_rl.convert.unsupported import why_unsupported
@@ -49,7 +49,7 @@ class ExternalRun:
     """A run of another library."""
 
     library: str
-    """A key of `dapo_rl.convert.settings.LIBRARIES`."""
+    """A key of `dapo_rl.config.peers.LIBRARIES`."""
     source: str
     """Where it was read."""
     keys: Mapping[str, Any]

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from dapo_rl.choices import KL_KINDS
+from dapo_rl.config.peers import reason
+from dapo_rl.config.peers.values import written
 from dapo_rl.convert.draft import Draft, Status
-from dapo_rl.convert.settings import reason
-from dapo_rl.convert.settings.values import written
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import LOSSES
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
+from dapo_rl.config.peers.values import is_number, written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.settings.values import is_number, written
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
 

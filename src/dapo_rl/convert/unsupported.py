@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.config.peers import LIBRARIES
 
 FEATURES = {
     "IMAGES": ("images", "dapo-rl trains text models on text"),

@@ -6,9 +6,9 @@ import math
 import re
 from typing import Any
 
+from dapo_rl.config.peers import reason
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
-from dapo_rl.convert.settings import reason
 from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 

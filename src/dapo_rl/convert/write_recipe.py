@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.config.recipe import put
 from dapo_rl.convert.areal import derive_areal
 from dapo_rl.convert.draft import STATUSES, ConvertedSetting, Draft, is_default
 from dapo_rl.convert.ms_swift import derive_swift
 from dapo_rl.convert.read_run import ExternalRun
-from dapo_rl.convert.settings import LIBRARIES
 from dapo_rl.convert.shared import nearest_divisor, recompute_for_sequences
 from dapo_rl.convert.trl import derive_trl
 from dapo_rl.convert.unsupported import missing_feature

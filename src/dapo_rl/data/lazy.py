@@ -102,7 +102,7 @@ class LazyStream(Stream):
             raise ValueError(f"there is no prompt {shown(prompt_id)}")
         return self._found[prompt_id]
 
-    def rest(self, prompt: Prompt, epochs: int) -> None:
+    def skip(self, prompt: Prompt, epochs: int) -> None:
         raise RuntimeError("a stream has no epochs in which a prompt could be left out")
 
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:

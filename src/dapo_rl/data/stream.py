@@ -46,7 +46,7 @@ class Stream(ABC, Iterator[Prompt]):
         """A prompt of an unfinished group, after `load`."""
 
     @abstractmethod
-    def rest(self, prompt: Prompt, epochs: int) -> None:
+    def skip(self, prompt: Prompt, epochs: int) -> None:
         """Skips a prompt for a number of epochs after the current one."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class PromptStream(Stream):
                 self._resting.pop(prompt.id, None)
                 return prompt
 
-    def rest(self, prompt: Prompt, epochs: int) -> None:
+    def skip(self, prompt: Prompt, epochs: int) -> None:
         self._resting[prompt.id] = self.epoch + epochs + 1
 
     def push_front(self, prompts: Sequence[Prompt]) -> None:
@@ -243,8 +243,8 @@ class MixedStream(Stream):
         self._drawn[origin] += 1
         return self._streams[origin].draw()
 
-    def rest(self, prompt: Prompt, epochs: int) -> None:
-        self._streams[prompt.origin].rest(prompt, epochs)
+    def skip(self, prompt: Prompt, epochs: int) -> None:
+        self._streams[prompt.origin].skip(prompt, epochs)
 
     def find(self, prompt_id: str) -> Prompt:
         origin = prompt_id.rpartition(":")[0]

@@ -58,7 +58,7 @@ class HFEngine(Engine):
         for start in range(0, len(rows), self._max_batch):
             batch = rows[start : start + self._max_batch]
             samples = zip(batch, self._generate(batch), strict=True)
-            completions += [Completion(request.id, begun.index, sample) for (request, begun), sample in samples]
+            completions += [Completion(request.id, partial.index, sample) for (request, partial), sample in samples]
         return completions
 
     def receive(self, version: int, source: WeightSource) -> None:
@@ -85,16 +85,18 @@ class HFEngine(Engine):
     def _generate(self, rows: list[tuple[Request, Trajectory]]) -> list[Trajectory]:
         params = rows[0][0].params
         device = next(self._model.parameters()).device
-        contexts = [np.concatenate([request.prompt_ids, begun.token_ids]) for request, begun in rows]
+        contexts = [np.concatenate([request.prompt_ids, partial.token_ids]) for request, partial in rows]
         input_ids, mask = pad(contexts, pad_id(self._tokenizer), side="left")
         input_ids, mask = input_ids.to(device), mask.to(device)
         stop_ids = frozenset[int]() if params.ignore_eos else self._stop_ids
-        keys_B = row_keys([(request.seed, begun.index) for request, begun in rows]).to(device)
-        had_B = torch.tensor([len(begun.token_ids) for _, begun in rows], device=device)
+        keys_B = row_keys([(request.seed, partial.index) for request, partial in rows]).to(device)
+        had_B = torch.tensor([len(partial.token_ids) for _, partial in rows], device=device)
         # `generate` runs to the end of the longest row; the surplus tokens of the others are cut off.
-        left = max(request.params_of(begun.index).max_new_tokens - len(begun.token_ids) for request, begun in rows)
+        left = max(
+            request.params_of(partial.index).max_new_tokens - len(partial.token_ids) for request, partial in rows
+        )
         drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
-        stopping = _StopStrings(self._tokenizer, params.stop, [begun for _, begun in rows], input_ids.shape[1])
+        stopping = _StopStrings(self._tokenizer, params.stop, [partial for _, partial in rows], input_ids.shape[1])
         # `generate` takes options that its config does not set from the model's generation config. Publishers put
         # sampling settings there, such as a repetition penalty, which would change the policy.
         theirs, self._model.generation_config = self._model.generation_config, GenerationConfig()
@@ -117,33 +119,33 @@ class HFEngine(Engine):
         tokens = output[:, input_ids.shape[1] :].cpu().numpy().astype(np.int32)
         logps = torch.stack(drawing.logps, dim=1).cpu().numpy()
         return [
-            self._sample(request, begun, tokens[i], logps[i], stopping.stopped_at.get(i), stop_ids)
-            for i, (request, begun) in enumerate(rows)
+            self._sample(request, partial, tokens[i], logps[i], stopping.stopped_at.get(i), stop_ids)
+            for i, (request, partial) in enumerate(rows)
         ]
 
     def _sample(
         self,
         request: Request,
-        begun: Trajectory,
+        partial: Trajectory,
         tokens: IntArray,
         logps: FloatArray,
         stopped_at: int | None,
         stop_ids: frozenset[int],
     ) -> Trajectory:
-        limit = request.params_of(begun.index).max_new_tokens - len(begun.token_ids)
+        limit = request.params_of(partial.index).max_new_tokens - len(partial.token_ids)
         stops = np.flatnonzero(np.isin(tokens[:limit], list(stop_ids)))
         ends: list[tuple[int, FinishReason]] = [(int(stops[0]) + 1, "stop")] if len(stops) else []
         if stopped_at is not None and stopped_at <= limit:
             ends.append((stopped_at, "stop"))
         end, finish = min(ends, default=(min(limit, len(tokens)), "length"))
-        written = begun.then(tokens[:end], logps[:end], self.version)
+        written = partial.then(tokens[:end], logps[:end], self.version)
         return make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids)
 
 
 def _rows(request: Request) -> list[tuple[Request, Trajectory]]:
     """A request's samples, each with its tokens so far."""
     new = [Trajectory.nothing(index) for index in request.starting]
-    return [(request, begun) for begun in [*request.begun, *new]]
+    return [(request, partial) for partial in [*request.partial, *new]]
 
 
 class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
@@ -163,13 +165,13 @@ class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
 class _StopStrings(StoppingCriteria):  # type: ignore[misc]
     """Ends a row at the token that completes a stop string, and records where."""
 
-    def __init__(self, tokenizer: Any, strings: tuple[str, ...], begun: list[Trajectory], width: int) -> None:
+    def __init__(self, tokenizer: Any, strings: tuple[str, ...], partial: list[Trajectory], width: int) -> None:
         self._width = width
         shared = StopStrings(tokenizer, strings) if strings else None
-        self._searches = [StopSearch(shared) for _ in begun] if shared else []
-        for search, had in zip(self._searches, begun, strict=bool(shared)):
+        self._searches = [StopSearch(shared) for _ in partial] if shared else []
+        for search, had in zip(self._searches, partial, strict=bool(shared)):
             search.skip(had.token_ids, had.mask)
-        self._had = [len(had.token_ids) for had in begun]
+        self._had = [len(had.token_ids) for had in partial]
         self.stopped_at: dict[int, int] = {}
         """The number of new tokens at the stop, by row."""
 

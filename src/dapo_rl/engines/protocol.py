@@ -57,7 +57,7 @@ class Request(Record):
     """`max_new_tokens` limits the whole response, including tokens generated earlier."""
     seed: int
     """Determines every random number of the group, together with the sample's index and the token's position."""
-    begun: tuple[Trajectory, ...] = ()
+    partial: tuple[Trajectory, ...] = ()
     """Partial samples to continue."""
     new: tuple[int, ...] | None = None
     """Indices of the samples to generate from their first token; all by default."""
@@ -83,11 +83,11 @@ class Request(Record):
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return (*(sample.index for sample in self.begun), *self.starting)
+        return (*(sample.index for sample in self.partial), *self.starting)
 
     @property
     def samples(self) -> int:
-        return len(self.begun) + len(self.starting)
+        return len(self.partial) + len(self.starting)
 
     @property
     def untouched(self) -> bool:
@@ -103,14 +103,14 @@ class Request(Record):
         written = list(written)
         return replace(
             self,
-            begun=tuple(begun for begun in written if len(begun.token_ids)),
-            new=tuple(begun.index for begun in written if not len(begun.token_ids)),
+            partial=tuple(partial for partial in written if len(partial.token_ids)),
+            new=tuple(partial.index for partial in written if not len(partial.token_ids)),
         )
 
     @property
     def tokens(self) -> int:
         """Tokens generated so far."""
-        return sum(sample.written for sample in self.begun)
+        return sum(sample.written for sample in self.partial)
 
     @property
     def longest(self) -> int:

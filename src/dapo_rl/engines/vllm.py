@@ -102,12 +102,12 @@ class VLLMEngine(Engine):
         if self._held is not None:
             self._held.append(request)
             return
-        for begun in (*request.begun, *(Trajectory.nothing(index) for index in request.starting)):
+        for partial in (*request.partial, *(Trajectory.nothing(index) for index in request.starting)):
             self._submitted += 1
-            name = f"{self._submitted}:{request.id}:{begun.index}"
-            ids = np.concatenate([request.prompt_ids, begun.token_ids]).tolist()
-            self._engine.add_request(name, {"type": "token", "prompt_token_ids": ids}, self._params(request, begun))
-            self._running[name] = (request, begun)
+            name = f"{self._submitted}:{request.id}:{partial.index}"
+            ids = np.concatenate([request.prompt_ids, partial.token_ids]).tolist()
+            self._engine.add_request(name, {"type": "token", "prompt_token_ids": ids}, self._params(request, partial))
+            self._running[name] = (request, partial)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
         deadline = None if timeout_s is None else monotonic() + timeout_s
@@ -173,10 +173,10 @@ class VLLMEngine(Engine):
         for name in names:
             del self._running[name]
 
-    def _params(self, request: Request, begun: Trajectory) -> Any:
-        params, had = request.params_of(begun.index), len(begun.token_ids)
+    def _params(self, request: Request, partial: Trajectory) -> Any:
+        params, had = request.params_of(partial.index), len(partial.token_ids)
         # vLLM restarts its random numbers with each request.
-        seed = derive_seed(request.seed, begun.index, *([had] if had else []))
+        seed = derive_seed(request.seed, partial.index, *([had] if had else []))
         return self._sampling_params_type(
             max_tokens=params.max_new_tokens - had,
             temperature=params.temperature,
@@ -195,31 +195,31 @@ class VLLMEngine(Engine):
         )
 
     def _completion(self, output: Any) -> Completion:
-        request, begun = self._running.pop(output.request_id)
+        request, partial = self._running.pop(output.request_id)
         done = output.outputs[0]
         tokens = np.asarray(done.token_ids, np.int32)
-        written = begun.then(tokens, _sampled_logps(done.logprobs, tokens), self.version)
+        written = partial.then(tokens, _sampled_logps(done.logprobs, tokens), self.version)
         end = len(written.token_ids)
         finish: FinishReason = "length" if done.finish_reason == "length" else "stop"
-        if request.params.stop and len(begun.token_ids):
+        if request.params.stop and len(partial.token_ids):
             # vLLM does not find a stop string that starts in the tokens it was given.
             search = StopSearch(StopStrings(self._tokenizer, request.params.stop))
-            search.skip(begun.token_ids, begun.mask)
+            search.skip(partial.token_ids, partial.mask)
             found = search.find(tokens)
             end, finish = (end, finish) if found is None else (found, "stop")
         sample = make_sample(self._tokenizer, written, end, finish, self._stop_ids)
-        return Completion(request.id, begun.index, sample)
+        return Completion(request.id, partial.index, sample)
 
     def _written(self, name: str) -> Trajectory:
         """A running sample with its tokens so far, read from vLLM's internal state: there is no public API for it."""
-        _, begun = self._running[name]
+        _, partial = self._running[name]
         processor = self._engine.output_processor
         for inner in processor.external_req_ids.get(name, ()):
             state = processor.request_states.get(inner)
             if state is not None and state.detokenizer is not None and state.detokenizer.num_output_tokens():
                 tokens = np.asarray(state.detokenizer.output_token_ids, np.int32)
-                return begun.then(tokens, _sampled_logps(state.logprobs_processor.logprobs, tokens), self.version)
-        return begun
+                return partial.then(tokens, _sampled_logps(state.logprobs_processor.logprobs, tokens), self.version)
+        return partial
 
 
 def _sampled_logps(logprobs: Any, tokens: IntArray) -> FloatArray:

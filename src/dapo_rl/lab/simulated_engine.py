@@ -61,7 +61,7 @@ class SimulatedRow:
             tokens += self.spans.pop()[1]
         self.spans.append((version, tokens))
 
-    def begun(self) -> Trajectory:
+    def partial(self) -> Trajectory:
         """Its tokens so far. Only their number and versions matter, so the arrays take no memory."""
         tokens = self.written
 
@@ -258,10 +258,10 @@ class SimulatedEngine(Engine):
         replica.run_until(self.now)
         lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
         prompt = replica.prompt_tokens / request.samples  # computed once for all samples of the group
-        for begun in (*request.begun, *map(Trajectory.nothing, request.starting)):
-            tokens = len(begun.token_ids)
-            row = SimulatedRow(request, begun.index, lengths[begun.index], 0.0 if kept else prompt + tokens)
-            for version, count in _spans(begun):
+        for partial in (*request.partial, *map(Trajectory.nothing, request.starting)):
+            tokens = len(partial.token_ids)
+            row = SimulatedRow(request, partial.index, lengths[partial.index], 0.0 if kept else prompt + tokens)
+            for version, count in _spans(partial):
                 row.add(version, count)
             replica.queue.append(row)
         replica.admit()
@@ -314,7 +314,7 @@ class SimulatedEngine(Engine):
         for place, replica in enumerate(self.replicas):
             for row in replica.take():
                 requests[row.request.id] = row.request
-                written.setdefault(row.request.id, []).append(row.begun())
+                written.setdefault(row.request.id, []).append(row.partial())
                 self._taken[row.request.id] = place
         return [request.left(written[name]) for name, request in requests.items()]
 
@@ -358,10 +358,10 @@ class SimulatedEngine(Engine):
         passes = self.world.passes(f"p{row.request.prompt_ids[0]}")
         text = "right" if passes and row.index == 0 else "wrong"
         reason: FinishReason = "length" if row.length >= self.world.longest else "stop"
-        return row.begun().replace(text=text, finish_reason=reason)
+        return row.partial().replace(text=text, finish_reason=reason)
 
 
-def _spans(begun: Trajectory) -> list[tuple[int, int]]:
+def _spans(partial: Trajectory) -> list[tuple[int, int]]:
     """The versions of a sample's tokens, and how many tokens in a row have each."""
-    versions, counts = np.unique(begun.versions, return_counts=True)  # versions never decrease
+    versions, counts = np.unique(partial.versions, return_counts=True)  # versions never decrease
     return list(zip(versions.tolist(), counts.tolist(), strict=True))

@@ -74,7 +74,7 @@ class EndlessPrompts:
     def find(self, prompt_id: str) -> Prompt:
         return Prompt(prompt_id, prompt_id, np.array([int(prompt_id[1:])], np.int32))
 
-    def rest(self, prompt: Prompt, epochs: int) -> None:
+    def skip(self, prompt: Prompt, epochs: int) -> None:
         raise NotImplementedError("no prompt comes twice")
 
 

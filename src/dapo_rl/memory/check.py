@@ -200,7 +200,7 @@ class Need:
             MemoryPart("graphs", sizes.graphs, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
         )
-        freed = ("engine's weights", "KV cache") if self.plan and self.plan.turns else ()
+        freed = ("engine's weights", "KV cache") if self.plan and self.plan.time_share else ()
         return tuple(part for part in parts if part.bytes and part.name not in freed)
 
     def least(self) -> int:
@@ -241,7 +241,7 @@ def _verdict(report: MemoryReport, need: Need) -> str:
         needed = sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
         allowed = f"{gib(need.budget.bytes)} for the KV cache, less than one sequence needs"
         return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={1.01 * needed / GIB:.2g} or more"
-    if need.plan is not None and need.plan.turns:
+    if need.plan is not None and need.plan.time_share:
         sampling = gib(need.sizes.sampling(need.plan.kv_bytes or 0))
         phases = f"about {gib(report.total)} while updating{' with recomputed layers' * need.plan.recompute}"
         return f"fits on {where} in turns (train.memory): {phases}, {sampling} while sampling"
@@ -266,7 +266,7 @@ def _needed(report: MemoryReport, need: Need) -> str:
     total, least = gib(report.total), gib(report.least)
     if report.total <= report.least or total == least:
         return f"it needs at least {least}"
-    frees = need.on_gpu and need.plan_settings.memory != "keep" and need.plan_settings.engine_rests
+    frees = need.on_gpu and need.plan_settings.memory != "keep" and need.plan_settings.engine_releases_memory
     how = "if the engine frees its memory during updates (train.memory)" if frees else "for one sample at a time"
     return f"it needs {total} for everything at once, and at least {least} {how}"
 

@@ -29,7 +29,7 @@ MOST_TOKENS = 2**17
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    turns: bool = False
+    time_share: bool = False
     """Whether the engine releases its memory during updates."""
     recompute: bool = False
     """Whether layers are recomputed in the backward pass."""
@@ -59,13 +59,13 @@ class PlanSettings:
 
     memory: Literal["auto", "keep", "time_share"] = "auto"
     recompute: Recompute = "auto"
-    engine_rests: bool = True
+    engine_releases_memory: bool = True
     """Whether the engine can release its memory."""
 
 
 def plan_memory(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
     """The first plan that fits; raises a UserError with the sums if there is none."""
-    if settings.memory == "time_share" and not settings.engine_rests:
+    if settings.memory == "time_share" and not settings.engine_releases_memory:
         raise UserError(
             "train.memory: time_share needs engine=native on a GPU with virtual memory; set train.memory=auto"
         )
@@ -91,7 +91,7 @@ def refusal(sizes: RunSizes, settings: PlanSettings) -> str:
     smallest = min(_options(sizes, settings), key=lambda option: replace(option, tokens=sizes.longest).need(sizes))
     recompute, phase = smallest.recompute, "updating"
     parts = sizes.state | {"one sample": sizes.working(sizes.longest, recompute)}
-    if not smallest.turns:
+    if not smallest.time_share:
         parts |= {"engine": sizes.engine + sizes.kv_least}
     elif sizes.sampling(sizes.kv_least) > sizes.updating(sizes.longest, recompute):
         phase = "sampling"
@@ -122,7 +122,7 @@ def remedy(sizes: RunSizes, settings: PlanSettings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    turns: bool
+    time_share: bool
     recompute: bool
     tokens: int
     """Tokens per micro-batch, at least."""
@@ -132,7 +132,7 @@ class _Option:
     """Whether the engine and the policy take their own defaults."""
 
     def need(self, sizes: RunSizes) -> int:
-        if self.turns:
+        if self.time_share:
             return max(sizes.sampling(self.kv), sizes.updating(self.tokens, self.recompute))
         return sizes.keeping(self.kv, self.tokens, self.recompute)
 
@@ -140,7 +140,7 @@ class _Option:
         """Divides the remaining memory between the cache and activations."""
         if self.as_usual:
             return MemoryPlan(recompute=self.recompute)
-        if self.turns:
+        if self.time_share:
             kv = min(sizes.kv_most, self.kv + sizes.usable - sizes.sampling(self.kv))
             left = sizes.usable - sizes.updating(0, self.recompute) + sizes.working(0, self.recompute)
         else:  # half for the cache, half for activations
@@ -148,12 +148,12 @@ class _Option:
             left = sizes.usable - sizes.keeping(kv, 0, self.recompute)
             left += max(sizes.prefill, sizes.working(0, self.recompute))
         tokens = max(min(sizes.tokens_in(left, self.recompute), MOST_TOKENS), sizes.longest)
-        return MemoryPlan(self.turns, self.recompute, kv, tokens, self._note(sizes, settings, kv))
+        return MemoryPlan(self.time_share, self.recompute, kv, tokens, self._note(sizes, settings, kv))
 
     def _note(self, sizes: RunSizes, settings: PlanSettings, kv: int) -> str:
         everything = gib(sizes.keeping(sizes.kv_default, self.tokens, recompute=settings.recompute is True))
         line = f"{NOTE}everything at once would take {everything} of the usable {gib(sizes.usable)}"
-        if self.turns:
+        if self.time_share:
             line += f"; the engine frees {gib(sizes.engine + kv)} for each update, and rebuilds its weights after it"
         else:
             line += f"; the KV cache is limited to {gib(kv)}"
@@ -166,13 +166,13 @@ def _options(sizes: RunSizes, settings: PlanSettings) -> Iterator[_Option]:
     """The options, in the order in which they are tried."""
     both = (False, True) if settings.recompute == "auto" else (settings.recompute is True,)
 
-    def option(turns: bool, recompute: bool, kv: int, as_usual: bool = False) -> _Option:
+    def option(time_share: bool, recompute: bool, kv: int, as_usual: bool = False) -> _Option:
         tokens = sizes.longest
         if settings.recompute == "auto" and not recompute:
             tokens = max(tokens, min(SMALL_BATCH, sizes.update_tokens))
-        return _Option(turns, recompute, tokens, kv, as_usual)
+        return _Option(time_share, recompute, tokens, kv, as_usual)
 
     if settings.memory != "time_share":
         yield option(False, both[0], sizes.kv_default, as_usual=True)
-    turns = settings.memory != "keep" and settings.engine_rests
-    yield from (option(turns, recompute, sizes.kv_least) for recompute in both)
+    time_share = settings.memory != "keep" and settings.engine_releases_memory
+    yield from (option(time_share, recompute, sizes.kv_least) for recompute in both)

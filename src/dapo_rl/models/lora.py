@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import LoraSettings
-from dapo_rl.convert.settings import LIBRARIES
+from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.errors import UserError
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.types import Trajectory

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dapo_rl.base.format import gib
-from dapo_rl.base.hashing import Digests, IsCancelled, Rest, hashing
+from dapo_rl.base.hashing import DeferredWrite, Digests, IsCancelled, hashing
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.errors import UserError
 from dapo_rl.models.lora import has_lora, plain_state
@@ -184,7 +184,7 @@ class StoredModel:
         self._exact: bool | None = None
         """Whether `model/` stores the weights exactly; found out when it is first written."""
 
-    def save(self, directory: Path) -> Rest:
+    def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights to host memory, where they stay until the next call. The result writes them."""
         state = self._model.state_dict()
         weights: dict[str, Tensor] = state if self._copies is None else self._copies.take(state)
@@ -226,7 +226,7 @@ class StoredModel:
             return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def done_now(write: Rest) -> Rest:
+def done_now(write: DeferredWrite) -> DeferredWrite:
     """Writes at once; what is left to do later is nothing."""
     digests = write(lambda: False)
     return lambda is_cancelled: digests

@@ -281,7 +281,7 @@ class Episodes:
         if not partial:
             return flight.group(tuple(verdict for verdict in verdicts if verdict is not None))
         flight.verdicts = verdicts
-        flight.request = replace(flight.request, begun=tuple(partial), new=())
+        flight.request = replace(flight.request, partial=tuple(partial), new=())
         self.add(flight)
         if self.submitted:
             self._engine.submit(flight.request)

@@ -48,7 +48,7 @@ class Prompts(Protocol):
 
     def find(self, prompt_id: str) -> Prompt: ...
 
-    def rest(self, prompt: Prompt, epochs: int) -> None: ...
+    def skip(self, prompt: Prompt, epochs: int) -> None: ...
 
 
 class Sampler:
@@ -186,7 +186,7 @@ class Sampler:
         return own + carried + sum(flight.finished_tokens for flight in self._episodes.generating)
 
     @property
-    def begun_tokens(self) -> int:
+    def in_flight_tokens(self) -> int:
         """Between steps: tokens of unfinished samples."""
         return sum(flight.request.tokens for flight in self._episodes.generating)
 
@@ -316,7 +316,7 @@ class Sampler:
             outcome = outcome_of(group, self._settings, self._keep, self._grading, self._masking)
             self._acceptance.observe(group.prompt.data_source, outcome == "kept")
             if outcome == "all_correct" and self._settings.skip_solved_epochs:
-                self._prompts.rest(group.prompt, self._settings.skip_solved_epochs)
+                self._prompts.skip(group.prompt, self._settings.skip_solved_epochs)
             self._admission.add(group, outcome)
         builder.verify_seconds += time.perf_counter() - started
 

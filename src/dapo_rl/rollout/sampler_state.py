@@ -106,7 +106,7 @@ def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
 
 def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
     arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
-    begun = () if flight.is_whole else flight.request.begun
+    begun = () if flight.is_whole else flight.request.partial
     tokens += [*(sample for _, sample in arrived), *begun]
     return {
         "draw": flight.draw,
@@ -210,7 +210,7 @@ class _Flight(Saved):
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
             samples[index] = next(tokens).replace(finish_reason=reason)
         begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        left = replace(whole, begun=begun, new=tuple(self.new))
+        left = replace(whole, partial=begun, new=tuple(self.new))
         ended = [None if row is None else _verdict(row) for row in self.ended]
         return InFlightGroup(self.draw, prompt, self.version, left, samples, ended)
 

@@ -128,7 +128,7 @@ def build_local_engine(
         loaded.longest,
         copies=sampled is model,
         kv_bytes=plan.kv_bytes,
-        releases_memory=plan.turns,
+        releases_memory=plan.time_share,
         options=config.engine_options,
     )
 
@@ -161,7 +161,7 @@ class RayBackend(Backend):
         # Before the engines, so that each rank finds a GPU of its own.
         policy = build_distributed_policy(config, model, tokenizer, longest, loaded.save_dtype)
         resources.callback(policy.close)
-        plan = replace(policy.planned(), turns=takes_turns(config, device))
+        plan = replace(policy.planned(), time_share=takes_turns(config, device))
         critic = DistributedCritic(policy) if config.has_critic else None
         named = config.engine if self._inputs.engine is None else self._inputs.engine
         how = (tokenizer, device, loaded.dtype, longest, display.note)

@@ -42,7 +42,7 @@ def build_policy(
         norm_length=config.norm_length,
         token_budget=budget or config.token_budget,
         fill_memory=budget is None,
-        turns=plan.turns,
+        time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         reference=reference_of(model) if config.algo.kl_coef > 0 else None,
@@ -63,7 +63,7 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
         train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute, "packed": packed}),
         token_budget=budget,
         value_clip=config.critic.value_clip,
-        turns=plan.turns,
+        time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
     )
@@ -76,7 +76,9 @@ def reference_of(model: Any) -> Any:
     return copy.deepcopy(model).requires_grad_(False)
 
 
-def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *, has_engine: bool = True) -> MemoryPlan:
+def memory_plan(
+    config: Config, model: Any, longest: int, engine_releases_memory: bool, *, has_engine: bool = True
+) -> MemoryPlan:
     """What stays in GPU memory; raises a UserError if the run cannot fit."""
     wanted = config.train.gradient_checkpointing
     sizes = _sizes_on_gpu(config, model, longest)
@@ -87,7 +89,7 @@ def memory_plan(config: Config, model: Any, longest: int, engine_rests: bool, *,
     if not has_engine:
         sizes = sizes.without_engine()
     recompute = False if wanted == "auto" and not can_recompute(model) else wanted
-    return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_rests))
+    return plan_memory(sizes, PlanSettings(config.train.memory, recompute, engine_releases_memory))
 
 
 def _sizes_on_gpu(config: Config, model: Any, longest: int) -> RunSizes | None:

@@ -20,7 +20,7 @@ from dapo_rl.runs.interrupts import Interrupts
 from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.resume import check_same_run
 from dapo_rl.runs.trackers import Trackers
-from dapo_rl.runs.write_errors import Unsaved
+from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.progress import FILE as PROGRESS
@@ -34,7 +34,7 @@ class RunTraining:
 
     def __init__(self, run: Run, directory: RunDirectory, display: NotedDisplay, callbacks: Callbacks) -> None:
         self._run, self._directory, self._display, self._callbacks = run, directory, display, callbacks
-        self._unsaved = Unsaved(display.note)
+        self._unsaved = WriteErrors(display.note)
         keep = run.config.checkpoint.keep
         self._checkpoints = Checkpoints(directory.checkpoints_path, keep, display.note, self._unsaved)
         self._log = LogLength(directory)
@@ -121,7 +121,7 @@ class RunTraining:
             stop_requested=stop_requested,
             track=trackers.log,
             callbacks=self._callbacks,
-            turns=run.plan.turns,
+            time_share=run.plan.time_share,
             critic=run.critic,
             recover=recover,
         )
@@ -177,7 +177,7 @@ class RunTraining:
     def _write_results(self, failed: bool = False) -> dict[str, Any]:
         run, sampler = self._run, self._run.sampler
         # What a failed step has sampled is in the ledger.
-        waiting, in_flight = (0, 0) if sampler.has_failed else (sampler.carried_tokens, sampler.begun_tokens)
+        waiting, in_flight = (0, 0) if sampler.has_failed else (sampler.carried_tokens, sampler.in_flight_tokens)
         return write_results(
             self._directory,
             run.config,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dapo_rl.errors import RankLostError, UnsavedError, UserError
 
 
-class Unsaved:
+class WriteErrors:
     """Everything that could not be written when it was last tried. A note tells of each cause once, and of its end."""
 
     def __init__(self, note: Callable[[str], None] = lambda line: None) -> None:

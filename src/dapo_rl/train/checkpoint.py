@@ -28,7 +28,7 @@ from typing import Any, Protocol, Self
 from safetensors import SafetensorError
 
 from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
-from dapo_rl.base.hashing import CancelledError, Digests, IsCancelled, Rest
+from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
@@ -36,7 +36,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, RankLostError, UnsavedError, UserError
 from dapo_rl.runs.config_file import NAME as SETTINGS
 from dapo_rl.runs.config_file import ConfigFile, settings_text
-from dapo_rl.runs.write_errors import Unsaved
+from dapo_rl.runs.write_errors import WriteErrors
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -52,7 +52,7 @@ LONG_WAIT = 1.0
 class Part(Protocol):
     """A part of a run's state. It writes and reads its own files in a checkpoint's directory."""
 
-    def save(self, directory: Path) -> Rest | None:
+    def save(self, directory: Path) -> DeferredWrite | None:
         """Writes its files. A large part copies its state instead, and returns a function that writes the copy."""
         ...
 
@@ -129,11 +129,11 @@ class Checkpoints:
         directory: Path,
         keep: int,
         note: Callable[[str], None] = lambda line: None,
-        unsaved: Unsaved | None = None,
+        unsaved: WriteErrors | None = None,
     ) -> None:
         """`note` is told if a save had to wait; `unsaved` if a checkpoint cannot be written."""
         self._directory, self._keep, self._note = directory, keep, note
-        self._unsaved = unsaved or Unsaved(note)
+        self._unsaved = unsaved or WriteErrors(note)
         self._writing: _Writing | None = None
         self.failure: UnsavedError | None = None
         """Why the checkpoint that was tried last could not be written; None if it could."""
@@ -215,7 +215,7 @@ class Checkpoints:
                 remove_leftovers(self._directory)
                 old = self._directory / f"step-{step}.old"
                 draft = stack.enter_context(directory_beside(checkpoint.path, old=old))
-                rests = [rest for part in parts if (rest := part.save(draft)) is not None]
+                writes = [write for part in parts if (write := part.save(draft)) is not None]
                 if config is not None:
                     (draft / SETTINGS).write_bytes(settings_text(config))
                 # From here on, the thread removes the draft on an error, or publishes it.
@@ -223,7 +223,7 @@ class Checkpoints:
         except UnsavedError as error:
             self._failed(error)
             return
-        files = _Draft(draft, rests, known if unchanged else None)
+        files = _Draft(draft, writes, known if unchanged else None)
         self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, files, publishing, is_cancelled))
 
     def remove_old(self) -> None:
@@ -320,14 +320,14 @@ class _Draft:
     """A directory that becomes a checkpoint."""
 
     path: Path
-    rests: Sequence[Rest]
+    writes: Sequence[DeferredWrite]
     """They write the large files."""
     same: Checkpoint | None
     """A checkpoint that has the files that are not written."""
 
     def finish(self, is_cancelled: IsCancelled) -> Digests:
         """Writes or links the remaining files; returns the hashes that are known."""
-        digests = {name: digest for rest in self.rests for name, digest in rest(is_cancelled).items()}
+        digests = {name: digest for write in self.writes for name, digest in write(is_cancelled).items()}
         if self.same is None:
             return digests
         # After everything else is written: to write to a link would change the other checkpoint.

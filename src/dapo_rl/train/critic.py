@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.base.hashing import Digests, IsCancelled, Rest
+from dapo_rl.base.hashing import DeferredWrite, Digests, IsCancelled
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.device import to_device
@@ -39,14 +39,14 @@ class HFCritic(Learner[TokenValues]):
         train: TrainSettings,
         token_budget: int,
         value_clip: float | None = None,
-        turns: bool = False,
+        time_share: bool = False,
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """`train.packed` is what the policy has found possible. `value_clip` is that of `value_loss`."""
         self._value_clip = value_clip
         how: dict[str, Any] = {"pad_id": pad_id, "dtype": dtype, "longest": longest}
-        super().__init__(model, train=train, token_budget=token_budget, fill_memory=False, turns=turns, **how)
+        super().__init__(model, train=train, token_budget=token_budget, fill_memory=False, time_share=time_share, **how)
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The value of the state before each response token."""
@@ -69,7 +69,7 @@ class HFCritic(Learner[TokenValues]):
             metrics["critic/vf_clipfrac"] = totals["clipped"] / tokens
         return Update(metrics, nothing, self._take_notes())
 
-    def save(self, directory: Path) -> Rest:
+    def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights and the state of the optimizer; the result writes them to `critic.pt`."""
         state = {
             "weights": self.model.state_dict(),

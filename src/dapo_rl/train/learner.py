@@ -50,10 +50,10 @@ class Learner(Generic[Stats]):
     """How many copies of this size a checkpoint of the run takes in host memory."""
 
     def __init__(
-        self, model: Any, *, train: TrainSettings, token_budget: int, fill_memory: bool, turns: bool, **how: Any
+        self, model: Any, *, train: TrainSettings, token_budget: int, fill_memory: bool, time_share: bool, **how: Any
     ) -> None:
         """`how` are the arguments of the forward pass. `fill_memory` raises the token budget to what fits into GPU
-        memory. If `turns`, the memory that only updates need is free in between, by `rest`."""
+        memory. If `time_share`, the memory that only updates need is free in between, by `release_memory`."""
         self.model, self._train, self._token_budget = model, train, token_budget
         self._lowered_budget: int | None = None
         self._notes: list[str] = []
@@ -65,7 +65,7 @@ class Learner(Generic[Stats]):
             model, packed=train.packed, recompute=self._recomputes, fused=train.fused, **how
         )
         self._optimizer = build_optimizer(model, train)
-        self._gradients = Gradients(model) if turns else None
+        self._gradients = Gradients(model) if time_share else None
         reason = self._why_no_copy()
         self._copies = HostCopy() if reason is None else None
         self.save_note = reason and f"each checkpoint stops the run until it is written: {reason}"
@@ -87,7 +87,7 @@ class Learner(Generic[Stats]):
     def optimizer(self) -> torch.optim.Optimizer:
         return self._optimizer
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees the memory that only updates need: gradients, and what torch keeps of activations."""
         self._optimizer.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()

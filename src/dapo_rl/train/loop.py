@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.hashing import Rest
+from dapo_rl.base.hashing import DeferredWrite
 from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Engine, engine_metrics
@@ -22,7 +22,7 @@ from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
-from dapo_rl.runs.write_errors import Unsaved
+from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.evaluate import Evaluation
@@ -55,11 +55,11 @@ class Policy(Protocol):
         """Metrics of the ranks since the last call; none in one process."""
         ...
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         """Frees the memory that only updates need."""
         ...
 
-    def save(self, directory: Path) -> Rest | None: ...
+    def save(self, directory: Path) -> DeferredWrite | None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -71,9 +71,9 @@ class Critic(Protocol):
 
     def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
 
-    def rest(self) -> None: ...
+    def release_memory(self) -> None: ...
 
-    def save(self, directory: Path) -> Rest | None: ...
+    def save(self, directory: Path) -> DeferredWrite | None: ...
 
     def load(self, directory: Path) -> None: ...
 
@@ -96,12 +96,12 @@ class Training:
     directory: RunDirectory
     display: Display
     progress: Progress
-    unsaved: Unsaved = field(default_factory=Unsaved)
+    unsaved: WriteErrors = field(default_factory=WriteErrors)
     stop_requested: Callable[[], bool] = lambda: False
     track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
     """Receives the metrics of each step, in addition to the run directory."""
     callbacks: Callbacks = field(default_factory=Callbacks)
-    turns: bool = False
+    time_share: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
     critic: Critic | None = None
     recover: Recover | None = None
@@ -295,7 +295,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
 
     run.display.phase("updating")
     sampled = time.perf_counter()
-    if run.turns:
+    if run.time_share:
         run.engine.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
@@ -306,10 +306,10 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     weights = run.policy.weights()
     if name := weights.not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
-    if run.turns:
-        run.policy.rest()
+    if run.time_share:
+        run.policy.release_memory()
         if run.critic is not None:
-            run.critic.rest()
+            run.critic.release_memory()
     run.engine.receive(step, weights)
 
     ended = time.perf_counter()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.base.hashing import Digests, IsCancelled, Rest
+from dapo_rl.base.hashing import DeferredWrite, Digests, IsCancelled
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
@@ -51,7 +51,7 @@ class HFPolicy(Learner[TokenStats]):
         norm_length: int,
         token_budget: int,
         fill_memory: bool = False,
-        turns: bool = False,
+        time_share: bool = False,
         longest: int = 0,
         dtype: torch.dtype = torch.float32,
         reference: Any | None = None,
@@ -62,7 +62,7 @@ class HFPolicy(Learner[TokenStats]):
         seed: int = 0,
     ) -> None:
         """`longest` is the longest sample of the run, if known; `fill_memory` raises the token budget to what fits into
-        GPU memory. If `turns`, the memory that only updates need is free in between, by `rest`.
+        GPU memory. If `time_share`, the memory that only updates need is free in between, by `release_memory`.
 
         If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
         function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
@@ -78,7 +78,7 @@ class HFPolicy(Learner[TokenStats]):
         self._norm_length = norm_length
         self._kl_coef = algo.kl_coef if algo.kl_in == "loss" else 0.0
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
-        budget: dict[str, Any] = {"token_budget": token_budget, "fill_memory": fill_memory, "turns": turns}
+        budget: dict[str, Any] = {"token_budget": token_budget, "fill_memory": fill_memory, "time_share": time_share}
         entropy_grad = isinstance(self._losses, CustomLoss) and self._losses.takes("entropy")
         super().__init__(model, train=train, **budget, **how, entropy_grad=entropy_grad)
         self._reference: ResponsePass[TokenStats] | WithoutAdapter | None = None
@@ -125,7 +125,7 @@ class HFPolicy(Learner[TokenStats]):
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         return Update(metrics, tuple(diagnostics), self._take_notes())
 
-    def save(self, directory: Path) -> Rest:
+    def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
         `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
         host has no memory for copies, this writes everything itself."""

@@ -14,7 +14,7 @@ from dapo_rl.data import PromptSet
 from dapo_rl.errors import RankLostError, UnsavedError, UserError
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
-from dapo_rl.runs.write_errors import Unsaved
+from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train.progress import Progress
 
 MODEL = "the model"
@@ -41,7 +41,7 @@ def write_results(
     config: Config,
     progress: Progress,
     prompts: PromptSet,
-    unsaved: Unsaved,
+    unsaved: WriteErrors,
     *,
     waiting: int,
     in_flight: int,

@@ -155,7 +155,7 @@ def test_a_next_turn_begins_with_the_tokens_that_are_there(make):
     )
     engine = make(model)
     engine.receive(6, weights_of(model))
-    engine.submit(Request("a", (5, 6, 7), 2, SamplingParams(9, ignore_eos=True), 7, begun=(turns,), new=()))
+    engine.submit(Request("a", (5, 6, 7), 2, SamplingParams(9, ignore_eos=True), 7, partial=(turns,), new=()))
     ((_, sample),) = finish(engine).items()
     assert ids(sample)[:5] == (20, 21, 30, 31, 32)
     assert sample.mask.tolist() == [True, True, False, False, False, True, True, True, True]

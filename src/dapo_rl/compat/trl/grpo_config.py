@@ -19,10 +19,10 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.compat.trl.arguments import function_list
 from dapo_rl.config import PRESETS, Config, SourceSettings
+from dapo_rl.config.peers import LIBRARIES, leaves, reason
+from dapo_rl.config.peers.values import written
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.convert.draft import ConvertedSetting, Draft
-from dapo_rl.convert.settings import LIBRARIES, leaves, reason
-from dapo_rl.convert.settings.values import written
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off, trl_importance
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows

@@ -91,9 +91,9 @@ class RunningBatch:
     def resume(self, rows: Sequence[BatchRow]) -> None:
         """Continues rows that have tokens."""
         self._set_params(rows)
-        self.state.resume([row.slot for row in rows], [row.begun for row in rows])
+        self.state.resume([row.slot for row in rows], [row.partial for row in rows])
         for row in rows:
-            row.written = len(row.begun.token_ids)
+            row.written = len(row.partial.token_ids)
         self.rows += rows
 
     def _set_params(self, rows: Sequence[BatchRow]) -> tuple[Tensor, Tensor]:
@@ -188,8 +188,8 @@ class RunningBatch:
 
     def leave(self, rows: Sequence[BatchRow], put_back: Callable[[BatchRow, Trajectory], None]) -> None:
         """Takes rows out, with their tokens."""
-        for row, begun in zip(rows, self._outputs.written(self.state, rows, self.version), strict=True):
-            put_back(row, begun)
+        for row, partial in zip(rows, self._outputs.written(self.state, rows, self.version), strict=True):
+            put_back(row, partial)
         self.release(rows)
 
     def release(self, rows: Sequence[BatchRow]) -> None:

@@ -44,8 +44,8 @@ class OutputProcessor:
         tokens, logps = (x[slots, :width].cpu().numpy() for x in (state.tokens, state.logps))
         result = []
         for row, row_tokens, row_logps in zip(rows, tokens, logps, strict=True):
-            new = slice(len(row.begun.token_ids), row.written)
-            result.append(row.begun.then(row_tokens[new].astype(np.int32), row_logps[new], version))
+            new = slice(len(row.partial.token_ids), row.written)
+            result.append(row.partial.then(row_tokens[new].astype(np.int32), row_logps[new], version))
         return result
 
     def _search(self, state: SlotState, rows: Sequence[BatchRow]) -> dict[int, int]:
@@ -56,7 +56,7 @@ class OutputProcessor:
         for row in rows:
             if row.search is None:
                 row.search = StopSearch(self._stop_strings(row.request.params.stop))
-                row.search.skip(row.begun.token_ids, row.begun.mask)
+                row.search.skip(row.partial.token_ids, row.partial.mask)
             if row.written > row.search.count:
                 new.append((row, row.search, row.written - row.search.count))
         if not new:

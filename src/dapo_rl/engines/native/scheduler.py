@@ -45,11 +45,11 @@ class Scheduler:
         self._arrived += 1
         self._waiting[self._arrived] = request
 
-    def put_back(self, row: BatchRow, begun: Trajectory) -> None:
+    def put_back(self, row: BatchRow, partial: Trajectory) -> None:
         """Returns a sample of the row's request, with the tokens that it has."""
         waiting = self._waiting.get(row.arrival)
-        others = [] if waiting is None else [*waiting.begun, *map(Trajectory.nothing, waiting.starting)]
-        self._waiting[row.arrival] = row.request.left(sorted([begun, *others], key=lambda sample: sample.index))
+        others = [] if waiting is None else [*waiting.partial, *map(Trajectory.nothing, waiting.starting)]
+        self._waiting[row.arrival] = row.request.left(sorted([partial, *others], key=lambda sample: sample.index))
 
     def cancel(self, ids: Collection[str]) -> int:
         """Removes requests; returns the number of their tokens."""
@@ -78,11 +78,11 @@ class Scheduler:
         """Starts waiting samples; while samples are running, computes no more than one pass for them."""
         while True:
             self._place_waiting()
-            work = [self.filling] if self.filling is not None else self._begun_work() or self._new_work()
+            work = [self.filling] if self.filling is not None else self._partial_work() or self._new_work()
             if not work:
                 if self._batch.rows or self._started is None:
                     return
-                self._drop_started()  # its pages are needed for a sample that has begun
+                self._drop_started()  # its pages are needed for a partial sample
                 continue
             cut = sum(prefill.left for prefill in work) >= self._pass_tokens
             self._fill(work)
@@ -100,7 +100,7 @@ class Scheduler:
         for prefill, logits_V in zip(work, logits, strict=True):
             if prefill.left:
                 continue
-            if len(prefill.rows[0].begun.token_ids):
+            if len(prefill.rows[0].partial.token_ids):
                 resumed += prefill.rows
             else:
                 first += prefill.rows
@@ -129,36 +129,36 @@ class Scheduler:
         if request is None or len(rows) == len(request.starting):
             self._drop_started()
 
-    def _begun_work(self) -> list[Prefill]:
+    def _partial_work(self) -> list[Prefill]:
         """Partial samples that get slots; samples of the same prompt share it."""
         work: list[Prefill] = []
         tokens = 0
         for arrival, request in self._in_order():
-            while request.begun and tokens < self._pass_tokens:
+            while request.partial and tokens < self._pass_tokens:
                 prefill = self._begin_again(arrival, request, work)
                 if prefill is None:
                     return work
                 work.append(prefill)
                 tokens += prefill.left
-                request = replace(request, begun=request.begun[1:])
+                request = replace(request, partial=request.partial[1:])
                 self._set(arrival, request)
-            if request.begun:
+            if request.partial:
                 break
         return work
 
     def _begin_again(self, arrival: int, request: Request, work: Sequence[Prefill]) -> Prefill | None:
         """A slot for the first partial sample of a request, if there is one."""
-        pages, length, begun = self._batch.pages, len(request.prompt_ids), request.begun[0]
+        pages, length, partial = self._batch.pages, len(request.prompt_ids), request.partial[0]
         if not self._batch.has_room_for(request, self._longest):
             return None
         sibling = next((prefill for prefill in work if prefill.rows[0].arrival == arrival), None)
         donor = next((row.slot for row in self._batch.rows if row.arrival == arrival), None)
         origin = sibling.rows[0].slot if sibling is not None else donor
-        slot = pages.start([] if origin is None else pages.shared(origin, length), length + len(begun.token_ids))
+        slot = pages.start([] if origin is None else pages.shared(origin, length), length + len(partial.token_ids))
         if slot is None:
             return None
-        context = np.concatenate([request.prompt_ids, begun.token_ids[:-1]])
-        prefill = Prefill(request, [BatchRow(arrival, request, begun, slot)], context)
+        context = np.concatenate([request.prompt_ids, partial.token_ids[:-1]])
+        prefill = Prefill(request, [BatchRow(arrival, request, partial, slot)], context)
         if origin is not None:
             prefill.done = min(length, len(context) - 1)  # a pass computes at least one token
             prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
@@ -169,7 +169,7 @@ class Scheduler:
         work: list[Prefill] = []
         tokens = 0
         for arrival, request in self._in_order():
-            if tokens >= self._pass_tokens or self._started is not None or request.begun:
+            if tokens >= self._pass_tokens or self._started is not None or request.partial:
                 break
             if not self._batch.has_room_for(request, self._longest):
                 break
@@ -198,7 +198,7 @@ class Scheduler:
     def _drop_filling(self) -> None:
         """Returns the rows of the partly computed sequence as they were."""
         for row in self.filling_rows:
-            self.put_back(row, row.begun)
+            self.put_back(row, row.partial)
             self._batch.pages.end(row.slot)
         self.filling = None
 

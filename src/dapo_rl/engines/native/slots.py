@@ -28,7 +28,7 @@ class BatchRow:
     arrival: int
     """The place of its request in the order of arrival."""
     request: Request
-    begun: Trajectory
+    partial: Trajectory
     """Its state when it was given its slot."""
     slot: int
     """`NO_SLOT` once it has given it up."""
@@ -39,7 +39,7 @@ class BatchRow:
 
     @property
     def index(self) -> int:
-        return self.begun.index
+        return self.partial.index
 
     @property
     def context(self) -> int:
@@ -112,18 +112,18 @@ class SlotState:
         for name, value in values.items():
             getattr(self, name)[slots] = to_device(value, self.done.device)
 
-    def resume(self, slots: Sequence[int], begun: Sequence[Trajectory]) -> None:
+    def resume(self, slots: Sequence[int], partial: Sequence[Trajectory]) -> None:
         """Sets the tokens that started slots already have; all but the last are in the cache."""
-        counts = np.array([len(sample.token_ids) for sample in begun])
-        tokens = np.zeros((len(begun), counts.max()), np.int64)
+        counts = np.array([len(sample.token_ids) for sample in partial])
+        tokens = np.zeros((len(partial), counts.max()), np.int64)
         logps = np.zeros(tokens.shape, np.float32)
-        for row, (sample, count) in enumerate(zip(begun, counts, strict=True)):
+        for row, (sample, count) in enumerate(zip(partial, counts, strict=True)):
             tokens[row, :count], logps[row, :count] = sample.token_ids, sample.logps
         device = self.done.device
         slots_B, counts_B = to_device(np.array(slots), device), to_device(counts, device)
         self.position[slots_B] += counts_B.int() - 1
         self.generated[slots_B] = counts_B.int()
-        self.last_token[slots_B] = to_device(tokens[np.arange(len(begun)), counts - 1], device)
+        self.last_token[slots_B] = to_device(tokens[np.arange(len(partial)), counts - 1], device)
         self.tokens[slots_B, : tokens.shape[1]] = to_device(tokens, device)
         self.logps[slots_B, : tokens.shape[1]] = to_device(logps, device)
 

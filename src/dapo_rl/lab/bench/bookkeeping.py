@@ -111,7 +111,7 @@ def _measure(
         "seconds": sum(parts.values()),
         "parts": parts,
         "tokens_trained": int(metrics["sampling/tokens_trained"]),
-        "tokens_in_flight": sampler.begun_tokens,
+        "tokens_in_flight": sampler.in_flight_tokens,
         "written_bytes": written,
         "cpu_seconds": cpu_seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -193,7 +193,7 @@ class GpuMemory:
     @property
     def _keeps(self) -> bool:
         """Whether engine and trainer are on a GPU at the same time."""
-        return self.layout.rollout_gpus is None and self.plan is not None and not self.plan.turns
+        return self.layout.rollout_gpus is None and self.plan is not None and not self.plan.time_share
 
     @property
     def _kv_bytes(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.base.quote import cut, shown
-from dapo_rl.convert.settings import LIBRARIES, Setting, leaves
-from dapo_rl.convert.settings.values import Near, NoCounterpartError, written
+from dapo_rl.config.peers import LIBRARIES, Setting, leaves
+from dapo_rl.config.peers.values import Near, NoCounterpartError, written
 
 _ALIASES = {
     "n": "actor_rollout_ref.rollout.n",

@@ -1,7 +1,7 @@
 """The settings of verl, TRL, ms-swift and AReaL with their counterparts here: one table per library.
 
 `dapo convert` translates whole files by them, and error messages name the counterpart of an unknown setting
-(`dapo_rl.convert.settings.hints`). A layer of its own, below `dapo_rl.config`.
+(`dapo_rl.config.peers.hints`).
 
 A table (`*.yaml` in this directory) has `defaults`, the values of settings that a user leaves out, where learning or
 memory depends on them, `missing`, the features that are missing here with the settings that ask for them, and
@@ -29,7 +29,7 @@ from typing import Any
 
 import yaml
 
-from dapo_rl.convert.settings.values import CONVERSIONS, Conversion, choice
+from dapo_rl.config.peers.values import CONVERSIONS, Conversion, choice
 
 _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
