@@ -33,7 +33,7 @@ from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import PlainDisplay
 from dapo_rl.train.batch import shaped_rewards
-from dapo_rl.types import FinishReason, Group, Loggable, Prompt, RewardPart, VerdictStatus
+from dapo_rl.types import FinishReason, Group, Loggable, RewardPart, VerdictStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
     return tuple(
         DryRow(
             row=group.prompt.id,
-            prompt=seen_by_the_model(run.tokenizer, group.prompt),
+            prompt=str(run.tokenizer.decode(group.prompt.token_ids.tolist(), skip_special_tokens=False)),
             prompt_tokens=len(group.prompt.token_ids),
             ground_truth=group.prompt.answer,
             outcome=outcome_of(group, run.config.sampling, keep, grading, run.config.masking),
@@ -202,11 +202,6 @@ def _dry_answers(group: Group, rewards: Tensor) -> tuple[DryAnswer, ...]:
             group.samples, group.verdicts, penalties.tolist(), rewards.tolist(), strict=True
         )
     )
-
-
-def seen_by_the_model(tokenizer: Any, prompt: Prompt) -> str:
-    """The text of a prompt's tokens, including special tokens that the tokenizer or the template added."""
-    return str(tokenizer.decode(prompt.token_ids.tolist(), skip_special_tokens=False))
 
 
 def _special_tokens(tokenizer: Any) -> tuple[str, ...]:

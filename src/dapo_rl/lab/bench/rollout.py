@@ -11,7 +11,7 @@ import torch
 
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
@@ -29,19 +29,21 @@ every batch size occurs."""
 
 
 def measure_engine(work: Workload, variant: str = "") -> Measurement:
-    model, tokenizer, prompts, facts = _open(work, work.device)
+    model, tokenizer, prompts, facts = _open(work)
     device, spec = pick_device(work.device), engine_spec(work.engine)
     if spec.needs_cuda and not torch.cuda.is_available():
         raise UserError(f"--engine: {work.engine} needs a GPU here")
     if spec.loads_from_disk:  # it gets the whole GPU; random weights are made there, which is faster
         model.cpu()
         torch.cuda.empty_cache()
+    settings, dtype = work.config().sampling, getattr(torch, work.dtype)
     options = _options(work, variant)
     if options:
         facts["options"] = options
-    engine = _engine(work, model, tokenizer, options)
+        options = {**options, "seeded": False}  # per-request seeds slow vLLM down
+    engine = build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
     del model
-    params = SamplingParams.of(work.config().sampling)
+    params = SamplingParams.of(settings)
 
     def run(i: int) -> None:
         wanted: dict[tuple[str, int], int] = {}
@@ -74,7 +76,7 @@ def measure_generate(work: Workload, variant: str = "") -> Measurement:
 
     It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
     """
-    model, tokenizer, prompts, facts = _open(work, work.device)
+    model, tokenizer, prompts, facts = _open(work)
     device = pick_device(work.device)
     longest = max(work.all_lengths)
     settings = dict(
@@ -95,8 +97,8 @@ def measure_generate(work: Workload, variant: str = "") -> Measurement:
     return measure(run, work, device, facts)
 
 
-def _open(work: Workload, device: str) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
-    model, tokenizer = open_model(work.model, getattr(torch, work.dtype), device, work.seed)
+def _open(work: Workload) -> tuple[Any, Any, Callable[[int], list[IntArray]], dict[str, Any]]:
+    model, tokenizer = open_model(work.model, getattr(torch, work.dtype), work.device, work.seed)
     model.requires_grad_(False)
     texts = random_prompts(tokenizer, work.prompts * work.rounds, work.prompt_tokens, work.seed)
     ids = [np.asarray(tokenizer(text).input_ids, np.int32) for text in texts]
@@ -106,13 +108,6 @@ def _open(work: Workload, device: str) -> tuple[Any, Any, Callable[[int], list[I
         return ids[i * work.prompts : (i + 1) * work.prompts]
 
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
-
-
-def _engine(work: Workload, model: Any, tokenizer: Any, options: dict[str, Any]) -> Engine:
-    settings, dtype = work.config().sampling, getattr(torch, work.dtype)
-    if options:  # per-request seeds slow vLLM down
-        options = {**options, "seeded": False}
-    return build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
 
 
 def _options(work: Workload, variant: str) -> dict[str, Any]:
