@@ -296,3 +296,59 @@ def test_the_end_of_the_board_is_the_end_of_its_live_pages(tmp_path, caplog):
     assert not thread.is_alive()
     assert app.state.watcher.is_closed
     assert [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+@pytest.mark.parametrize(
+    ("glance", "is_behind", "pause"),
+    [
+        (0.0, False, 0.5),
+        (0.09, False, 0.5),
+        (0.2, False, 1.0),
+        (0.6, False, 3.0),
+        (60.0, False, 5.0),
+        (60.0, True, 0.01),
+    ],
+)
+def test_the_watcher_rests_in_proportion_to_its_work(tmp_path, monkeypatch, glance, is_behind, pause):
+    """A glance at all runs takes at most a fifth of a core, and changes are seen after five seconds at most."""
+    watcher, pauses = Watcher(Catalogue([tmp_path]), lambda: []), []
+
+    def look():
+        watcher._glance_seconds = glance
+        return is_behind
+
+    def wait(seconds):
+        pauses.append(seconds)
+        watcher.close()
+
+    monkeypatch.setattr(watcher, "look", look)
+    monkeypatch.setattr(watcher._closed, "wait", wait)
+    watcher._asked = time.monotonic()
+    watcher._go_on_looking()
+    assert pauses == [pytest.approx(pause)]
+
+
+def test_a_live_page_hears_something_every_fifteen_seconds(monkeypatch):
+    """So that neither the browser nor a proxy closes the connection. What happens counts too."""
+    clock = 0.0
+    happens = {0.0, 20.0}
+
+    class Quiet:
+        is_closed = False
+
+        def since(self, version):
+            return version, [b"news"] if any(abs(clock - at) < 1e-6 for at in happens) else []
+
+    async def sleep(seconds):
+        nonlocal clock
+        clock = round(clock + seconds, 6)
+        Quiet.is_closed = clock > 60
+
+    monkeypatch.setattr(server.anyio, "sleep", sleep)
+
+    async def heard():
+        return [(clock, message) async for message in server.events(Quiet())]
+
+    told = asyncio.run(heard())
+    assert [message for _, message in told] == [b"news", b": still here\n\n", b"news", *[b": still here\n\n"] * 2]
+    assert [at for at, _ in told] == pytest.approx([0, 15, 20, 35, 50], abs=0.5)

@@ -268,6 +268,20 @@ def test_a_damaged_evaluation_is_one_bad_row(root, damage):
     assert client.get("/api/report?name=exam").status_code == (200 if damage == "types" else 422)
 
 
+@pytest.mark.parametrize(("kind", "name"), [(BoardAblation, "study"), (BoardEvaluation, "exam")])
+def test_a_mistake_of_ours_in_one_report_is_a_row_too(root, monkeypatch, kind, name):
+    monkeypatch.setattr(kind, "row_of", lambda self, runs: 1 / 0)
+    reports, runs = rows(opened(root))
+    assert (reports[name]["state"], reports[name]["problem"]) == (
+        "unreadable",
+        "cannot be read: ZeroDivisionError: division by zero",
+    )
+    assert {row["name"]: row["problem"] for row in reports.values()} == {
+        other: reports[name]["problem"] if other == name else None for other in ("study", "exam")
+    }
+    assert len(runs) == 5
+
+
 @pytest.mark.parametrize("make", ["mkdir", "mkfifo", "link"])
 def test_something_else_in_place_of_a_report(root, make):
     path = root / "exam" / "evaluation.json"

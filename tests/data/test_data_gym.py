@@ -68,6 +68,12 @@ def test_a_mixture_is_scored_by_its_parts():
         assert score(row.columns, row.columns["answer"]) == 1.0
 
 
+def test_a_part_of_a_mixture_without_a_weight_has_the_weight_1():
+    parts = [{"name": "leg_counting"}, {"name": "basic_arithmetic", "weight": 4}]
+    sources = [row.columns["data_source"] for row in gym("composite", size=200, datasets=parts).good]
+    assert sources.count("reasoning_gym:leg_counting") / len(sources) == pytest.approx(1 / 5, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
