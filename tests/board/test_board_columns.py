@@ -82,6 +82,7 @@ def ask(client):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VALUES)
 def test_columns_of_foreign_types(board, kind):
     path, table, client = board

@@ -72,6 +72,7 @@ HEAD = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n"
 BODY = b"POST /api/lab HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GE", HEAD, HEAD + b"\r\n" + HEAD[:9], BODY])
 def test_a_request_that_does_not_come_is_not_waited_for(port, monkeypatch, sent):
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.3)

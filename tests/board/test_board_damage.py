@@ -234,6 +234,7 @@ def test_the_row_says_which_file_is_bad_and_nothing_of_the_rest(board, file):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", QUERIES)
 def test_no_route_fails_on_a_bad_run(board, path):
     app, names = board

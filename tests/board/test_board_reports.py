@@ -332,6 +332,7 @@ def replaced(value, path, new):
     return copy
 
 
+@pytest.mark.slow
 @fuzz(200)
 @given(data=st.data())
 @pytest.mark.parametrize("file", ["study/plan.json", "study/ablation.json", "exam/evaluation.json"])

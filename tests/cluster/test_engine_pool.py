@@ -23,6 +23,8 @@ from dapo_rl.engines.protocol import Request, SamplingParams, engine_metrics
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.sampler import Sampler
 
+pytestmark = pytest.mark.slow
+
 GROUP = 4
 PARAMS = SamplingParams(max_new_tokens=LONGEST)
 

@@ -33,7 +33,7 @@ class Ranks:
 
 def test_the_ranks_start_again_until_it_was_too_often():
     ranks, counter, notes = Ranks(), Counter(), []
-    restarts = Restarts(ranks, [counter], ranks, 2, lambda: ranks.calls.append("resume"), notes.append)
+    restarts = Restarts(ranks.restart, [counter], ranks, 2, lambda: ranks.calls.append("resume"), notes.append)
     for number in (1, 2):
         counter.value = 100
         restarts(RankLostError("rank 1 is lost"))
@@ -50,6 +50,6 @@ def test_the_ranks_start_again_until_it_was_too_often():
 
 
 def test_no_restarts_are_none():
-    restarts = Restarts(Ranks(), [], None, 0, None, None)
+    restarts = Restarts(Ranks().restart, [], None, 0, None, None)
     with pytest.raises(UserError, match=r"^rank 0 is lost, after 0 restarts; continue with --resume; "):
         restarts(RankLostError("rank 0 is lost"))

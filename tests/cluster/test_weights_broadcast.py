@@ -19,6 +19,8 @@ from dapo_rl.config import ClusterSettings
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import RankLostError
 
+pytestmark = pytest.mark.slow
+
 ENGINES = 2
 
 

@@ -259,6 +259,7 @@ def test_metrics_have_both_names_and_are_finite():
     assert with_trl_names({"reward/batch": 0.2}) == {"reward/batch": 0.2}
 
 
+@pytest.mark.slow
 def test_a_run_without_callbacks_does_not_import_transformers_trainer():
     program = (
         "import sys; from dapo_rl.compat.trl.callbacks import Callbacks; c = Callbacks(); c.train_begin();"

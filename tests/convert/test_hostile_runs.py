@@ -34,6 +34,7 @@ def outcome(call):
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_any_value_of_any_setting_gives_a_recipe_or_one_line(library):
     chosen = random.Random(library)
@@ -101,6 +102,7 @@ def test_a_long_script_is_read_in_time():
     assert time.process_time() - begun < 10
 
 
+@pytest.mark.slow
 def test_deeply_nested_blocks_are_read():
     script = "if x; then\n" * 15_000 + "A+=(a)\n" * 1000 + "fi\n" * 15_000
     assert len(read_shell(script, {})) == 15_000

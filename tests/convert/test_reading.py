@@ -181,6 +181,7 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
     assert isinstance(keys["word"], UnknownValue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

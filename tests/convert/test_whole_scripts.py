@@ -81,6 +81,7 @@ def test_a_mixture_of_trl_is_a_list_of_sources(recipe):
         recipe("num_generations: 8\ndatasets: [{path: a, columns: [x]}]\n", "trl.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["", "data.train_files=null", "data.train_files=$TRAIN_FILES", "data.train_files=[]"])
 def test_a_recipe_never_falls_back_to_the_data_of_the_demo(recipe, tmp_path, words):
     script = f"python3 -m verl.trainer.main_ppo {ROLLOUT}.n=8 algorithm.adv_estimator=grpo {words}"

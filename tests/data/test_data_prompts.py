@@ -50,6 +50,7 @@ class TestText:
         assert ids(one({"prompt": "a"}, closing)) == (1, *characters("a"))
         assert ids(one({"prompt": "a</s>"}, make_tokenizer())) == (1, *characters("a"), 2)
 
+    @pytest.mark.slow
     def test_messages_take_the_template_and_no_second_bos(self, chat_tokenizer):
         prompt = one({"prompt": [USER]}, chat_tokenizer)
         assert prompt.text == "<s>[user]1+1?</s>[assistant]"
@@ -225,6 +226,7 @@ class TestReport:
     )
     names = st.sampled_from(["prompt", "question", "answer", "reward_model", "data_source", "extra_info", "x"])
 
+    @pytest.mark.slow
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         st.lists(st.dictionaries(names, values, max_size=4), max_size=4),
@@ -248,6 +250,7 @@ class TestReport:
 
 
 class TestRealData:
+    @pytest.mark.slow
     def test_gsm8k(self, shared_file, plain_tokenizer):
         rows = load_rows(shared_file("gsm8k-test.jsonl"))
         built = build_prompts(rows, plain_tokenizer, DataSettings(prompt_key="question", max_prompt_tokens=2048))

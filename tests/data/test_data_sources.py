@@ -76,6 +76,7 @@ lines = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(lines, max_size=8))
 def test_whatever_the_lines_each_is_a_row_or_a_reason(tmp_path, written):

@@ -24,6 +24,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "experiments", "in_words"), PAGES.values(), ids=PAGES)
 def test_a_table_is_that_of_the_saved_runs(page, experiments, in_words):
     start = page.index(evidence.HEAD)

@@ -38,6 +38,7 @@ def page(site: Path, name: str) -> site_check.Html:
     return parsed
 
 
+@pytest.mark.slow
 def test_links_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert site_check.check(site, (REPOSITORY / "README.md").read_text()) == []
 
@@ -90,6 +91,7 @@ def test_the_notebook_is_a_page_with_its_picture(site):
     assert ("../quickstart-1.png", True) in page(site, "quickstart").links
 
 
+@pytest.mark.slow
 def test_a_mistake_fails_the_build(tmp_path):
     """A page that is not in the navigation, a link to no page and one to no heading."""
     root = tmp_path / "root"

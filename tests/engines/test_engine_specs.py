@@ -80,6 +80,7 @@ def test_engines_inherit_the_optional_methods(engine):
     assert (made.version, made.preempted, made.figures()) == (0, 0, [])
 
 
+@pytest.mark.slow
 def test_no_file_compares_the_name_of_an_engine():
     """Comparisons like `engine == "native"` would miss an engine that is added."""
     for path in PACKAGE.rglob("*.py"):

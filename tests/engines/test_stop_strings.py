@@ -78,6 +78,7 @@ def check(tokenizer: Any, data: st.DataObject, tokens: st.SearchStrategy[int]) -
     assert in_portions(tokenizer, ids, strings, portions, skipped) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_bytes(data):
@@ -87,6 +88,7 @@ def test_bytes(data):
     check(tokenizer(), data, often | st.integers(0, len(tokenizer()) + 40))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_words_that_begin_with_a_space(data):
@@ -94,6 +96,7 @@ def test_words_that_begin_with_a_space(data):
     check(known, data, st.sampled_from([0, 1, *range(258, len(known)), len(known) + 3]))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_words_and_whole_characters_in_bytes(data):
@@ -110,6 +113,7 @@ def test_words_and_whole_characters_in_bytes(data):
     assert in_portions(known, ids, strings, portions, 0) == decoding_everything(known, ids, strings)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_spaces_that_are_cleaned_up(data):
@@ -147,6 +151,7 @@ def test_each_token_is_decoded_a_fixed_number_of_times(portion):
     assert known.decoded <= len(ids) * (len("Problem:") + 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
 def test_an_engine_looks_at_each_token_a_fixed_number_of_times(make, monkeypatch):
     copied = []
@@ -183,6 +188,7 @@ def test_a_resumed_sample_ends_at_a_stop_string_that_begins_before_it_was_set_as
     assert cut.finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
 @pytest.mark.parametrize("trail", ["", "bc"], ids=["at the turn's start", "before it"])
 def test_a_stop_string_is_searched_from_the_first_token_of_the_turn(make, trail):

@@ -80,6 +80,7 @@ def test_an_interval_is_that_of_an_independent_bootstrap():
     assert found == bootstrap(values.tolist())
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_as_often_as_it_says():
     """Problems of a Beta(2, 3) difficulty, 8 samples each; the truth is the mean difficulty, 0.4."""
     rng = np.random.default_rng(3)
@@ -113,6 +114,7 @@ def test_many_problems_are_tested_by_sampling_as_few_are_by_counting():
     assert difference([0.0] * 12, deltas[:12])["p"] == pytest.approx(16 / 128)
 
 
+@pytest.mark.slow
 def test_the_paired_test_errs_as_often_as_it_says():
     """Two models that are alike on problems of very different difficulty: p below 0.05 in a twentieth of the cases."""
     rng = np.random.default_rng(4)

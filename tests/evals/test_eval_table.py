@@ -48,6 +48,7 @@ def test_the_table():
     assert any("avg@2" in line and "+50.0%" in line and "1.000" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_picture(tmp_path):
     draw_evaluation(report(), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

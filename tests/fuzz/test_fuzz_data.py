@@ -133,6 +133,7 @@ def test_changed_parquet_is_prompts_or_one_line(directory, valid_parquet, data):
     read(path)
 
 
+@pytest.mark.slow
 @fuzz(200)
 @given(st.lists(json_rows, max_size=4), data_settings, st.booleans())
 @example([{"prompt": "\ud800"}], DataSettings(), False)

@@ -72,6 +72,7 @@ yaml_words = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(st.text(max_size=60) | st.binary(max_size=60) | st.lists(yaml_words, max_size=14).map("".join))
 @example("&a\nmodel: *a\n")
@@ -89,12 +90,14 @@ def test_any_text_is_settings_or_one_line(path, text):
     load_text(path, text)
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(st.dictionaries(names | st.integers() | st.booleans() | st.none(), values, max_size=5))
 def test_any_structure_is_settings_or_one_line(path, structure):
     load_text(path, yaml.safe_dump(structure, allow_unicode=True))
 
 
+@pytest.mark.slow
 @fuzz(150)
 @given(st.data())
 def test_a_recipe_with_changes_is_settings_or_one_line(path, data):

@@ -385,6 +385,7 @@ def test_the_json_has_every_number(varied):
     assert first["runs"][2]["wall_seconds"] == 62
 
 
+@pytest.mark.slow
 def test_rows_of_the_papers_table(tmp_path):
     plan = paper_table(DEFAULT, ["train.steps=4"], 2)
     accuracies = {arm.name: {0: 0.1 * i, 1: 0.1 * i + 0.05} for i, arm in enumerate(plan.with_own_runs())}
@@ -406,6 +407,7 @@ def test_rows_of_the_papers_table(tmp_path):
     assert (tmp_path / "ablation.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.slow
 def test_a_picture_without_some_arms_and_with_many(tmp_path):
     plan = grid(DEFAULT, ["train.steps=4"], 1, ["algo.clip_high=" + ",".join(f"0.{n}" for n in range(20, 32))])
     accuracies = {arm.name: {0: 0.4} if i != 3 else {} for i, arm in enumerate(plan.arms)}

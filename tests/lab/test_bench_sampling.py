@@ -21,6 +21,7 @@ def rows():
     return {(rate, name): simulate(rate, name, **SIZE) for rate in rates for name in NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_nobody_is_cheaper_than_carrying_and_it_is_close_to_the_least(rows, rate):
     ours = rows[rate, "carry"]

@@ -129,6 +129,7 @@ assert list(mutate.survivors(root, mutants, ["test_sums.py"], 5, fork)) == []
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fork", [False, True])
 def test_an_endless_mutant_is_killed(project, fork):
     loop = "def total(a, b):\n    while b > 0:\n        a, b = a + 1, b\n        b -= 1\n    return a\n"

@@ -315,6 +315,7 @@ def test_json_has_everything():
     assert [finding["level"] for finding in document["findings"]] == [finding.level for finding in result.findings]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     done = dapo("verify", "--prompts", "2", "--samples", "2", "reward.workers=1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -128,6 +128,7 @@ def test_a_cpu_samples_from_the_trained_weights():
     assert parts["KV cache"] == 64 * 2048 * 24 * 2 * 64 * 2 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_known_sizes_are_those_of_the_architecture(name):
     size = KNOWN[name]
@@ -296,6 +297,7 @@ def test_the_total_and_the_least_are_both_explained():
     assert cpu.verdict.endswith("; --gpu h100-80g estimates it for a GPU of another machine")
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     result = dapo("check", "--gpu", "24", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

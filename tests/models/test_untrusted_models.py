@@ -194,6 +194,7 @@ def test_a_config_of_any_size_is_not_read(directory):
     assert "config.json has more than 32 MiB" in directory.message()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [
@@ -221,6 +222,7 @@ def test_a_chat_template_has_a_sandbox(directory, template):
     assert not directory.trace.exists()
 
 
+@pytest.mark.slow
 def test_a_template_that_takes_too_long_is_ended_and_the_next_one_rendered(directory):
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (directory.path / "chat_template.jinja").write_text(f"{{% if messages[0].content == 'x' %}}{loops}{{% endif %}}ok")
@@ -258,6 +260,7 @@ def calls(tree):
 LOADS = ("from_pretrained", "from_config")
 
 
+@pytest.mark.slow
 def test_every_call_that_loads_a_model_says_that_its_code_is_not_trusted():
     found = [
         (f"{path.name}: {name}", keywords.get("trust_remote_code"))

@@ -46,6 +46,7 @@ def request(draw, prompt):
     return Request(f"draw-{draw}", prompt.token_ids, 3, SamplingParams(max_new_tokens=LONGEST), seed=draw)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     carried=st.lists(st.tuples(samples(), samples(), samples()), max_size=3),

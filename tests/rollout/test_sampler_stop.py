@@ -103,6 +103,7 @@ def columns_of(sampler, ledger):
     return Counter(ledger.columns(sampler.carried_tokens, sampler.in_flight_tokens))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=5).filter(lambda kinds: KINDS[2] in kinds),
@@ -211,6 +212,7 @@ def all_samples(fill):
     return {(draw, i): sample for draw, group in groups.items() for i, sample in enumerate(group.samples)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "width"), [(0.3, 5), (0.6, 64), (0.9, 5), (0.9, 64)])
 def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     """The second fill is stopped, after samples of the first one have been carried over with older weights."""

@@ -50,6 +50,7 @@ class Coin:
         return [Verdict(1.0, True, "") if good and i == 0 else Verdict(-1.0, False, "") for i in range(len(samples))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surplus", ["carry", "requeue", "drop"])
 def test_slow_prompts_are_trained_on_as_often_as_fast_ones(surplus):
     """If only unfinished groups are drawn again, 54.8 % are slow; 52.8 % if finished good ones are, too."""

@@ -95,6 +95,7 @@ def test_the_stack_is_as_high_as_the_groups_drawn():
         assert axis.get_ylim()[0] == 0
 
 
+@pytest.mark.slow
 def test_a_critic_has_two_panels_and_its_pretraining_is_shaded(tmp_path):
     with_critic = [
         row | {"critic/vf_explained_var": -7.5 if row["step"] == 1 else 0.5, "critic/vf_loss": 1 / row["step"]}
@@ -140,6 +141,7 @@ def test_missing_values_leave_gaps_and_empty_panels_say_so():
     assert texts(panel(figure, "Entropy")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metrics", "evaluations"), [([], []), ([{"step": 1}], [(1, 0.5)]), (rows(1), [(0, 0.5)])])
 def test_hardly_any_data_still_makes_a_picture(tmp_path, metrics, evaluations):
     draw_report(metrics, evaluations, tmp_path / "report.png", "x")

@@ -157,6 +157,7 @@ def test_a_file_that_is_cut_anywhere_is_told_and_no_setting_becomes_its_default(
         assert "using the settings of" in note
 
 
+@pytest.mark.slow
 def test_every_key_that_is_lost_is_told(saved):
     whole = yaml.safe_load(saved.config_path.read_text())
     for key in known_keys():

@@ -243,6 +243,7 @@ def calls(monkeypatch, act):
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("again", [False, True])
 def test_at_every_moment_there_is_a_whole_checkpoint(tmp_path, monkeypatch, keep, again):

@@ -308,6 +308,7 @@ def test_the_examples_loss_by_hand():
     assert policy_token_losses(*beyond, **BOUNDS).item() == pytest.approx(-1.28)  # no gradient in DAPO's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"algo.loss": "cispo"}, {"algo.advantage": "against_the_batch"}])
 def test_the_example_trains(tmp_path, settings):
     named = {key: f"{EXAMPLE}:{name}" for key, name in settings.items()}

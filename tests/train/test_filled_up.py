@@ -138,6 +138,7 @@ def never_right(completions, **columns):
     return [-1.0 for _ in completions]
 
 
+@pytest.mark.slow
 def test_a_step_of_nothing_else_leaves_the_weights_as_they_are(tmp_path):
     """A whole run: length penalties alone, which differ, move nothing."""
     changes = ["sampling.cap=2", "sampling.prompts_per_step=2", "sampling.group_size=4", "sampling.on_cap=fill"]

@@ -59,6 +59,7 @@ def tokens(samples):
     return {key: ids(sample) for key, sample in samples.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "architecture", ["Llama", "Qwen2", "Qwen3", "Gemma", "Phi", "Mistral", "Phi3", "GPTNeoX", "Olmo2"]
 )
@@ -111,6 +112,7 @@ def by_generate():
     return mixed_by_generate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_batch", [1, 2, 5, 100])
 def test_any_mix_of_requests_gives_what_generate_gives(model, by_generate, max_batch):
     samples = run(NativeEngine(model, tokenizer(), max_batch=max_batch), *MIXED)
@@ -121,6 +123,7 @@ def test_any_mix_of_requests_gives_what_generate_gives(model, by_generate, max_b
         torch.testing.assert_close(torch.tensor(sample.logps), torch.tensor(by_generate[key].logps), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**20), max_batch=st.integers(1, 9), slots=st.integers(1, 6))
 @settings(max_examples=12, deadline=None)
 def test_order_batch_and_memory_change_nothing(seed, max_batch, slots):
@@ -192,6 +195,7 @@ def test_a_request_that_memory_never_holds_is_refused(model):
             NativeEngine(model, tokenizer(), kv_memory_bytes=bytes_, longest=50)
 
 
+@pytest.mark.slow
 def test_the_cache_grows_for_a_longer_request_while_others_run(model):
     short, long = request("s", count=4, seed=1), request("l", range(5, 30), 2, seed=2, max_new_tokens=90)
     engine = NativeEngine(model, tokenizer(), max_batch=8)

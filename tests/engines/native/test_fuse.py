@@ -280,6 +280,7 @@ def gradients_of(model):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FULLY + ALSO)
 def test_the_model_whose_copy_is_fused_stays_as_it_is(name, tmp_path):
     """Logits, gradients, classes and what it saves, also of a model that was made later."""
@@ -404,6 +405,7 @@ def test_layers_of_other_kinds_are_not_joined():
     assert not can_join([linear(4, 2), torch.nn.Identity()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FULLY + ALSO)
 def test_prepacked_weights_give_the_same_logits_and_follow_new_ones(name, dtype):

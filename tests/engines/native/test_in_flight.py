@@ -60,6 +60,7 @@ def undisturbed(**options):
     return finish(engine, start(engine, mixed(), 0))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(polls=st.integers(0, 12), width=st.sampled_from([2, 5, 64]), prefill=st.sampled_from([8, 4096]))
 def test_the_same_weights_again_change_no_token(polls, width, prefill):
@@ -99,6 +100,7 @@ def test_each_token_keeps_the_log_probability_of_the_weights_that_sampled_it():
         assert 0 < written < len(sample.token_ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(polls=st.integers(0, 12), width=st.sampled_from([2, 5, 64]))
 def test_an_engine_that_gets_the_unfinished_work_continues_bit_for_bit(polls, width):
@@ -129,6 +131,7 @@ def by_generate():
     return finish(hf, start(hf, with_stop_strings(), 0))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(polls=st.integers(0, 12))
 def test_the_engines_continue_each_others_samples(polls):

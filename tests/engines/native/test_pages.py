@@ -75,6 +75,7 @@ def longest_of(work):
     return max(r.longest for r in work)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 5),
