@@ -111,6 +111,26 @@ def test_branches_whose_condition_is_known_are_followed(script, expected):
     assert words(script) == expected
 
 
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("ab == a*", True),
+        ("ab == b*", False),
+        ("ab == a* && cd == c*", True),
+        ("ab == b* && cd == c*", False),
+        ("ab == a* && cd == d*", False),
+        ("ab == b* || cd == c*", True),
+        ("ab == a* || cd == d*", True),
+        ("ab == b* || cd == d*", False),
+        ("ab != a* || cd != d*", True),
+        ("ab == b* || cd == c* && ef == f*", False),
+        ("ab == a* && cd == d* || ef == e*", True),
+    ],
+)
+def test_patterns_count_on_both_sides_of_an_operator(condition, holds):
+    assert words(f"if [[ {condition} ]]; then x=yes; else x=no; fi\necho $x") == ["echo", "yes" if holds else "no"]
+
+
 def test_commands_of_a_branch_that_is_not_taken_do_not_count():
     script = 's=fsdp\nif [ "$s" = megatron ]; then one; elif [ "$s" = fsdp ]; then two; else three; fi'
     assert [command.words[0].text for command in read_shell(script, {})] == ["[", "[", "two"]

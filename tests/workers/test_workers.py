@@ -102,3 +102,16 @@ def test_a_process_that_cannot_be_forked_is_an_error_of_the_system(supervisor, m
     assert caught.value.errno == number
     monkeypatch.undo()
     assert client.call(b"b", bytes).split()[:-1] == [b"b"], "later it may be possible"
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_closing_waits_for_the_supervisor_and_kills_one_that_does_not_end(supervisor, hangs):
+    client = WorkerClient(supervisor, 20.0)
+    client.call(b"a", bytes)
+    if hangs:
+        os.kill(supervisor.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    supervisor.close(patience_s=0.2)
+    assert time.monotonic() - began < 10
+    with pytest.raises(ChildProcessError):  # it is not left as a zombie
+        os.waitpid(supervisor.pid, os.WNOHANG)

@@ -179,6 +179,24 @@ def test_a_long_prompt_is_computed_between_decode_steps(model):
     assert [row.written for row in engine._batch.rows[:2]] == [6, 6]
 
 
+def test_prompts_beyond_one_pass_wait_for_the_next(model):
+    """Of four prompts of 8 tokens, a pass of 10 begins with two, of which the second is cut."""
+    work = [request(f"r{i}", prompt=range(5 + i, 13 + i), count=1, seed=i, max_new_tokens=9) for i in range(4)]
+    expected = run(NativeEngine(model, tokenizer(), longest=90), work)
+    engine = NativeEngine(model, tokenizer(), longest=90, page_tokens=8, prefill_tokens=10)
+    for each in work:
+        engine.submit(each)
+    with torch.inference_mode():
+        engine._scheduler.admit()
+    assert [row.request.id for row in engine._batch.rows] == ["r0"]
+    assert (engine._scheduler.filling.request.id, engine._scheduler.filling.done) == ("r1", 2)
+    assert engine.pending == 4
+    samples = {}
+    for _ in range(100):
+        samples |= {(c.request_id, c.index): c.sample for c in engine.poll(timeout_s=0.05)}
+    assert_same(samples, expected)
+
+
 def test_cancelling_and_new_weights_in_the_middle_of_a_prompt(model):
     long = request("long", prompt=range(5, 55), count=3, max_new_tokens=5, ignore_eos=True)
     expected = run(NativeEngine(model, tokenizer(), longest=90), [long])
