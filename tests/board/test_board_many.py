@@ -184,7 +184,7 @@ def test_the_first_list_comes_before_all_is_read(directory, monkeypatch):
 
 
 def test_fifty_pages_share_each_look_and_each_message(directory, monkeypatch):
-    monkeypatch.setattr(server, "LIVE_SECONDS", 0.01)
+    monkeypatch.setattr(routes, "LIVE_SECONDS", 0.01)
     monkeypatch.setattr(watch, "LOOK_SECONDS", 0.02)
     watcher = Watcher(Catalogue([directory]), lambda: [])
     watcher.look()
