@@ -26,7 +26,8 @@ from dapo_rl.data.arithmetic import problems
 from dapo_rl.memory.model_size import KNOWN
 from dapo_rl.memory.sizes import run_sizes
 from dapo_rl.models.load import TINY
-from dapo_rl.run import backend, learners
+from dapo_rl.run import backend
+from dapo_rl.run import build_policy as learners
 from dapo_rl.train.checkpoint import MANIFEST, _own_checksum, _write_manifest
 
 pytestmark = pytest.mark.slow

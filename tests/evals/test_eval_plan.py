@@ -7,7 +7,7 @@ import pytest
 
 from dapo_rl.data import load_rows
 from dapo_rl.errors import UserError
-from dapo_rl.evals.plan import fingerprint, make_plan
+from dapo_rl.evals.protocols import fingerprint, make_plan
 from dapo_rl.evals.run import _home, _params
 
 

@@ -16,8 +16,8 @@ from support import DAPO, REPOSITORY, SHARED_DATA, small_model, tokenizer
 from dapo_rl import DAPOTrainer
 from dapo_rl.cli import main
 from dapo_rl.errors import UserError
-from dapo_rl.evals.plan import make_plan
 from dapo_rl.evals.progress import EvalProgress
+from dapo_rl.evals.protocols import make_plan
 from dapo_rl.evals.run import evaluate_models
 
 pytestmark = pytest.mark.slow

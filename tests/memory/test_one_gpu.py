@@ -13,7 +13,7 @@ from dapo_rl.memory.check import find_memory, memory_report
 from dapo_rl.memory.model_size import KNOWN, ModelSize
 from dapo_rl.memory.one_gpu import MOST_TOKENS, MemoryPlan, PlanSettings, find_plan, plan_memory
 from dapo_rl.memory.sizes import RUNTIME, run_sizes
-from dapo_rl.run.learners import memory_plan
+from dapo_rl.run.build_policy import memory_plan
 from dapo_rl.train.gradient_buffers import Gradients
 
 GIB = 2**30

@@ -10,8 +10,8 @@ from dapo_rl import Config, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
 from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
+from dapo_rl.run.build_policy import reference_of
 from dapo_rl.run.inputs import TrainerInputs
-from dapo_rl.run.learners import reference_of
 from dapo_rl.run.model import with_lora
 
 peft = pytest.importorskip("peft")

@@ -71,7 +71,7 @@ def eval_command(
     models = [word for word in words if "=" not in word]
     if not models:
         raise UserError("eval: name a model: a directory, a run directory, a hub name, or tiny")
-    from dapo_rl.evals.plan import make_plan
+    from dapo_rl.evals.protocols import make_plan
 
     options: dict[str, Any] = {
         "--k": k,

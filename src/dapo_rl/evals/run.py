@@ -24,8 +24,8 @@ from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
-from dapo_rl.evals.plan import EvalPlan, fingerprint
 from dapo_rl.evals.progress import EvalProgress
+from dapo_rl.evals.protocols import EvalPlan, fingerprint
 from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.evals.sampling import answer
 from dapo_rl.evals.vote import Voting

@@ -14,7 +14,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError
 from dapo_rl.outcomes import OUTCOMES, Outcome
 from dapo_rl.rollout.episodes import Unread
-from dapo_rl.rollout.filtering import has_spread
+from dapo_rl.rollout.group_filter import has_spread
 from dapo_rl.types import Group, Prompt
 
 

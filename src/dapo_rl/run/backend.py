@@ -25,8 +25,8 @@ from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
 from dapo_rl.models.values import value_model
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.losses import TokenLosses
+from dapo_rl.run.build_policy import build_critic, build_policy, memory_plan
 from dapo_rl.run.inputs import TrainerInputs
-from dapo_rl.run.learners import build_critic, build_policy, memory_plan
 from dapo_rl.runs.display import Display
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy

@@ -13,7 +13,7 @@ from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device
-from dapo_rl.run.learners import build_policy, memory_plan
+from dapo_rl.run.build_policy import build_policy, memory_plan
 from dapo_rl.types import Trajectory
 
 NOISE = 0.01
