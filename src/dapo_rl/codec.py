@@ -9,7 +9,7 @@ the worker's end of the pipe, and compressed Arrow buffers can expand without a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         "turns": pa.array(turns, pa.list_(_TURN)),
         "prompt_ids": token_column("prompt_ids", [each.prompt_ids for each in trajectories]),
     }
+    offsets = _offsets([each.token_ids for each in trajectories])
     for name in dict.fromkeys(name for each in trajectories for name in each.columns):
-        arrays[TOKENS + name] = token_column(name, [each.get(name) for each in trajectories])
+        arrays[TOKENS + name] = token_column(name, [each.get(name) for each in trajectories], offsets)
     for name in dict.fromkeys(name for each in trajectories for name in each.scalars):
         arrays[SCALARS + name] = pa.array([each.scalars.get(name) for each in trajectories], pa.float64())
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
@@ -86,8 +87,8 @@ class Shipment(list[Trajectory]):
         return from_arrow, (to_arrow(self),)
 
 
-def token_column(name: str, arrays: Sequence[Array | None]) -> pa.Array:
-    """A column with a list per trajectory; null for one that does not have it."""
+def token_column(name: str, arrays: Sequence[Array | None], offsets: pa.Array | None = None) -> pa.Array:
+    """A column with a list per trajectory; null for one that does not have it. `offsets` are known if all have it."""
     present = [array for array in arrays if array is not None]
     first = present[0] if present else np.empty(0, COLUMNS.get(name, np.float32))
     if any(array.dtype != first.dtype or array.shape[1:] != first.shape[1:] for array in present):
@@ -96,9 +97,14 @@ def token_column(name: str, arrays: Sequence[Array | None]) -> pa.Array:
     values = pa.array((np.concatenate(present) if present else first).reshape(-1))
     for size in reversed(first.shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
-    offsets = np.cumsum([0, *(0 if array is None else len(array) for array in arrays)], dtype=np.int32)
-    absent = None if len(present) == len(arrays) else pa.array([array is None for array in arrays])
-    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=absent)
+    if len(present) == len(arrays):
+        return pa.ListArray.from_arrays(_offsets(present) if offsets is None else offsets, values)
+    absent = pa.array([array is None for array in arrays])
+    return pa.ListArray.from_arrays(_offsets([() if a is None else a for a in arrays]), values, mask=absent)
+
+
+def _offsets(rows: Sequence[Sized]) -> pa.Array:
+    return pa.array(np.cumsum([0, *map(len, rows)], dtype=np.int32))
 
 
 def token_arrays(name: str, column: pa.Array | pa.ChunkedArray) -> list[Array | None]:

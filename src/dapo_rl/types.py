@@ -193,7 +193,7 @@ class Trajectory(Record):
     @classmethod
     def nothing(cls, index: int) -> Trajectory:
         """A partial trajectory without tokens."""
-        return cls((), (), index=index)
+        return cls.of_columns(dict(_EMPTY), index=index)
 
     def replace(self, *, scalars: Any = None, **changes: Any) -> Trajectory:
         """A copy with other fields or columns. Scalars are added to those that it has; a column that is None goes."""
@@ -209,10 +209,11 @@ class Trajectory(Record):
     def then(self, token_ids: Any, logps: Any, version: int, **columns: Any) -> Trajectory:
         """A copy with more tokens of the policy appended."""
         more = Trajectory(token_ids, logps, versions=version, **columns).columns
-        before = self.columns if len(self.token_ids) else {name: array[:0] for name, array in more.items()}
-        if missing := before.keys() ^ more.keys():
+        if not len(self.token_ids):  # a copy, because an engine may give parts of larger arrays
+            return self.replace(columns={name: array.copy() for name, array in more.items()})
+        if missing := self.columns.keys() ^ more.keys():
             raise ValueError(f"Trajectory.then: {', '.join(sorted(missing))} must be given for all tokens or for none")
-        return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in before.items()})
+        return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in self.columns.items()})
 
     def then_observed(self, token_ids: Any) -> Trajectory:
         """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there."""
@@ -296,6 +297,7 @@ def _columns(given: Mapping[str, Any], length: int) -> dict[str, Array]:
 
 _FIELDS = tuple(each.name for each in fields(Trajectory))
 _NO_TOKENS: IntArray = np.empty(0, np.int32)
+_EMPTY = Trajectory((), ()).columns
 Sample = Trajectory
 """The earlier name, for verifiers and engines that users wrote."""
 
