@@ -344,10 +344,10 @@ def test_a_live_page_hears_something_every_fifteen_seconds(monkeypatch):
         clock = round(clock + seconds, 6)
         Quiet.is_closed = clock > 60
 
-    monkeypatch.setattr(server.anyio, "sleep", sleep)
+    monkeypatch.setattr(routes.anyio, "sleep", sleep)
 
     async def heard():
-        return [(clock, message) async for message in server.events(Quiet())]
+        return [(clock, message) async for message in routes.events(Quiet())]
 
     told = asyncio.run(heard())
     assert [message for _, message in told] == [b"news", b": still here\n\n", b"news", *[b": still here\n\n"] * 2]

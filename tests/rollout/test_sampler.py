@@ -244,6 +244,14 @@ def test_surplus_is_carried_into_the_next_step():
     assert 6 not in draws(second.sampled)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_first_step_has_no_group_that_is_due_and_takes_no_more_than_its_batch(n):
+    sampler, _ = sampler_for(by_number([MIXED]), ahead=2.0)
+    fill = sampler.fill(n)
+    assert draws(fill.kept) == list(range(n))
+    assert fill.carried_over, "there were more"
+
+
 def test_surplus_can_be_dropped():
     sampler, _, _, first = surplus_of("drop")
     assert [(g.draw, outcome) for g, outcome in first.dropped] == [(6, "surplus"), (7, "surplus")]
