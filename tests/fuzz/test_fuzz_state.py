@@ -28,8 +28,8 @@ from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.rollout.trajectory_file import FILE as TRAJECTORIES
 from dapo_rl.runs.directory import LogLength, RunDirectory, SavedLog
 from dapo_rl.train.checkpoint import MANIFEST, _write_manifest
-from dapo_rl.train.progress import SavedProgress
 from dapo_rl.train.random_state import SavedRandom
+from dapo_rl.train.trainer_state import SavedProgress
 
 pytestmark = pytest.mark.slow
 

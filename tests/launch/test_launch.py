@@ -16,7 +16,7 @@ from support import DAPO, SMALL, dapo
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.launch import ship
-from dapo_rl.launch.nodes import wait_for_nodes
+from dapo_rl.launch.ray_nodes import wait_for_nodes
 from dapo_rl.launch.ship import copy_to, files_to_ship
 
 NASTY = """it's $(touch hacked); "%j" `id`"""

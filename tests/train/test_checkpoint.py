@@ -19,8 +19,8 @@ from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.models.save import WEIGHTS
 from dapo_rl.train.checkpoint import MANIFEST, Checkpoints, _own_checksum
 from dapo_rl.train.ledger import Ledger
-from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState, seed_everything, unless_stopped
+from dapo_rl.train.trainer_state import Progress
 
 
 @dataclass

@@ -10,7 +10,7 @@ from support import small_model
 
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.train.checkpoint import Checkpoints
-from dapo_rl.train.progress import Progress
+from dapo_rl.train.trainer_state import Progress
 
 
 def save(path, **progress):

@@ -8,8 +8,8 @@ import pytest
 from dapo_rl.config import Config
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.write_errors import WriteErrors
-from dapo_rl.train.progress import Progress
 from dapo_rl.train.results import write_results
+from dapo_rl.train.trainer_state import Progress
 
 CONFIG = Config.build({"train.steps": 4, "log.report": False})
 

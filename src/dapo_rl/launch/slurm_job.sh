@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED=0 @NO_IDLE_WORKERS@ PYTHONUNBUFFERED=1 RAY_AUTH_M
 RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
 export RAY_AUTH_TOKEN
 if [[ $SLURM_CPUS_PER_TASK ]]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi
-nodes=("$python" -P -m dapo_rl.launch.nodes)
+nodes=("$python" -P -m dapo_rl.launch.ray_nodes)
 ray=("${nodes[@]}" start --num-cpus=@CPUS@ --min-worker-port=0 --max-worker-port=0
     --dashboard-agent-listen-port=0 --log-color=false)
 ray_log=$run/ray-$SLURM_JOB_ID.log

@@ -21,7 +21,8 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards.trainer_state import RewardState
 from dapo_rl.rewards.validation import crash, failure, fault_of, name_of, verify
 from dapo_rl.types import Prompt, Trajectory, Verdict, Verifier
-from dapo_rl.workers.worker import MAX_REPLY, CorruptReplyError, Service
+from dapo_rl.workers.limits import MAX_REPLY
+from dapo_rl.workers.worker import CorruptReplyError, Service
 
 
 class Reply(NamedTuple):

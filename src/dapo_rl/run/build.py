@@ -32,8 +32,8 @@ from dapo_rl.train.custom import Advantages, build_advantages, build_losses
 from dapo_rl.train.disk_space import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import RandomState
+from dapo_rl.train.trainer_state import Progress
 
 
 @dataclass(frozen=True, slots=True)

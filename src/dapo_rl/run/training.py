@@ -23,9 +23,9 @@ from dapo_rl.runs.trackers import Trackers
 from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train import loop
 from dapo_rl.train.checkpoint import Checkpoints
-from dapo_rl.train.progress import FILE as PROGRESS
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.results import MODEL, save_result, write_results
+from dapo_rl.train.trainer_state import FILE as PROGRESS
 from dapo_rl.train.transforms import build_transforms
 
 

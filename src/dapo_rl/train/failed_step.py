@@ -7,7 +7,7 @@ from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.rollout.batch_builder import FailedBatch
 from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.runs.display import Display
-from dapo_rl.train.progress import Progress
+from dapo_rl.train.trainer_state import Progress
 
 
 def record_failed_step(

@@ -29,9 +29,9 @@ from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
-from dapo_rl.train.progress import Progress
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import critic_rate, policy_rate
+from dapo_rl.train.trainer_state import Progress
 from dapo_rl.train.transforms import Transform
 from dapo_rl.types import Batch, FloatArray, Group, Trajectory, Update
 

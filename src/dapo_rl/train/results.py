@@ -15,7 +15,7 @@ from dapo_rl.errors import RankLostError, UnsavedError, UserError
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.runs.directory import RunDirectory, saved_so_far
 from dapo_rl.runs.write_errors import WriteErrors
-from dapo_rl.train.progress import Progress
+from dapo_rl.train.trainer_state import Progress
 
 MODEL = "the model"
 """Its name among what a run cannot write."""

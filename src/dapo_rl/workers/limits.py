@@ -20,6 +20,8 @@ from pathlib import Path
 
 from dapo_rl.base.host_memory import PROC, own_group, read_text
 
+MAX_REPLY = 64 << 20
+"""Size limit of a reply in bytes; sixteen verdicts usually take a few kilobytes."""
 PATIENCE_S = 1.0
 """Time for killed processes to leave a group. A process that cannot be killed is left, with its group."""
 _NEAR = 4 << 20

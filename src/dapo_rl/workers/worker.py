@@ -15,14 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dapo_rl.workers.limits import ControlGroup, PrivateMemory
+from dapo_rl.workers.limits import MAX_REPLY, ControlGroup, PrivateMemory
 from dapo_rl.workers.processes import adopt_orphans, flush, reap
 
 Result = TypeVar("Result")
 
 READY = b"!"
-MAX_REPLY = 64 << 20
-"""Size limit of a reply in bytes; sixteen verdicts usually take a few kilobytes."""
 REAP_CALLS = 256
 """Number of calls after which a worker reaps dead processes that it has adopted."""
 

@@ -1,4 +1,4 @@
-"""What a Slurm script needs for its Ray cluster: `python -m dapo_rl.launch.nodes free | start … | wait ADDRESS NODES`.
+"""Starts the Ray cluster of a Slurm job: `python -m dapo_rl.launch.ray_nodes free | start … | wait ADDRESS NODES`.
 
 `free` prints the address of this host and two free ports. `wait` returns when that many nodes have joined, or for 0,
 when the head answers. It gives up after five minutes, or when a process that starts Ray has ended (further arguments:
