@@ -1,13 +1,12 @@
 """An engine whose tokens have two columns that the package does not know, and a loss that uses them."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from own_engine import PlainEngine
+from dapo_rl.base.load import load_function
 
+PlainEngine = load_function(f"{Path(__file__).parents[1] / 'examples' / 'own_engine.py'}:PlainEngine")
 LAYERS, EXPERTS = 2, 3
 
 

@@ -16,8 +16,10 @@ from dapo_rl.errors import UserError
 
 @pytest.fixture(autouse=True)
 def not_connected(monkeypatch):
-    """Other tests of this process share a cluster, and its environment."""
+    """Other tests of this process share a cluster, which must not be taken for one that a test has started, and its
+    environment."""
     monkeypatch.setattr(import_ray(), "is_initialized", lambda: False)
+    monkeypatch.setattr(import_ray()._private.worker, "_global_node", None)
     monkeypatch.setattr(session, "_set_environment", lambda address: None)
 
 

@@ -55,7 +55,7 @@ def test_the_engine_rests_during_updates(tmp_path, monkeypatch):
         "NativeEngine.poll",
         "NativeEngine.release_memory",
         "HFPolicy.update+",
-        "HFPolicy.rest",
+        "HFPolicy.release_memory",
         "NativeEngine.receive",
     ]
     assert [name for name, _ in groupby(calls)] == 2 * step
