@@ -1,4 +1,4 @@
-"""What an actor gets to build its engine from, and what it makes of it. No actor is started."""
+"""The inputs that an actor builds its engine from, and the engine that it builds, without starting an actor."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -195,6 +195,6 @@ _UNSET: dict[str, Any] = {
 
 
 def _effective(name: str, value: Any) -> Any:
-    """-1, 0, null and `constant` all leave a warm-up or a schedule as it is."""
+    """-1, 0, null and `constant` all mean no warm-up or schedule."""
     value = _UNSET.get(name) if value is None else value
     return None if value in (0, -1, "constant") else value

@@ -21,7 +21,7 @@ FEATURES = {
     "PREFERENCES": ("learning from preferences", "dapo-rl learns from the rewards of a verifier"),
     "REWARD_MODELS": ("training a reward model", "dapo-rl trains policies with the rewards of a verifier"),
 }
-"""What they are called, and the alternative here, by their names in the tables of settings."""
+"""Title and alternative of each missing feature, by its name in the tables of settings."""
 _VISION = re.compile(
     r"(^|[-_.\d])(vl|vlm|vla|vision|multimodal|omni)([-_.\d]|$)|internvl|llava|smolvlm|openvla|pixtral|idefics|"
     r"paligemma|molmo|minicpm-?[vo]\b|glm-?4[.\d]*v\b|(^|[-_])ovis",

@@ -80,7 +80,7 @@ class PromptReader:
         for text, takes_it in zip(texts, takes, strict=True):
             if isinstance(text, str):
                 ours[takes_it].append(text)
-        # The template adds special tokens of its own.
+        # The template adds its special tokens itself.
         tokens = {takes_it: iter(self._encode(own, special=not takes_it)) for takes_it, own in ours.items()}
         readings: list[Reading | BadRowError] = []
         for prompt, messages, takes_it, text in zip(prompts, conversations, takes, texts, strict=True):

@@ -77,7 +77,7 @@ class SimulatedRow:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One engine: continuous batching over pages, on a clock of its own."""
+    """One engine with continuous batching over pages and a simulated clock."""
 
     rates: Rates | OneSecondSteps
     pages: int

@@ -119,7 +119,7 @@ def save_model(
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Saves the model, with any adapters merged in, and its tokenizer in Hugging Face format; `dtype` is that of the
-    saved weights, by default as it is. `weights` are saved instead of the model's own."""
+    saved weights, by default the model's. `weights`, if given, are saved instead of the model's own."""
     if Path(path).is_file():  # transformers would log this and save nothing
         raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:

@@ -1,5 +1,4 @@
-"""transformers' `TrainerCallback`s: calls them with the signature of its Trainer, and keeps what they see: the state,
-the arguments and the names of metrics.
+"""Calls `TrainerCallback`s as transformers' Trainer does, with the same arguments, state and metric names.
 
 A step is a rollout step, as everywhere else: TRL counts optimizer updates. The state follows from metrics.jsonl, so a
 resumed run restores it from there, and a run without callbacks need not keep it.

@@ -14,8 +14,8 @@ pattern. The entry of a setting is its counterpart here, or a mapping of:
 - `mapping`, a counterpart that is a mapping, whose keys are carried over one by one;
 - `note`, a remark.
 
-Settings without a counterpart are listed by the reason: under `unsupported` those that affect what is learned, except
-at the values in brackets, and under `ignored` all others. Reasons and notes in capitals are defined in `reasons.yaml`.
+Settings without a counterpart are grouped by reason. Those under `unsupported` affect learning, unless they have one of
+the values in brackets; those under `ignored` do not. Reasons and notes in capitals are defined in `reasons.yaml`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def settings_table(name: str) -> dict[str, Any]:
 
 
 def reason(name: str) -> str:
-    """The text of a reason in `reasons.yaml`; any other text stays as it is."""
+    """The text of a reason in `reasons.yaml`; returns any other text unchanged."""
     return str(settings_table("reasons").get(name, name))
 
 

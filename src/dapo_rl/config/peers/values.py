@@ -21,7 +21,7 @@ class NoCounterpartError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The nearest value here, and what the difference does."""
+    """The nearest value here, and the effect of the difference."""
 
     value: Any
     effect: str

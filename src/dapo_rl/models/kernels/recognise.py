@@ -1,10 +1,10 @@
 """Recognises the modules of a model that a fused kernel can replace, and changes them for inference.
 
-Modules are recognised by the names of their parts and by what they compute: a replacement is used only if its results
-for random inputs are those of the module. A changed module is an instance of a subclass of its own class, with another
-`forward`. Parameters, children, attributes and hooks stay as they are, and other modules of the class are not affected.
-torch's parametrizations and FSDP change modules in the same way. A `forward` set on the instance would refer back to
-its module, and the memory of a discarded model would wait for the garbage collector.
+Modules are recognised by the names of their parts. A replacement is used only if it gives the results of the module for
+random inputs. A changed module becomes an instance of a subclass of its class, with another `forward`. Its parameters,
+children, attributes and hooks do not change, and other modules of the class are not affected. torch's
+parametrizations and FSDP change modules in the same way. A `forward` set on the instance would refer back to its
+module, and the memory of a discarded model would wait for the garbage collector.
 """
 
 from __future__ import annotations
