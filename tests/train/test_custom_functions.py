@@ -234,6 +234,9 @@ def test_advantages_take_tensors_of_the_batch_by_name(tmp_path, length_of):
     assert seen["correct"].tolist() == [[v.correct for v in GROUP.verdicts]] * 2
     assert seen["truncated"].tolist() == [[s.truncated for s in GROUP.samples]] * 2
     assert seen["response_mask"].sum(-1).tolist() == [[len(s.token_ids) for s in GROUP.samples]] * 2
+    for place, sample in zip(np.ndindex(2, len(GROUP.samples)), batch.samples, strict=True):
+        assert seen["behaviour_logps"][place][: len(sample.token_ids)].tolist() == sample.logps.tolist()
+        assert not seen["behaviour_logps"][place][len(sample.token_ids) :].any()
     assert seen["teacher_logps"][0, 0, : len(rows)].tolist() == rows.tolist()
     assert seen["teacher_logps"].sum() == rows.sum()
     assert [s["advantages"][0] for s in batch.samples] == pytest.approx([s.scalars["reward"] for s in batch.samples])
