@@ -20,8 +20,8 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
-FinishReason = Literal["stop", "length"]
-"""Why the engine ended a sample: a stop token or stop string, or the limit on new tokens."""
+FinishReason = Literal["stop", "length", "turns"]
+"""Why a sample ended: a stop token, a stop string or its environment; a limit on tokens; the limit on turns."""
 
 VerdictStatus = Literal["correct", "wrong", "unparseable", "timeout", "error"]
 """`timeout` and `error` are failures of the verifier, not of the response."""

@@ -19,6 +19,12 @@ DEFAULTS = {
         **{"verifier": "math", "boxed": False, "form": "any", "correct": 1.0, "wrong": -1.0, "threshold": None},
         **{"timeout_s": 5.0, "memory_mb": 2048, "workers": None, "max_error_share": 0.5},
     },
+    "env": {
+        **{"name": None, "options": {}, "tools": (), "mcp": (), "agent": None, "tool_format": "auto", "max_turns": 8},
+        **{"max_turn_tokens": None, "max_observation_tokens": 2048, "reward_weight": 1.0, "turn_discount": None},
+        **{"timeout_s": 30.0, "memory_mb": 1024, "workers": None, "max_error_share": 0.5, "host": "127.0.0.1"},
+        **{"port": 0, "tls": None, "workers_per_node": None},
+    },
     "sampling": {
         **{"prompts_per_step": 16, "group_size": 16, "max_new_tokens": 1024, "temperature": 1.0, "top_p": 1.0},
         **{"top_k": 0, "min_p": 0.0, "stop": (), "ignore_eos": False, "dynamic": True, "metric": "auto"},

@@ -69,6 +69,17 @@ def test_the_papers_recipe_is_conformant_in_every_row():
 
 
 FLIPS = [
+    ("env.name", "mine.py:Wordle", {"Environment"}),
+    ("env.options", {"size": 3}, {"Environment"}),
+    ("env.tools", ["mine.py:search"], {"Environment"}),
+    ("env.mcp", ["server"], {"Environment"}),
+    ("env.agent", "mine.py:solve", {"Environment"}),
+    ("env.tool_format", "hermes", {"Environment"}),
+    ("env.max_turns", 3, {"Environment"}),
+    ("env.max_turn_tokens", 100, {"Environment"}),
+    ("env.max_observation_tokens", 100, {"Environment"}),
+    ("env.reward_weight", 0.5, {"Environment"}),
+    ("env.turn_discount", 0.9, {"Environment"}),
     ("algo.clip_ratio_c", 3.0, {"Objective"}),
     ("algo.clip_ratio_c", 10.0, set()),
     ("algo.proximal", "recomputed", set()),

@@ -160,6 +160,59 @@ def _weighted_verifiers(entries: Sequence[Any]) -> str | tuple[WeightedVerifier,
     return read[0].verifier if plain else tuple(read)
 
 
+class EnvSettings(Section):
+    name: str | None = None
+    """An environment: `file.py:Class` or `module:Class`, `guess`, `verifiers:NAME`, `openenv:URL`, `gymnasium:NAME`;
+    none: single turns, unless there are tools or an agent."""
+    options: dict[str, Any] = Field({})
+    """Arguments of the environment's class."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy can call: `file.py:name`, `module:name`, or the built-in `python` and `calculator`."""
+    mcp: tuple[str, ...] = ()
+    """MCP servers, whose tools the policy can call: a command or a URL each."""
+    agent: str | None = None
+    """A program that talks to the run's OpenAI-compatible endpoint: `file.py:function`, or a command line."""
+    tool_format: str = "auto"
+    """How the model writes tool calls: `auto`, by its tokenizer, or a parser's name, such as `hermes`."""
+    max_turns: int = Field(8, ge=1)
+    """Turns of the policy in an episode."""
+    max_turn_tokens: int | None = Field(None, ge=1)
+    """Tokens of one turn; by default only `sampling.max_new_tokens` limits the turns of an episode together."""
+    max_observation_tokens: int = Field(2048, ge=1)
+    """Tokens of tool results and other messages in an episode, after its prompt."""
+    reward_weight: float = 1.0
+    """Weight of the environment's reward where `reward.verifier` is set too."""
+    turn_discount: float | None = Field(None, ge=0, le=1)
+    """Give each turn the discounted sum of the rewards that follow it; none: the whole episode gets its total."""
+    timeout_s: float = Field(30.0, gt=0)
+    """Time limit of a call: opening an episode, a step with its tool calls. Beyond it the episode ends."""
+    memory_mb: int = Field(1024, ge=64)
+    """Memory limit of a process of the environment, on top of what the run had loaded when it started."""
+    workers: int | None = Field(None, ge=1)
+    """Processes for tools, and for asynchronous environments; by default 32 and 1. Other environments have a process
+    for each episode."""
+    max_error_share: float = Field(0.5, ge=0, le=1)
+    """The run stops if the environment fails in more than this share of a step's episodes."""
+    host: str = "127.0.0.1"
+    """Address on which the endpoint for agents listens. Other than loopback needs `env.tls` or a trusted network."""
+    port: int = Field(0, ge=0, le=65535)
+    """Its port; 0: any free one."""
+    tls: tuple[str, str] | None = None
+    """Certificate and key files of the endpoint; none: plain HTTP."""
+    workers_per_node: int | None = Field(None, ge=1)
+    """With `cluster.backend=ray`: processes for environments on each node; none: all on the driver's node."""
+
+    @field_validator("tools", "mcp", mode="before")
+    @classmethod
+    def _read_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def given(self) -> bool:
+        """Whether episodes have an environment of several turns."""
+        return bool(self.name or self.tools or self.mcp or self.agent)
+
+
 class SamplingSettings(Section):
     prompts_per_step: int = Field(16, ge=1)
     """Groups to train on per rollout step (N)."""

@@ -15,6 +15,7 @@ from dapo_rl.config.sections import (
     ClusterSettings,
     CriticSettings,
     DataSettings,
+    EnvSettings,
     EvalSettings,
     LogSettings,
     ModelSettings,
@@ -41,6 +42,7 @@ class RunSettings(Section):
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     reward: RewardSettings = RewardSettings()
+    env: EnvSettings = EnvSettings()
     sampling: SamplingSettings = SamplingSettings()
     algo: AlgoSettings = AlgoSettings()
     overlong: OverlongSettings = OverlongSettings()
