@@ -205,6 +205,8 @@ class EnvSettings(Section):
     @field_validator("tools", "mcp", mode="before")
     @classmethod
     def _read_list(cls, value: Any) -> Any:
+        if value in (None, "none"):
+            return ()
         return (value,) if isinstance(value, str) else value
 
     @property
