@@ -122,6 +122,8 @@ class Turn:
     end: int
     author: Literal["policy", "environment"]
     seconds: float = 0.0
+    reward: float = 0.0
+    """Of this turn alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
@@ -142,6 +144,8 @@ class Trajectory(Record):
     """The tokens before it, once it is in a batch."""
     scalars: dict[str, float]
     """Numbers per trajectory, such as `reward`."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The conversation after the prompt, as OpenAI's messages of JSON values; empty for a single turn."""
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ class Trajectory(Record):
         turns: tuple[Turn, ...] = (),
         prompt_ids: Any = (),
         scalars: Mapping[str, float] | None = None,
+        messages: tuple[Mapping[str, Any], ...] = (),
         **columns: Any,
     ) -> None:
         """Columns are sequences with an entry per token, or one value for all tokens; None leaves one out."""
@@ -163,7 +168,7 @@ class Trajectory(Record):
         given = {"logps": logps, "versions": versions, "mask": mask, **columns}
         arrays = {"token_ids": ids} | _columns(given, len(ids))
         prompt = _array("Trajectory.prompt_ids", prompt_ids, np.int32, None)
-        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}))
+        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}), messages)
 
     def _set(self, *values: Any) -> Trajectory:
         for name, value in zip(_FIELDS, values, strict=True):
@@ -180,10 +185,11 @@ class Trajectory(Record):
         turns: tuple[Turn, ...] = (),
         prompt_ids: IntArray | None = None,
         scalars: dict[str, float] | None = None,
+        messages: tuple[Mapping[str, Any], ...] = (),
     ) -> Trajectory:
         """A trajectory of arrays that are known to be right; they are not checked."""
         prompt = _NO_TOKENS if prompt_ids is None else prompt_ids
-        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {})
+        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {}, messages)
 
     @classmethod
     def of_text(cls, text: str, finish_reason: FinishReason | None = "stop") -> Trajectory:
@@ -272,7 +278,8 @@ class Trajectory(Record):
 
     @property
     def truncated(self) -> bool:
-        return self.finish_reason == "length"
+        """Whether a limit ended it."""
+        return self.finish_reason in ("length", "turns")
 
     @property
     def group(self) -> int:
