@@ -285,7 +285,7 @@ class _SharedLoop:
 
     def _new_calls(self) -> list[tuple[int, Operation, str, tuple[Any, ...]]]:
         """The calls that came since the last time; waits for one if no other call is being made."""
-        new = []
+        new: list[tuple[int, Operation, str, tuple[Any, ...]]] = []
         waits = not self._waiting
         while True:
             try:

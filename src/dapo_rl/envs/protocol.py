@@ -39,6 +39,8 @@ class Opening:
     messages: tuple[Message, ...]
     """The whole conversation before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    """Instead of messages: the tokens, for agents that render the conversation themselves."""
 
 
 @dataclass(frozen=True, slots=True)

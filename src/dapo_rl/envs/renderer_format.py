@@ -51,9 +51,7 @@ def renderer_format(
 class RendererFormat:
     """A renderer of the package. What it cannot do is left to the chat template."""
 
-    def __init__(
-        self, tokenizer: Any, family: str, renderer: Any, tool_format: str, template: TemplateFormat
-    ) -> None:
+    def __init__(self, tokenizer: Any, family: str, renderer: Any, tool_format: str, template: TemplateFormat) -> None:
         from dapo_rl.envs.chat_format import QUESTION, ToolCheck
 
         self._tokenizer, self._renderer, self._template = tokenizer, renderer, template

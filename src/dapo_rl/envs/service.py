@@ -39,6 +39,10 @@ class ObservationTooLongError(Exception):
     """An environment answers with more than a policy could read."""
 
 
+class GoneError(Exception):
+    """The process that had the episode has ended."""
+
+
 # Calls.
 
 
@@ -84,10 +88,8 @@ def decode_result(row: Any) -> Result:
 
 def _opening(values: Mapping[str, Any]) -> Opening:
     values = dict(values)
-    lists = {name: _mappings(values.pop(name, ())) for name in ("messages", "tools")}
-    if "prompt_ids" in values:
-        values["prompt_ids"] = tuple(map(int, values["prompt_ids"]))
-    return Opening(**lists, **values)
+    messages, tools = (_mappings(values.pop(name, ())) for name in ("messages", "tools"))
+    return Opening(messages, tools, tuple(map(int, values.pop("prompt_ids", ()))), **values)
 
 
 def _mappings(values: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
@@ -155,6 +157,8 @@ def observation_of(answer: Any) -> Observation:
 def failure_of(name: str, error: BaseException) -> Failure | UserError:
     if isinstance(error, UserError):
         return error
+    if isinstance(error, GoneError):
+        return Failure("crashed", str(error))
     if isinstance(error, MemoryError):
         return Failure("crashed", f"{name} ran out of memory (env.memory_mb)")
     if type(error).__name__ == ObservationTooLongError.__name__:
@@ -177,6 +181,8 @@ class Host:
         key = "" if self._stateless else key
         if self._stateless and key not in self._environments:
             self._environments[key] = self._factory()
+        if key not in self._environments:
+            raise GoneError("the process of the episode has ended")
         return self._environments[key]
 
     def begin(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Any:
