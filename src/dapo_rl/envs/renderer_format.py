@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode, one_thread
+from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain, rejected
 from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
+from dapo_rl.envs.template_format import TemplateFormat
 from dapo_rl.envs.tool_syntax import Parsed, decoded, end_ids, packaged_call, tool_syntax
-
-if TYPE_CHECKING:
-    from dapo_rl.envs.chat_format import TemplateFormat
 
 FAMILIES = (
     *("qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3"),
@@ -51,11 +50,7 @@ def renderer_format(
 class RendererFormat:
     """A renderer of the package. What it cannot do is left to the chat template."""
 
-    def __init__(
-        self, tokenizer: Any, family: str, renderer: Any, tool_format: str, template: TemplateFormat
-    ) -> None:
-        from dapo_rl.envs.chat_format import QUESTION, ToolCheck
-
+    def __init__(self, tokenizer: Any, family: str, renderer: Any, tool_format: str, template: TemplateFormat) -> None:
         self._tokenizer, self._renderer, self._template = tokenizer, renderer, template
         self.family = family
         self._named = tool_format != "auto"
@@ -65,7 +60,7 @@ class RendererFormat:
         with one_thread():
             asked = renderer.render_ids([dict(QUESTION)], add_generation_prompt=True)
             self._generation: list[int] = asked[len(renderer.render_ids([dict(QUESTION)])) :]
-        self._tool_check = ToolCheck(tokenizer, self._ids, self)
+        self._tool_check = ToolCheck(tokenizer, self._ids, self.parse)
 
     @property
     def supports_tools(self) -> bool:
@@ -81,8 +76,6 @@ class RendererFormat:
     def suffix(
         self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> list[int] | None:
-        from dapo_rl.envs.chat_format import plain
-
         before = list(before)
         new = [plain(message) for message in messages]
         known = [dict(tool) for tool in tools] or None
@@ -96,8 +89,8 @@ class RendererFormat:
                     bridged = self._renderer.bridge_to_next_turn(before[:start], before[start:], new, tools=known)
             except Exception:  # it does not know these messages
                 return None
-            if bridged is None:
-                return None
+            if bridged is None:  # it fears for earlier thoughts, of which there may be none
+                return self._template.suffix(before, messages, tools)
             ids = [int(token) for token in bridged.token_ids]
             if ids[: len(before)] == before:
                 return ids[len(before) :]
@@ -120,8 +113,6 @@ class RendererFormat:
             return Parsed(decoded(self._tokenizer, turn_ids[:end]), (call,))
 
     def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        from dapo_rl.envs.chat_format import plain, rejected
-
         try:
             with one_thread():
                 return _render(self._renderer, [plain(message) for message in messages], tools, True)
@@ -159,8 +150,6 @@ def _agrees(renderer: Any, tokenizer: Any, template: TemplateFormat, wanted: dic
 
 
 def _probes() -> list[tuple[list[Message], list[ToolSchema], bool]]:
-    from dapo_rl.envs.chat_format import PROBE
-
     system: Message = {"role": "system", "content": "Be brief.\n\nReally: é, 你好."}
     user: Message = {"role": "user", "content": "What does “word” mean?\nSay it."}
     more: Message = {"role": "user", "content": "And now?"}
