@@ -16,11 +16,26 @@ SMOLLM2 = (
     "message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+STRICT = (
+    "{% for message in messages %}{% if message.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    "{{ raise_exception('a result without a call') }}{% endif %}{{ '<|im_start|>' + message.role + '\n' + "
+    "message.content }}{% for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function | tojson + "
+    "'</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Rejects the result of a tool that was not called, as Mistral's template does."""
+SKIPPING = STRICT.replace("{{ raise_exception('a result without a call') }}{% endif %}", "{% else %}").replace(
+    "{% endfor %}{% if add", "{% endif %}{% endfor %}{% if add"
+)
+"""Leaves it out without a word, as Gemma's does."""
 CHATML = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CALLS = ["<tool_call>", "</tool_call>"]
 THOUGHTS = [*CALLS, "<tool_response>", "</tool_response>", "<think>", "</think>"]
 LLAMA = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"]
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 """The split of Llama 3 and Qwen."""
 MERGES = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ċ", "Ċ"), ("l", "l"), ("a", "b"), ('"', "}"), ("s", "t")]
 
@@ -56,7 +71,8 @@ def tokenizer_of(family):
             "<｜end▁of▁sentence｜>",
             "<｜begin▁of▁sentence｜>",
         ),
-        "gemma-4": lambda: bpe(shipped("gemma4"), ["<bos>", "<turn|>", "<|turn>"], (), "<turn|>", "<bos>"),
+        "strict": lambda: bpe(STRICT, CHATML, CALLS, "<|im_end|>"),
+        "skipping": lambda: bpe(SKIPPING, CHATML, CALLS, "<|im_end|>"),
         "tiny": build_tokenizer,
         "plain": without_template,
     }

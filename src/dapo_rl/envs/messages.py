@@ -78,7 +78,7 @@ class ToolCheck:
             return False
         start = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(before))
         called = self._parse(after[start:], [PROBE]).tool_calls
-        return [call.name for call in called] == [name]
+        return [(call.name, call.error) for call in called] == [(name, "")]
 
 
 def no_place(tokenizer: Any) -> UserError:

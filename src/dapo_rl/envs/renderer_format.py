@@ -19,6 +19,8 @@ FAMILIES = (
     *("laguna-s-2.1", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
 )
 """Those for text that load nothing from a hub."""
+Probe = tuple[Sequence[Message], Sequence[ToolSchema], bool]
+"""Messages, tools, and whether a generation prompt follows."""
 
 
 def renderer_format(
@@ -30,19 +32,24 @@ def renderer_format(
         from renderers import config_from_name, create_renderer
     except ImportError:
         return None
-    wanted: dict[int, Any] = {}
+    bare, wanted = TemplateFormat(tokenizer, "auto", {}), dict[int, Any]()
     for name in FAMILIES:
         try:
             renderer = create_renderer(tokenizer, config_from_name(name))
         except Exception:  # its special tokens are not there
             continue
-        with one_thread():
-            if not _agrees(renderer, tokenizer, template, wanted):
-                continue
-        try:
-            renderer = create_renderer(tokenizer, config_from_name(name), chat_template_kwargs=dict(template_kwargs))
-        except Exception:  # an argument that the renderer does not know
-            return None
+        if not _agrees(renderer, tokenizer, bare, wanted, _probes()):
+            continue
+        if template_kwargs:
+            try:
+                renderer = create_renderer(
+                    tokenizer, config_from_name(name), chat_template_kwargs=dict(template_kwargs)
+                )
+            except Exception:  # an argument that the renderer does not know
+                return None
+            # With arguments it may keep what the template drops from earlier turns; a first turn must be the same.
+            if not _agrees(renderer, tokenizer, template, {}, _probes()[:2]):
+                return None
         return RendererFormat(tokenizer, name, renderer, tool_format, template)
     return None
 
@@ -132,24 +139,26 @@ def _render(renderer: Any, messages: Sequence[Message], tools: Sequence[ToolSche
     return [int(token) for token in ids]
 
 
-def _agrees(renderer: Any, tokenizer: Any, template: TemplateFormat, wanted: dict[int, Any]) -> bool:
-    """Whether renderer and template write the same tokens, or both reject the messages, on all that they may differ
-    in."""
-    for number, (messages, tools, generation) in enumerate(_probes()):
+def _agrees(
+    renderer: Any, tokenizer: Any, template: TemplateFormat, wanted: dict[int, Any], probes: Sequence[Probe]
+) -> bool:
+    """Whether renderer and template write the same tokens, or both reject the messages. The template's are kept in
+    `wanted`."""
+    for number, (messages, tools, generation) in enumerate(probes):
         if number not in wanted:
             wanted[number] = None
             with suppress(ValueError):
                 (wanted[number],) = encode(tokenizer, [template.text(messages, tools, generation)], special=False)
-        try:
+        found = None
+        with suppress(Exception), one_thread():
             found = _render(renderer, messages, tools, generation)
-        except Exception:
-            found = None
         if found != (None if wanted[number] is None else list(wanted[number])):
             return False
     return True
 
 
-def _probes() -> list[tuple[list[Message], list[ToolSchema], bool]]:
+def _probes() -> list[Probe]:
+    """Conversations in which templates differ."""
     system: Message = {"role": "system", "content": "Be brief.\n\nReally: é, 你好."}
     user: Message = {"role": "user", "content": "What does “word” mean?\nSay it."}
     more: Message = {"role": "user", "content": "And now?"}
