@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode, one_thread
+from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain, rejected
 from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
+from dapo_rl.envs.template_format import TemplateFormat
 from dapo_rl.envs.tool_syntax import Parsed, decoded, end_ids, packaged_call, tool_syntax
-
-if TYPE_CHECKING:
-    from dapo_rl.envs.chat_format import TemplateFormat
 
 FAMILIES = (
     *("qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3"),
@@ -20,6 +19,8 @@ FAMILIES = (
     *("laguna-s-2.1", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
 )
 """Those for text that load nothing from a hub."""
+Probe = tuple[Sequence[Message], Sequence[ToolSchema], bool]
+"""Messages, tools, and whether a generation prompt follows."""
 
 
 def renderer_format(
@@ -31,19 +32,24 @@ def renderer_format(
         from renderers import config_from_name, create_renderer
     except ImportError:
         return None
-    wanted: dict[int, Any] = {}
+    bare, wanted = TemplateFormat(tokenizer, "auto", {}), dict[int, Any]()
     for name in FAMILIES:
         try:
             renderer = create_renderer(tokenizer, config_from_name(name))
         except Exception:  # its special tokens are not there
             continue
-        with one_thread():
-            if not _agrees(renderer, tokenizer, template, wanted):
-                continue
-        try:
-            renderer = create_renderer(tokenizer, config_from_name(name), chat_template_kwargs=dict(template_kwargs))
-        except Exception:  # an argument that the renderer does not know
-            return None
+        if not _agrees(renderer, tokenizer, bare, wanted, _probes()):
+            continue
+        if template_kwargs:
+            try:
+                renderer = create_renderer(
+                    tokenizer, config_from_name(name), chat_template_kwargs=dict(template_kwargs)
+                )
+            except Exception:  # an argument that the renderer does not know
+                return None
+            # With arguments it may keep what the template drops from earlier turns; a first turn must be the same.
+            if not _agrees(renderer, tokenizer, template, {}, _probes()[:2]):
+                return None
         return RendererFormat(tokenizer, name, renderer, tool_format, template)
     return None
 
@@ -52,8 +58,6 @@ class RendererFormat:
     """A renderer of the package. What it cannot do is left to the chat template."""
 
     def __init__(self, tokenizer: Any, family: str, renderer: Any, tool_format: str, template: TemplateFormat) -> None:
-        from dapo_rl.envs.chat_format import QUESTION, ToolCheck
-
         self._tokenizer, self._renderer, self._template = tokenizer, renderer, template
         self.family = family
         self._named = tool_format != "auto"
@@ -63,7 +67,7 @@ class RendererFormat:
         with one_thread():
             asked = renderer.render_ids([dict(QUESTION)], add_generation_prompt=True)
             self._generation: list[int] = asked[len(renderer.render_ids([dict(QUESTION)])) :]
-        self._tool_check = ToolCheck(tokenizer, self._ids, self)
+        self._tool_check = ToolCheck(tokenizer, self._ids, self.parse)
 
     @property
     def supports_tools(self) -> bool:
@@ -79,8 +83,6 @@ class RendererFormat:
     def suffix(
         self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> list[int] | None:
-        from dapo_rl.envs.chat_format import plain
-
         before = list(before)
         new = [plain(message) for message in messages]
         known = [dict(tool) for tool in tools] or None
@@ -94,8 +96,8 @@ class RendererFormat:
                     bridged = self._renderer.bridge_to_next_turn(before[:start], before[start:], new, tools=known)
             except Exception:  # it does not know these messages
                 return None
-            if bridged is None:
-                return None
+            if bridged is None:  # it fears for earlier thoughts, of which there may be none
+                return self._template.suffix(before, messages, tools)
             ids = [int(token) for token in bridged.token_ids]
             if ids[: len(before)] == before:
                 return ids[len(before) :]
@@ -118,8 +120,6 @@ class RendererFormat:
             return Parsed(decoded(self._tokenizer, turn_ids[:end]), (call,))
 
     def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        from dapo_rl.envs.chat_format import plain, rejected
-
         try:
             with one_thread():
                 return _render(self._renderer, [plain(message) for message in messages], tools, True)
@@ -139,26 +139,26 @@ def _render(renderer: Any, messages: Sequence[Message], tools: Sequence[ToolSche
     return [int(token) for token in ids]
 
 
-def _agrees(renderer: Any, tokenizer: Any, template: TemplateFormat, wanted: dict[int, Any]) -> bool:
-    """Whether renderer and template write the same tokens, or both reject the messages, on all that they may differ
-    in."""
-    for number, (messages, tools, generation) in enumerate(_probes()):
+def _agrees(
+    renderer: Any, tokenizer: Any, template: TemplateFormat, wanted: dict[int, Any], probes: Sequence[Probe]
+) -> bool:
+    """Whether renderer and template write the same tokens, or both reject the messages. The template's are kept in
+    `wanted`."""
+    for number, (messages, tools, generation) in enumerate(probes):
         if number not in wanted:
             wanted[number] = None
             with suppress(ValueError):
                 (wanted[number],) = encode(tokenizer, [template.text(messages, tools, generation)], special=False)
-        try:
+        found = None
+        with suppress(Exception), one_thread():
             found = _render(renderer, messages, tools, generation)
-        except Exception:
-            found = None
         if found != (None if wanted[number] is None else list(wanted[number])):
             return False
     return True
 
 
-def _probes() -> list[tuple[list[Message], list[ToolSchema], bool]]:
-    from dapo_rl.envs.chat_format import PROBE
-
+def _probes() -> list[Probe]:
+    """Conversations in which templates differ."""
     system: Message = {"role": "system", "content": "Be brief.\n\nReally: é, 你好."}
     user: Message = {"role": "user", "content": "What does “word” mean?\nSay it."}
     more: Message = {"role": "user", "content": "And now?"}
