@@ -386,22 +386,16 @@ def test_the_end_of_an_episode_refuses_its_waiting_call():
 
 
 def test_a_client_that_disconnects_cancels_its_call():
-    async def work(client, endpoint, secret):
-        asking = asyncio.create_task(client.post("/v1/chat/completions", json={"messages": [USER]}))
-        await never.asked.wait()
-        asking.cancel()
-        await asyncio.wait_for(never.cancelled.wait(), 10)
-
     async def main():
-        nonlocal never
         never = Never()
-        async with serving() as endpoint:
-            secret = endpoint.open(never)
-            headers = {"authorization": f"Bearer {secret}"}
-            async with httpx2.AsyncClient(base_url=endpoint.url.removesuffix("/v1"), headers=headers) as client:
-                await work(client, endpoint, secret)
+        async with serving() as endpoint, httpx2.AsyncClient() as client:
+            headers = {"authorization": f"Bearer {endpoint.open(never)}"}
+            body = {"messages": [USER]}
+            asking = asyncio.create_task(client.post(f"{endpoint.url}/chat/completions", json=body, headers=headers))
+            await never.asked.wait()
+            asking.cancel()
+            await asyncio.wait_for(never.cancelled.wait(), 10)
 
-    never = None
     run(main())
 
 
@@ -515,9 +509,9 @@ def test_signal_handlers_stay_and_stopping_is_quick():
 
 
 def test_a_port_in_use_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(UserError, match=r"env\.port: cannot listen on 127\.0\.0\.1:\d+: .*; env\.port=0"):
-            run(Endpoint("m", 64, port=taken.getsockname()[1]).start())
+    said = r"env\.port: cannot listen on 127\.0\.0\.1:\d+: .*; env\.port=0"
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match=said):
+        run(Endpoint("m", 64, port=taken.getsockname()[1]).start())
 
 
 @pytest.mark.slow

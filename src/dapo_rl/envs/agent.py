@@ -10,7 +10,7 @@ An agent is one of:
 - `def solve(task, client)`, which gets an `openai.OpenAI` and runs in a thread of its own;
 - a command line. It finds the endpoint in the environment variables `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and its
   task as JSON in `DAPO_TASK` and on its standard input. The last line that it prints is its reward: a number, or JSON
-  such as `{"reward": 1.0, "correct": true}`.
+  such as `{"reward": 1.0, "correct": true}`. With `env.tls`, it must itself trust the certificate.
 
 The task is a dict of the row's columns with `prompt`, `messages`, `answer` and `seed`. Each call of the agent is a turn
 of the policy. Calls at the same time are answered one after another.
@@ -237,7 +237,6 @@ async def run_command(command: str, endpoint: Endpoint, secret: str, task: dict[
         "OPENAI_API_KEY": secret,
         "NO_PROXY": direct,
         "no_proxy": direct,
-        **({"SSL_CERT_FILE": os.path.abspath(endpoint.tls[0])} if endpoint.tls else {}),
         **({"DAPO_TASK": given.decode()} if len(given) < LONGEST_VARIABLE else {}),
     }
     loop = asyncio.get_running_loop()
@@ -251,12 +250,10 @@ async def run_command(command: str, endpoint: Endpoint, secret: str, task: dict[
         stdin.write(given)
         stdin.write_eof()
         await process.exited
-        _kill_group(transport.get_pid())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.output_ended, END_SECONDS)
-        code = transport.get_returncode()
     finally:
         _kill_group(transport.get_pid())
+        await asyncio.wait({process.exited, process.output_ended}, timeout=END_SECONDS)
+        code = transport.get_returncode()
         transport.close()
     printed, complaint = (bytes(process.output[stream]).decode("utf-8", "replace").splitlines() for stream in (1, 2))
     if code:
