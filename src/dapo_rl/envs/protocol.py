@@ -40,7 +40,9 @@ class Opening:
     """The whole conversation before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
     prompt_ids: tuple[int, ...] = ()
-    """Instead of messages: the tokens, for agents that render the conversation themselves."""
+    """Instead of `messages`: all tokens before the first turn, for agents that render the conversation themselves."""
+    max_tokens: int | None = None
+    """A limit on the first turn, as agents ask for."""
 
 
 @dataclass(frozen=True, slots=True)
