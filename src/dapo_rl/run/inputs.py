@@ -12,6 +12,7 @@ import torch
 from dapo_rl.base.load import spec_of
 from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data.sources import IN_MEMORY, as_sources
+from dapo_rl.envs.build import gives_rewards
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import compute_dtype, pick_device
 from dapo_rl.rewards.build import recorded_verifier
@@ -32,6 +33,10 @@ class TrainerInputs:
     """One for each of several reward functions; None: all are 1."""
     peft_config: Any = None
     """peft's `LoraConfig`, instead of `model.lora`."""
+    tools: Sequence[Any] | None = None
+    """Functions that the policy can call, instead of `env.tools`."""
+    environment_factory: Any = None
+    """A class of TRL's environments, or a dictionary of them, instead of `env.name`."""
     notes: tuple[str, ...] = ()
     """Notes for the user on the arguments."""
     to_device: bool = False
@@ -48,6 +53,17 @@ class TrainerInputs:
             return pick_device(config.model.device)
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    def has_environment(self, config: Config) -> bool:
+        """Whether episodes may have several turns."""
+        return config.env.given or bool(self.tools) or self.environment_factory is not None
+
+    def judged_by_verifier(self, config: Config) -> bool:
+        """Whether reward functions or a verifier judge the episodes, alone or with the environment."""
+        if not self.has_environment(config) or self.reward_funcs is not None:
+            return True
+        named = "verifier" in config.reward.model_fields_set
+        return named or not gives_rewards(config, self.environment_factory)
 
     def sources(self, config: Config) -> dict[str, Any]:
         """The training and the held-out data, by the names of their settings."""
