@@ -103,6 +103,9 @@ def test_tokens_outside_the_recorded_turns_are_the_policys(run, client):
     assert [(turn["author"], turn["tokens"]) for turn in turns] == [
         ("policy", middle.start - 2), ("policy", 2), ("environment", 2), ("policy", last.end - last.start),
     ]  # fmt: skip
+    assert [[message["role"] for message in turn["messages"]] for turn in turns] == [
+        ["assistant"], [], ["tool"], ["assistant"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("turns", [[(5, 2)], [(-3, 10**9), (0, 4)], [(10**9, 10**9)], [(3, 3), (3, 3)]])

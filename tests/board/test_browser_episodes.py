@@ -132,7 +132,8 @@ def test_long_turns_are_drawn_in_parts(browser, runs, address):  # noqa: F811
         {"role": "user", "content": "z" * 3000 + " the end"},
         {"role": "assistant", "content": "5+6=11", "tool_calls": calls},
     ]
-    run.write_rollouts(1, [GroupRow(group_of_episodes(1, episode(long)), "kept")], 0)
+    whole = episode(long).replace(text="only the messages have what is searched")
+    run.write_rollouts(1, [GroupRow(group_of_episodes(1, whole), "kept")], 0)
     with opened(browser, address, "#/groups?run=long&step=1&draw=1") as page:
         first, answer, last = (turns_of(page, 0).nth(n) for n in range(3))
         expect(first.locator(".tok")).to_have_count(1500)

@@ -3,6 +3,7 @@ import { counted, fill, foreign, h, isNumber, signed } from "./dom.js";
 import { occurs } from "./search.js";
 
 const LONG = 2000; // characters of a message that are drawn at first
+const SCROLLS = 300; // characters from which on a text may need the keyboard to scroll
 const MOST_ARGUMENTS = 50;
 
 const seconds = (value) => (value < 9.95 ? `${value.toFixed(value < 0.0995 ? 2 : 1)} s` : `${Math.round(value)} s`);
@@ -134,7 +135,7 @@ function argumentsOf(text) {
 function body(text, whole, cls = "") {
   const cut = !whole && text.length > LONG;
   const box = foreign(cut ? `${text.slice(0, LONG)}…` : text, "pre", cls);
-  box.tabIndex = 0;
+  if (text.length > SCROLLS) box.tabIndex = 0;
   searched(box);
   if (!cut) return box;
   const more = h(
