@@ -19,6 +19,7 @@ from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.rollout_table import TYPES
 from dapo_rl.board.routes import create_app
 from dapo_rl.board.samples import Order
+from dapo_rl.codec import TURN
 
 ROWS = 4
 VALUES = {
@@ -55,6 +56,7 @@ VALUES = {
 COLUMNS = (
     *("draw", "sample", "prompt", "response", "token_ids", "logps", "train_logps", "clipped"),
     *("correct", "advantage", "fate"),
+    *("messages", "turns", "policy_turns", "tools", "tool_errors", "env_reward"),
 )
 
 
@@ -72,6 +74,7 @@ def ask(client):
     answers = [client.get(f"/api/{rest}") for rest in ("groups?run=a&step=1", "ledger?run=a", "search?run=a&q=1")]
     listed = [client.get(f"/api/samples?run=a&step=1&q=1&sort={sort}") for sort in get_args(Order)]
     listed.append(client.get("/api/rows.jsonl?run=a&step=1&min_reward=0"))
+    listed.append(client.get("/api/samples?run=a&step=1&tool=1&tool_errors=true&min_turns=1"))
     assert {answer.status_code for answer in listed} == {answers[0].status_code}
     groups = answers[0].json().get("groups", [])
     for draw in [group["draw"] for group in groups] or [10]:
@@ -116,6 +119,8 @@ def test_the_same_values_in_other_types_are_shown_the_same(board, large):
         pa.list_(pa.float32()): pa.large_list(pa.float64()) if large else pa.list_(pa.float64()),
         pa.list_(pa.int8()): pa.list_(pa.uint8()) if large else pa.list_(pa.float32()),
         pa.list_(pa.bool_()): pa.list_(pa.int8()),
+        pa.list_(pa.string()): pa.large_list(pa.large_string()),
+        pa.list_(TURN): pa.large_list(TURN),
     }
     pq.write_table(table.cast(pa.schema([(name, other[TYPES[name]]) for name in table.column_names])), path)
     assert [answer.json() for answer in ask(client)] == expected

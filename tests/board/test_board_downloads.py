@@ -12,6 +12,7 @@ from board_runs import finish, kept, make_group, make_run
 from fastapi.testclient import TestClient
 
 from dapo_rl.board.catalogue import Catalogue
+from dapo_rl.board.conversations import OF_AN_EPISODE
 from dapo_rl.board.downloads import AT_ONCE, COLUMNS, csv_text, file_name, safe_cell
 from dapo_rl.board.launcher import Launcher
 from dapo_rl.board.routes import create_app
@@ -44,6 +45,7 @@ def test_rows_as_csv(client):
         **{"status": "wrong", "correct": "False", "score": "-1.0", "reward": "-1.25", "length_penalty": "-0.25"},
         **{"advantage": "-1.0", "length": "3", "finish_reason": "stop", "version_first": "0", "version_last": "0"},
         **{"answer": "3", "truth": "2", "prompt": "1+1=?", "response": "no idea"},
+        **dict.fromkeys(("messages", *OF_AN_EPISODE), ""),
     }
     assert rows[0]["response"] == f"'{FORMULA}"
     assert [row["reward"] for row in rows] == ["0.75", "-1.25", "", ""]

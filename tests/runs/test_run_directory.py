@@ -15,7 +15,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.runs.directory import GroupRow, RunDirectory, atomic_write
 from dapo_rl.runs.rollouts import SCHEMA
-from dapo_rl.types import Group, Prompt, RewardPart, Trajectory, Verdict
+from dapo_rl.types import Group, Prompt, RewardPart, Trajectory, Turn, Verdict
 
 
 @pytest.fixture
@@ -185,6 +185,8 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "clipped": [0, 2, 1],
         "values": None,
         "advantages": None,
+        **dict.fromkeys(("messages", "turns", "policy_turns", "tools", "tool_calls", "tool_errors")),
+        **dict.fromkeys(("env_wait_s", "env_reward", "forks")),
     }
     assert list(first.items()) == list(expected.items())
     assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)
@@ -221,6 +223,31 @@ def test_columns_that_the_package_does_not_know_are_written_with_their_types(run
     assert table["surprise"].to_pylist() == [[0.5, 0.25, 0], None]
     assert table["experts"].to_pylist() == [[[1, 2], [3, 4], [5, 6]], None]
     assert table.schema.field("experts").type.value_type.value_type == "int16"
+
+
+def test_an_episode_is_a_row_with_its_messages_turns_and_tools(run):
+    call = {"id": "c", "type": "function", "function": {"name": "add\ud800", "arguments": {"a": 1}}}
+    said = (
+        {"role": "assistant", "content": "", "tool_calls": [call, call | {"function": {"name": "größer"}}]},
+        {"role": "tool", "name": "add", "tool_call_id": "c", "content": '2\n"¾\ud800'},
+        {"role": "assistant", "content": "2"},
+    )
+    turns = (Turn(0, 1, "policy", 0.5, 0.25), Turn(1, 2, "environment", 1.5), Turn(2, 3, "policy"))
+    counts = {"tool_calls": 2.0, "tool_errors": 1.0, "turns": 2.0, "env_wait_s": 1.5, "forks": 0.0, "env_reward": 0.25}
+    judged = group()
+    first = judged.samples[0].replace(messages=said, turns=turns, scalars=counts)
+    run.write_rollouts(1, [GroupRow(replace(judged, samples=(first, judged.samples[1])), "kept")])
+    row, single = pq.read_table(run.rollout(1)).to_pylist()
+    assert json.loads(row["messages"]) == json.loads(json.dumps(said).replace("\\ud800", "?"))
+    assert row["turns"] == [
+        {"start": 0, "end": 1, "author": "policy", "seconds": 0.5, "reward": 0.25},
+        {"start": 1, "end": 2, "author": "environment", "seconds": 1.5, "reward": 0.0},
+        {"start": 2, "end": 3, "author": "policy", "seconds": 0.0, "reward": 0.0},
+    ]
+    others = {"policy_turns": 2, "tools": ["add?", "größer"], **counts}
+    del others["turns"]
+    assert {name: row[name] for name in others} == others
+    assert all(single[name] is None for name in ("messages", "turns", *others))
 
 
 def test_what_the_update_saw_must_match_the_samples(run):

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi.responses import StreamingResponse
 
+from dapo_rl.board.conversations import OF_AN_EPISODE
 from dapo_rl.board.curves import smooth_curve
 from dapo_rl.board.rollout_table import extras_of
 from dapo_rl.board.run import ACCURACY, BoardRun
@@ -18,7 +19,8 @@ from dapo_rl.board.watcher import dumps
 COLUMNS = (
     *("step", "draw", "sample", "prompt_id", "data_source", "fate", "status", "correct", "score", "reward"),
     *("length_penalty", "advantage", "length", "finish_reason", "version_first", "version_last", "answer", "truth"),
-    *("prompt", "response"),
+    *OF_AN_EPISODE,
+    *("prompt", "response", "messages"),
 )
 AT_ONCE = 256
 """Rows that are in memory as text at a time."""

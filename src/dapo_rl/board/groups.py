@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.detokenize import pieces, tokenizer_of
+from dapo_rl.board.conversations import OF_AN_EPISODE, turns_of
+from dapo_rl.board.detokenize import tokenizer_of
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.rollout_table import extras_of, read_table
 from dapo_rl.board.run import BoardRun
@@ -86,6 +88,7 @@ def _with_shown_outcomes(table: pa.Table) -> pa.Table:
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
     """One group with its responses, as text and as tokens."""
     columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
+    columns += ["messages", "turns", *OF_AN_EPISODE]
     table = _with_shown_outcomes(read_table(path, columns, draw, others=True))
     if (tokens := pc.sum(lengths_of(table)).as_py() or 0) > MOST_TOKENS:
         raise UnreadableError(f"{path.name}: too large to show: the group has {tokens:,} tokens")
@@ -105,9 +108,11 @@ def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
 
 def _sample(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     ids = [token or 0 for token in row["token_ids"] or []]
-    cut = pieces(tokenizer, ids)
+    turns, cut = turns_of(row, tokenizer, ids)
     counts = [count for _, count in cut]
     sample = {**{key: row[key] for key in (*OF_A_SAMPLE, "response")}, "ids": ids, "pieces": [list(p) for p in cut]}
+    if turns:
+        sample |= {"turns": turns, **{key: row[key] for key in OF_AN_EPISODE}}
     if sampled := row["logps"]:
         sample["logp"] = _by_piece(sampled, counts, sum)
         if trained := row["train_logps"]:
@@ -164,13 +169,14 @@ def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
 
 
 def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
-    """Searches the prompt and the truth once per group, and the response and the answer of every sample."""
+    """Searches the prompt and the truth once per group, and the response, the answer and the messages of every
+    sample."""
     table = _with_shown_outcomes(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
     first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
     pattern = pattern_of(query)
     found = []
-    for columns, of_group in ((("prompt", "truth"), True), (("response", "answer"), False)):
-        mask = pc.or_(*(matches(table, column, query) for column in columns))
+    for columns, of_group in ((("prompt", "truth"), True), (("response", "answer", "messages"), False)):
+        mask = reduce(pc.or_, (matches(table, column, query) for column in columns))
         part = table.filter(pc.and_(mask, first) if of_group else mask)
         for row in part.slice(0, 4 * HITS).to_pylist():
             hits = {column: islice(pattern.finditer(row[column] or ""), MOST_COUNTED) for column in columns}

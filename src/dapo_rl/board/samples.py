@@ -17,12 +17,17 @@ from dapo_rl.board.files import Identity, UnreadableError, identity
 from dapo_rl.board.rollout_table import read_table
 from dapo_rl.types import VerdictStatus
 
-Order = Literal["draw", "reward", "length", "verdict", "advantage"]
-IN_LIST = ("draw", "sample", "fate", "status", "correct", "score", "reward", "advantage", "finish_reason", "answer")
-TEXTS = ("prompt", "response", "answer", "truth")
+Order = Literal["draw", "reward", "length", "verdict", "advantage", "turns"]
+IN_LIST = (
+    *("draw", "sample", "fate", "status", "correct", "score", "reward", "advantage", "finish_reason", "answer"),
+    *("tools", "tool_calls", "tool_errors"),
+)
+TEXTS = ("prompt", "response", "answer", "truth", "messages")
 """Columns that a search covers."""
 OPENING = 160
 """Characters of an answer and of a response in the list."""
+MOST_TOOLS = 30
+"""Tools to filter by: the most used ones. A policy may call tools that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,11 @@ class SampleFilter:
     max_reward: float | None = None
     min_length: float | None = None
     max_length: float | None = None
+    min_turns: float | None = None
+    max_turns: float | None = None
+    tools: Annotated[tuple[str, ...], Query(max_length=64, alias="tool")] = ()
+    tool_errors: bool = False
+    """Only those with tool calls that failed."""
     words: Annotated[str, Query(max_length=200, alias="q")] = ""
     sort: Order = "draw"
     down: bool = False
@@ -44,15 +54,19 @@ class SampleFilter:
 def samples_of(path: Path, wanted: SampleFilter, first: int, limit: int) -> dict[str, Any]:
     """A page of the samples, with the number of matches and the values to filter by."""
     table, places = _chosen(path, wanted)
-    rewards, lengths = (pc.min_max(table.column(name)).as_py() for name in ("worth", "length"))
+    rewards, lengths, turns = (pc.min_max(table.column(name)).as_py() for name in ("worth", "length", "turns"))
+    tools = Counter(pc.list_flatten(table.column("tools")).drop_null().to_pylist())
     return {
         "total": table.num_rows,
         "matched": len(places),
-        "rows": table.take(places.slice(first, limit)).drop_columns(["rank"]).to_pylist(),
+        "rows": table.take(places.slice(first, limit)).drop_columns(["rank", "tools"]).to_pylist(),
         "outcomes": Counter(map(str, table.column("fate").to_pylist())),
         "verdicts": Counter(map(str, table.column("status").to_pylist())),
         "rewards": [rewards["min"], rewards["max"]],
         "lengths": [lengths["min"], lengths["max"]],
+        "turns": [turns["min"], turns["max"]],
+        "tools": dict(tools.most_common(MOST_TOOLS)),
+        "tool_errors": pc.sum(pc.greater(table.column("tool_errors"), 0)).as_py() or 0,
     }
 
 
@@ -78,11 +92,16 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
     for name, low, high in (
         ("worth", wanted.min_reward, wanted.max_reward),
         ("length", wanted.min_length, wanted.max_length),
+        ("turns", wanted.min_turns, wanted.max_turns),
     ):
         if low is not None:
             mask = pc.and_(mask, pc.fill_null(pc.greater_equal(table.column(name), low), False))
         if high is not None:
             mask = pc.and_(mask, pc.fill_null(pc.less_equal(table.column(name), high), False))
+    if wanted.tools:
+        mask = pc.and_(mask, _with_tools(table, wanted.tools))
+    if wanted.tool_errors:
+        mask = pc.and_(mask, pc.fill_null(pc.greater(table.column("tool_errors"), 0), False))
     if wanted.words:
         mask = pc.and_(mask, _with_words(path, now, wanted.words))
     key = {"reward": "worth", "verdict": "rank"}.get(wanted.sort, wanted.sort)
@@ -95,16 +114,25 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
 @lru_cache(maxsize=8)
 def _index(path: Path, _now: Identity | None) -> pa.Table:
     """The columns of the list. Cached, since computing lengths reads the tokens of the whole step."""
-    table = read_table(path, [*IN_LIST, "response", "token_ids"])
+    table = read_table(path, [*IN_LIST, "response", "token_ids", "policy_turns"])
     found = {name: table.column(name) for name in IN_LIST}
     found["fate"] = outcomes_shown(table)
     found["length"] = lengths_of(table)
     # A sample that was not trained on has a score, but no length penalty and no reward.
     found["worth"] = pc.coalesce(table.column("reward"), table.column("score"))
+    found["turns"] = pc.fill_null(table.column("policy_turns"), 1)
     found["rank"] = pc.index_in(table.column("status"), pa.array(get_args(VerdictStatus)))
     found["answer"] = pc.utf8_slice_codeunits(table.column("answer"), 0, OPENING)
     found["opening"] = pc.utf8_slice_codeunits(table.column("response"), 0, OPENING)
     return pa.table(found).combine_chunks()
+
+
+def _with_tools(table: pa.Table, names: tuple[str, ...]) -> pa.Array:
+    """Whether each sample called one of the tools."""
+    tools = table.column("tools").combine_chunks()
+    called = pc.fill_null(pc.is_in(pc.list_flatten(tools), pa.array(names, pa.string())), False)
+    rows = pc.list_parent_indices(tools).filter(called)
+    return pc.is_in(pa.array(range(table.num_rows), pa.int64()), rows)
 
 
 @lru_cache(maxsize=32)

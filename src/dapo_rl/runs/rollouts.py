@@ -1,7 +1,8 @@
-"""The rollouts of a step as a Parquet table: one row per sample, for kept and dropped groups."""
+"""The rollouts of a step as a Parquet table: one row per sample or episode, for kept and dropped groups."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
-from dapo_rl.codec import token_column
+from dapo_rl.codec import TURN, messages_json, token_column, turn_row
 from dapo_rl.outcomes import Outcome, Waiting
 from dapo_rl.types import COLUMNS, MOST_LOGGED, FloatArray, Group, Trajectory, Verdict
 
@@ -55,12 +56,25 @@ SCHEMA = pa.schema(
         ("clipped", pa.list_(pa.int8())),
         ("values", pa.list_(pa.float32())),
         ("advantages", pa.list_(pa.float32())),
+        # Of episodes of several turns; null for others.
+        ("messages", pa.string()),
+        ("turns", pa.list_(TURN)),
+        ("policy_turns", pa.int32()),
+        ("tools", pa.list_(pa.string())),
+        ("tool_calls", pa.int32()),
+        ("tool_errors", pa.int32()),
+        ("env_wait_s", pa.float64()),
+        ("env_reward", pa.float64()),
+        ("forks", pa.int32()),
     ]
 )
-TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if pa.types.is_list(field.type))
+"""`messages` is JSON, the conversation after the prompt; `tools` are the names of the tools that were called."""
+TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if field.name in COLUMNS)
 """Columns of trajectories. Those that the package does not know are logged too."""
 
 
+LONGEST_NAME = 100
+"""Characters of the name of a tool."""
 ROW_GROUP_TOKENS = 2**22
 """Tokens per row group, so that a step of long samples is not held in memory twice."""
 
@@ -103,7 +117,7 @@ def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
     tokens = 0
     for row in rows:
         part.append(row)
-        tokens += row.group.tokens
+        tokens += sum(len(sample.token_ids) for sample in row.group.samples)
         if tokens >= ROW_GROUP_TOKENS:
             yield part
             part, tokens = [], 0
@@ -114,7 +128,7 @@ def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
     values = [record.get(field.name) for record in records]
     if field.name.startswith("extra/") and pa.types.is_string(field.type):
         values = [None if value is None else as_unicode(str(value)) for value in values]
-    if not pa.types.is_list(field.type):
+    if not pa.types.is_list(field.type) or (field.name in SCHEMA.names and field.name not in TOKEN_COLUMNS):
         return pa.array(values, field.type)
     return token_column(field.name, values)
 
@@ -144,6 +158,7 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "fate": row.outcome,
             **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
             **_credit(sample),
+            **(_episode(sample) if sample.turns or sample.messages else {}),
         }
 
 
@@ -167,3 +182,26 @@ def _credit(sample: Trajectory) -> dict[str, FloatArray | None]:
         return {"values": None, "advantages": None}
     of_tokens = {name: sample[name] for name in ("values", "advantages")}
     return {name: np.where(sample.mask, array, np.float32(np.nan)) for name, array in of_tokens.items()}
+
+
+def _episode(sample: Trajectory) -> dict[str, Any]:
+    scalars = sample.scalars
+    return {
+        "messages": as_unicode(messages_json(sample.messages)),
+        "turns": [turn_row(turn) for turn in sample.turns],
+        "policy_turns": _whole(scalars.get("turns", sum(turn.author == "policy" for turn in sample.turns))),
+        "tools": _tools(sample),
+        **{name: _whole(scalars.get(name)) for name in ("tool_calls", "tool_errors", "forks")},
+        **{name: scalars.get(name) for name in ("env_wait_s", "env_reward")},
+    }
+
+
+def _tools(sample: Trajectory) -> list[str]:
+    """The names that the policy called, which need not be those of tools."""
+    calls = [call for message in sample.messages for call in message.get("tool_calls") or ()]
+    names = dict.fromkeys(str(call.get("function", {}).get("name", ""))[:LONGEST_NAME] for call in calls)
+    return [as_unicode(name) or "" for name in names][:MOST_LOGGED]
+
+
+def _whole(value: float | None) -> int | None:
+    return int(value) if value is not None and math.isfinite(value) else None

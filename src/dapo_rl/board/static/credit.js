@@ -27,7 +27,7 @@ export function creditChart(sample, text) {
     if (i === null) return;
     cursor.style.left = `${(100 * starts[i]) / tokens}%`;
     cursor.style.width = `${(100 * (starts[i + 1] - starts[i])) / tokens}%`;
-    text.querySelectorAll(".tok")[i]?.classList.add("pointed");
+    pieceAt(text, i)?.classList.add("pointed");
   }
 
   area.addEventListener("pointermove", (event) => {
@@ -39,7 +39,7 @@ export function creditChart(sample, text) {
   });
   text.addEventListener("pointerover", (event) => {
     const token = event.target.closest(".tok");
-    point(token ? [...token.parentElement.children].indexOf(token) : null);
+    point(token ? placeOf(token) : null);
   });
   for (const element of [area, text]) element.addEventListener("pointerleave", () => point(null));
   point(null);
@@ -65,6 +65,14 @@ export function creditChart(sample, text) {
       area,
     ),
   );
+}
+
+/** The place of a piece in the sample; those of a turn are in an element that says where it begins. */
+const placeOf = (token) => Number(token.parentElement.dataset.first) + [...token.parentElement.children].indexOf(token);
+
+function pieceAt(text, i) {
+  const box = [...text.querySelectorAll("[data-first]")].findLast((each) => Number(each.dataset.first) <= i);
+  return box?.children[i - Number(box.dataset.first)];
 }
 
 /** Scrolls the text, not the page, to a token. */

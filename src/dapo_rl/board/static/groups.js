@@ -27,6 +27,10 @@ const memory = {
     max_reward: "",
     min_length: "",
     max_length: "",
+    min_turns: "",
+    max_turns: "",
+    tools: new Set(),
+    errors: new Set(),
   },
 };
 const isPhone = () => matchMedia("(max-width: 800px)").matches;

@@ -7,7 +7,14 @@ import { marked } from "./search.js";
 import { get } from "./store.js";
 
 const PAGE = 100;
-const SORTS = { draw: "draw", reward: "reward", length: "length", verdict: "verdict", advantage: "advantage" };
+const SORTS = {
+  draw: "draw",
+  reward: "reward",
+  length: "length",
+  verdict: "verdict",
+  advantage: "advantage",
+  turns: "turns",
+};
 
 /** Buttons that switch a filter on and off: `counts` {key: number}, `on` a set of keys. */
 export function chipsOf(counts, on, { name, cls = () => "", why = () => "", order, changed }) {
@@ -34,6 +41,13 @@ export function chipsOf(counts, on, { name, cls = () => "", why = () => "", orde
 
 export const outcomeChips = (counts, on, changed) =>
   chipsOf(counts, on, { name: outcomeName, cls: outcomeClass, why: outcomeWhy, order: byOutcome, changed });
+
+function episode(row) {
+  const facts = [counted(row.turns, "turn")];
+  if (row.tool_calls > 0) facts.push(counted(row.tool_calls, "tool call"));
+  if (row.tool_errors > 0) facts.push(counted(row.tool_errors, "tool error"));
+  return facts.join(" · ");
+}
 
 export const verdictName = (status) => (status === "correct" ? "right" : String(status));
 
@@ -81,6 +95,7 @@ export class SampleList {
     this.turn = 0;
     this.list = h("div", { class: "list", role: "list" });
     this.verdicts = h("span", { class: "chips" });
+    this.tools = h("span", { class: "chips", role: "group", "aria-label": "Tools" });
     this.note = h("span", { class: "hint", role: "status" });
     this.links = h("span", { class: "links" });
     const later = throttle(() => this.load(), 300);
@@ -118,13 +133,16 @@ export class SampleList {
       const [low, high] = [bound(`min_${name}`, `Least ${name}`), bound(`max_${name}`, `Most ${name}`)];
       return h("span", { class: "range" }, `${name} `, low, "–", high);
     };
+    this.turns = range("turns");
     this.controls = h(
       "div",
       { class: "bar filters" },
       h("label", {}, "sort by ", this.sort, this.direction),
       range("reward"),
       range("length"),
+      this.turns,
       this.verdicts,
+      this.tools,
       h("span", { class: "grow" }),
       this.note,
       this.links,
@@ -133,9 +151,9 @@ export class SampleList {
 
   parameters() {
     const { run, step, words, outcomes } = this.where();
-    const { sort, down, verdicts, min_reward, max_reward, min_length, max_length } = this.memory;
-    const bounds = { min_reward, max_reward, min_length, max_length };
-    const chosen = { fate: [...outcomes], verdict: [...verdicts], ...bounds };
+    const { sort, down, verdicts, tools, errors, ...bounds } = this.memory;
+    const chosen = { fate: [...outcomes], verdict: [...verdicts], tool: [...tools], ...bounds };
+    if (errors.size) chosen.tool_errors = "true";
     return { run, step, q: words, ...chosen, sort, down: down ? "true" : null };
   }
 
@@ -176,6 +194,7 @@ export class SampleList {
         changed: () => this.load(),
       }),
     );
+    this.drawEpisodes(answer);
     fill(this.note, answer.why ? "" : `${this.matched.toLocaleString("en")} of ${counted(answer.total, "sample")}`);
     fill(
       this.links,
@@ -207,6 +226,30 @@ export class SampleList {
     this.point(this.current);
   }
 
+  /** The filters of episodes, at a step that has any. */
+  drawEpisodes({ turns, tools = {}, tool_errors = 0 }) {
+    const { memory } = this;
+    const changed = () => this.load();
+    const most = (a, b) => tools[b] - tools[a] || (a < b ? -1 : 1);
+    this.turns.hidden = !(turns?.[1] > 1 || memory.min_turns || memory.max_turns);
+    fill(
+      this.tools,
+      chipsOf(tools, memory.tools, {
+        name: (tool) => tool || "no name",
+        why: () => "calls this tool",
+        order: most,
+        changed,
+      }),
+      chipsOf(tool_errors ? { errors: tool_errors } : {}, memory.errors, {
+        name: () => "tool errors",
+        cls: () => "bad",
+        why: () => "a tool call was malformed or failed",
+        order: () => 0,
+        changed,
+      }),
+    );
+  }
+
   line(row, words) {
     const reward = row.reward === null ? `score ${signed(row.score)}` : `reward ${signed(row.reward)}`;
     return h(
@@ -225,6 +268,7 @@ export class SampleList {
         h("small", {}, `${reward} · ${counted(row.length, "token")}`),
       ),
       marked((row.opening ?? "").trim(), words, "span", "prompt"),
+      row.turns > 1 || row.tool_calls > 0 ? h("small", {}, episode(row)) : null,
       h(
         "span",
         { class: "line" },

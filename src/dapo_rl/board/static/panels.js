@@ -21,6 +21,14 @@ const OF_CRITIC = [
   ["critic/vf_explained_var", "explained variance; 1 is perfect"],
   ["critic/vf_loss", "half the squared error of values"],
 ];
+const OF_EPISODES = [
+  ["env/turns", "turns of the policy in an episode"],
+  ["env/tool_calls", "in an episode"],
+  ["env/tool_errors", "malformed or failed tool calls in an episode"],
+  ["env/wait_s", "seconds that an episode waits for its environment"],
+  ["env/forks", "conversations that do not continue the last one"],
+];
+const OPTIONAL = [...OF_CRITIC, ...OF_EPISODES];
 
 const hintOf = (name) => (/^reward\/.+\/mean$/.test(name) ? "of one reward function, without its weight" : "");
 
@@ -75,11 +83,11 @@ export const PANELS = {
 
     function layout() {
       const extra = memory.extra.map((name) => [name, hintOf(name)]);
-      for (const [metric, hint] of [...CURVES, ...OF_CRITIC, ...extra]) {
+      for (const [metric, hint] of [...CURVES, ...OPTIONAL, ...extra]) {
         if (charts.has(metric)) continue;
         const chart = new Chart(metric, {
           hint,
-          optional: OF_CRITIC.some(([name]) => name === metric),
+          optional: OPTIONAL.some(([name]) => name === metric),
           source: () => ({
             run: store.picked,
             metric,

@@ -1,4 +1,5 @@
 // One group: its prompt, and its samples with their rewards, advantages and tokens.
+import { conversation, episodeFacts, mentions } from "./conversation.js";
 import { creditChart } from "./credit.js";
 import { counted, fill, fixed, foreign, h, isNumber, percent, signed, visible } from "./dom.js";
 import { outcomeClass, outcomeName, outcomeWhy } from "./outcomes.js";
@@ -46,6 +47,8 @@ const LEGENDS = {
   entropy: [["violet", "stronger: higher entropy"]],
 };
 const MOST_PIECES = 1500;
+// Limits that end a sample.
+const ENDED = { length: "cut off", turns: "out of turns" };
 const memory = { colouring: "logp" };
 
 const tint = (value, most) =>
@@ -67,7 +70,9 @@ export class Painting {
     this.possible = ["none", ...(samples.some((s) => s.most > 0) ? ["advantage"] : []), ...colours];
     if (!this.possible.includes(memory.colouring))
       memory.colouring = this.possible.includes("logp") ? "logp" : "none";
-    this.texts = samples.map(() => h("div", { class: "text", tabindex: "0", data: { find: "response" } }));
+    this.texts = samples.map(({ turns }) =>
+      h("div", { class: "text", tabindex: "0", data: turns ? {} : { find: "response" } }),
+    );
     this.key = h("span", { class: "key-line" });
     // A run without a critic has no values that it could have recorded.
     const offered = Object.entries(COLOURINGS).filter(([name]) => name !== "value" || this.possible.includes(name));
@@ -97,8 +102,12 @@ export class Painting {
       const different = this.different(sample);
       const plain = memory.colouring === "none" && !different;
       // A match beyond the tokens that are drawn at first would not be seen.
-      const most = occurs(sample.response, this.words()) || different ? Infinity : MOST_PIECES;
-      fill(this.texts[i], plain ? plainText(sample) : tokenText(sample, memory.colouring, { most, different }));
+      const wanted = occurs(sample.response, this.words()) || mentions(sample, this.words());
+      const most = wanted || different ? Infinity : MOST_PIECES;
+      const { colouring } = memory;
+      const tokens = (part) => tokenText(sample, part.grey ? "none" : colouring, { most, different, ...part });
+      if (sample.turns) fill(this.texts[i], conversation(sample, plain, most, tokens));
+      else fill(this.texts[i], plain ? plainText(sample) : tokens({}));
     });
     fill(
       this.key,
@@ -189,16 +198,17 @@ function found(element, name) {
 export function sampleView(sample, text, actions = null, title = `sample ${sample.sample}`) {
   return h(
     "article",
-    { class: `card sample ${mark(sample)}`, data: { sample: String(sample.sample) }, "aria-label": title },
+    { class: `card sample ${mark(sample)}${sample.turns ? " episode" : ""}`, data: { sample: String(sample.sample) }, "aria-label": title },
     h(
       "div",
       { class: "line" },
       h("b", { class: "verdict" }, sample.status === "correct" ? "right" : (sample.status ?? "not judged")),
       h("small", {}, `${title} · ${counted(sample.ids.length, "token")}`),
-      sample.finish_reason === "length" ? h("span", { class: "chip dropped" }, "cut off") : null,
+      ENDED[sample.finish_reason] ? h("span", { class: "chip dropped" }, ENDED[sample.finish_reason]) : null,
       h("span", { class: "grow" }),
       answerOf(sample),
     ),
+    sample.turns ? episodeFacts(sample) : null,
     text,
     creditChart(sample, text),
     sums(sample),
@@ -263,30 +273,26 @@ function extras(values) {
 
 const plainText = (sample) => foreign(sample.response ?? "");
 
-function tokenText(sample, colouring, { most = MOST_PIECES, different = null } = {}) {
+/** The pieces from `first` to before `last`, at most so many; grey ones are an environment's, which have no numbers. */
+function tokenText(sample, colouring, options) {
+  const { first = 0, last = sample.pieces.length, most = MOST_PIECES, different = null, grey = false } = options;
   const tints = COLOURINGS[colouring][1](sample) ?? [];
   const box = foreign("", "span");
-  const parts = sample.pieces.slice(0, most).map(([text, count], i) => {
+  box.dataset.first = String(first);
+  const parts = sample.pieces.slice(first, Math.min(last, first + most)).map(([text], place) => {
+    const i = first + place;
     const [cls, strength] = tints[i] ?? ["", 0];
-    const facts = [count > 1 ? counted(count, "token") : `token ${sample.ids[i] ?? ""}`];
-    if (isNumber(sample.logp?.[i]))
-      facts.push(`p ${percent(Math.exp(sample.logp[i]))}, log p ${fixed(sample.logp[i], 3)}`);
-    if (isNumber(sample.ratio?.[i])) facts.push(`ratio ${fixed(sample.ratio[i], 3)}`);
-    if (isNumber(sample.entropy?.[i])) facts.push(`entropy ${fixed(sample.entropy[i], 3)}`);
-    if (isNumber(sample.value?.[i])) facts.push(`value ${signed(sample.value[i], 3)}`);
-    if (isNumber(sample.advantages?.[i])) facts.push(`advantage ${signed(sample.advantages[i], 3)}`);
-    if (CLIPPED[sample.clipped?.[i]]) facts.push(CLIPPED[sample.clipped[i]][1]);
     return h(
       "span",
       {
         class: `tok ${cls}${different?.has(i) ? " different" : ""}`,
         vars: cls ? { "--a": strength.toFixed(3) } : {},
-        title: facts.join(" · "),
+        title: [counting(sample, i), ...(grey ? [] : facts(sample, i))].join(" · "),
       },
       text,
     );
   });
-  const rest = sample.pieces.length - parts.length;
+  const rest = last - first - parts.length;
   return [
     fill(box, parts),
     rest > 0
@@ -297,10 +303,26 @@ function tokenText(sample, colouring, { most = MOST_PIECES, different = null } =
             class: "quiet",
             onclick: (event) =>
               event.target.parentElement &&
-              fill(event.target.parentElement, tokenText(sample, colouring, { most: Infinity, different })),
+              fill(event.target.parentElement, tokenText(sample, colouring, { ...options, most: Infinity })),
           },
           `show ${counted(rest, "more token")}`,
         )
       : null,
   ];
+}
+
+const counting = (sample, i) =>
+  sample.pieces[i][1] > 1 ? counted(sample.pieces[i][1], "token") : `token ${sample.ids[i] ?? ""}`;
+
+/** The numbers of a piece. */
+function facts(sample, i) {
+  const found = [];
+  if (isNumber(sample.logp?.[i]))
+    found.push(`p ${percent(Math.exp(sample.logp[i]))}, log p ${fixed(sample.logp[i], 3)}`);
+  if (isNumber(sample.ratio?.[i])) found.push(`ratio ${fixed(sample.ratio[i], 3)}`);
+  if (isNumber(sample.entropy?.[i])) found.push(`entropy ${fixed(sample.entropy[i], 3)}`);
+  if (isNumber(sample.value?.[i])) found.push(`value ${signed(sample.value[i], 3)}`);
+  if (isNumber(sample.advantages?.[i])) found.push(`advantage ${signed(sample.advantages[i], 3)}`);
+  if (CLIPPED[sample.clipped?.[i]]) found.push(CLIPPED[sample.clipped[i]][1]);
+  return found;
 }
