@@ -11,6 +11,7 @@ import time
 import numpy as np
 import openai
 import pytest
+from support import REPOSITORY
 
 from dapo_rl.envs.agent import AgentEnvironment, AgentError
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall
@@ -19,7 +20,12 @@ from dapo_rl.types import Prompt, Verdict
 
 QUESTION = {"role": "user", "content": "What is 2+3?"}
 PROMPT = Prompt(
-    "p1", "2+3?", np.array([1, 2]), answer="5", messages=(QUESTION,), columns={"level": 3, "bits": np.arange(2)}
+    "p1",
+    "<user>What is 2+3?",
+    np.array([1, 2]),
+    answer="5",
+    messages=(QUESTION,),
+    columns={"level": 3, "bits": np.arange(2)},
 )
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -92,7 +98,7 @@ def test_the_task():
     assert last == Observation(reward=-1.0, done=True, correct=False)
     bits = tasks[0].pop("bits")
     assert list(bits) == [0, 1]
-    assert tasks == [{"prompt": "2+3?", "messages": [QUESTION], "answer": "5", "level": 3, "seed": 7}]
+    assert tasks == [{"prompt": "What is 2+3?", "messages": [QUESTION], "answer": "5", "level": 3, "seed": 7}]
 
 
 def test_tokens_in_tokens_out():
@@ -466,6 +472,12 @@ def test_a_function_from_a_file(tmp_path, monkeypatch):
     assert run(play(AgentEnvironment("mine:solve"), "5"))[-1].reward == 1.0
     with pytest.raises(UserError, match="no such file"):
         AgentEnvironment("other.py:solve")
+
+
+@pytest.mark.parametrize(("turns", "reward"), [(["=5", "6", "5"], 1.0), (["6", "x", "y"], 0.0), (["", "", ""], -1.0)])
+def test_the_example(turns, reward):
+    example = f"{REPOSITORY / 'examples' / 'agent.py'}:solve"
+    assert run(play(AgentEnvironment(example), *turns))[-1] == Observation(reward=reward, done=True)
 
 
 @pytest.mark.slow
