@@ -160,6 +160,30 @@ def test_an_abandoned_call_is_skipped():
     assert run(main()) == ("again", 2.0)
 
 
+def test_a_call_abandoned_in_the_queue_is_not_a_turn():
+    async def agent(task, client):
+        def ask(text):
+            return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+
+        first = asyncio.create_task(ask("first"))
+        await asyncio.sleep(0.2)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ask("abandoned"), 0.2)
+        await first
+        return float((await ask("third")).choices[0].message.content)
+
+    async def main():
+        env = AgentEnvironment(agent)
+        await env.open(PROMPT, 0)
+        await asyncio.sleep(1.0)
+        second = await env.step(AssistantTurn("1"))
+        last = await env.step(AssistantTurn("2"))
+        await env.close()
+        return second.conversation.messages[0]["content"], last.reward
+
+    assert run(main()) == ("third", 2.0)
+
+
 def test_many_episodes_at_once_share_an_endpoint():
     keys = set()
 
