@@ -18,6 +18,8 @@ from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 
+pytestmark = pytest.mark.slow
+
 QUESTION = {"role": "user", "content": "What is 2+3?"}
 PROMPT = Prompt(
     "p1",
@@ -341,7 +343,6 @@ case $(ask "Sure?") in *'"content":"5"'*) echo '{"reward": 1.5, "correct": true}
 """
 
 
-@pytest.mark.slow
 def test_a_shell_script_with_curl(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     script = tmp_path / "an agent.sh"
@@ -363,7 +364,6 @@ print(float(reply.choices[0].message.content == task["answer"]))
 """
 
 
-@pytest.mark.slow
 def test_a_program_with_the_sdk(tmp_path):
     (tmp_path / "agent.py").write_text(PYTHON)
     env = AgentEnvironment(f"{sys.executable} {tmp_path / 'agent.py'}")
@@ -376,7 +376,6 @@ CURL = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -416,7 +415,6 @@ def gone(pid):
     return False
 
 
-@pytest.mark.slow
 def test_closing_kills_the_command_and_its_children(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f"sleep 1000 & echo $! $$ > {tmp_path}/pids; {CURL} sleep 1000")
@@ -426,7 +424,6 @@ def test_closing_kills_the_command_and_its_children(tmp_path):
     assert gone(shell)
 
 
-@pytest.mark.slow
 def test_children_that_hold_the_output_do_not_keep_an_episode(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f"sleep 1000 & echo $! > {tmp_path}/pid; {CURL} echo 1")
@@ -436,7 +433,6 @@ def test_children_that_hold_the_output_do_not_keep_an_episode(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow
 def test_a_long_task_is_on_standard_input_alone(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f'[ -z "$DAPO_TASK" ] || exit 9; wc -c > {tmp_path}/size; {CURL} echo 1')
@@ -451,7 +447,6 @@ def test_a_long_task_is_on_standard_input_alone(tmp_path):
     assert int((tmp_path / "size").read_text()) > 1_000_000
 
 
-@pytest.mark.slow
 def test_smolagents():
     """A ToolCallingAgent, unmodified."""
     from smolagents import OpenAIServerModel, ToolCallingAgent, tool
@@ -504,7 +499,6 @@ def test_the_example(turns, reward):
     assert run(play(AgentEnvironment(example), *turns))[-1] == Observation(reward=reward, done=True)
 
 
-@pytest.mark.slow
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

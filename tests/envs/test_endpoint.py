@@ -17,6 +17,8 @@ from dapo_rl.envs.openai_format import AgentCall, RequestError, read_message, se
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.errors import UserError
 
+pytestmark = pytest.mark.slow
+
 USER = {"role": "user", "content": "What is 2+3?"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 FIVE = AssistantTurn("5", token_ids=(7, 8), logps=(-0.5, -0.25), prompt_ids=(1, 2, 3))
@@ -514,7 +516,6 @@ def test_a_port_in_use_is_one_line():
         run(Endpoint("m", 64, port=taken.getsockname()[1]).start())
 
 
-@pytest.mark.slow
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
