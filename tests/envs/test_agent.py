@@ -11,15 +11,23 @@ import time
 import numpy as np
 import openai
 import pytest
+from support import REPOSITORY
 
 from dapo_rl.envs.agent import AgentEnvironment, AgentError
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 
+pytestmark = pytest.mark.slow
+
 QUESTION = {"role": "user", "content": "What is 2+3?"}
 PROMPT = Prompt(
-    "p1", "2+3?", np.array([1, 2]), answer="5", messages=(QUESTION,), columns={"level": 3, "bits": np.arange(2)}
+    "p1",
+    "<user>What is 2+3?",
+    np.array([1, 2]),
+    answer="5",
+    messages=(QUESTION,),
+    columns={"level": 3, "bits": np.arange(2)},
 )
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
@@ -92,7 +100,7 @@ def test_the_task():
     assert last == Observation(reward=-1.0, done=True, correct=False)
     bits = tasks[0].pop("bits")
     assert list(bits) == [0, 1]
-    assert tasks == [{"prompt": "2+3?", "messages": [QUESTION], "answer": "5", "level": 3, "seed": 7}]
+    assert tasks == [{"prompt": "What is 2+3?", "messages": [QUESTION], "answer": "5", "level": 3, "seed": 7}]
 
 
 def test_tokens_in_tokens_out():
@@ -152,6 +160,30 @@ def test_an_abandoned_call_is_skipped():
         return second.conversation.messages[0]["content"], last.reward
 
     assert run(main()) == ("again", 2.0)
+
+
+def test_a_call_abandoned_in_the_queue_is_not_a_turn():
+    async def agent(task, client):
+        def ask(text):
+            return client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+
+        first = asyncio.create_task(ask("first"))
+        await asyncio.sleep(0.2)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ask("abandoned"), 0.2)
+        await first
+        return float((await ask("third")).choices[0].message.content)
+
+    async def main():
+        env = AgentEnvironment(agent)
+        await env.open(PROMPT, 0)
+        await asyncio.sleep(1.0)
+        second = await env.step(AssistantTurn("1"))
+        last = await env.step(AssistantTurn("2"))
+        await env.close()
+        return second.conversation.messages[0]["content"], last.reward
+
+    assert run(main()) == ("third", 2.0)
 
 
 def test_many_episodes_at_once_share_an_endpoint():
@@ -311,7 +343,6 @@ case $(ask "Sure?") in *'"content":"5"'*) echo '{"reward": 1.5, "correct": true}
 """
 
 
-@pytest.mark.slow
 def test_a_shell_script_with_curl(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     script = tmp_path / "an agent.sh"
@@ -333,7 +364,6 @@ print(float(reply.choices[0].message.content == task["answer"]))
 """
 
 
-@pytest.mark.slow
 def test_a_program_with_the_sdk(tmp_path):
     (tmp_path / "agent.py").write_text(PYTHON)
     env = AgentEnvironment(f"{sys.executable} {tmp_path / 'agent.py'}")
@@ -346,7 +376,6 @@ CURL = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "said"),
     [
@@ -386,7 +415,6 @@ def gone(pid):
     return False
 
 
-@pytest.mark.slow
 def test_closing_kills_the_command_and_its_children(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f"sleep 1000 & echo $! $$ > {tmp_path}/pids; {CURL} sleep 1000")
@@ -396,7 +424,6 @@ def test_closing_kills_the_command_and_its_children(tmp_path):
     assert gone(shell)
 
 
-@pytest.mark.slow
 def test_children_that_hold_the_output_do_not_keep_an_episode(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f"sleep 1000 & echo $! > {tmp_path}/pid; {CURL} echo 1")
@@ -406,7 +433,6 @@ def test_children_that_hold_the_output_do_not_keep_an_episode(tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-@pytest.mark.slow
 def test_a_long_task_is_on_standard_input_alone(tmp_path):
     script = tmp_path / "agent.sh"
     script.write_text(f'[ -z "$DAPO_TASK" ] || exit 9; wc -c > {tmp_path}/size; {CURL} echo 1')
@@ -421,7 +447,6 @@ def test_a_long_task_is_on_standard_input_alone(tmp_path):
     assert int((tmp_path / "size").read_text()) > 1_000_000
 
 
-@pytest.mark.slow
 def test_smolagents():
     """A ToolCallingAgent, unmodified."""
     from smolagents import OpenAIServerModel, ToolCallingAgent, tool
@@ -468,7 +493,12 @@ def test_a_function_from_a_file(tmp_path, monkeypatch):
         AgentEnvironment("other.py:solve")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(("turns", "reward"), [(["=5", "6", "5"], 1.0), (["6", "x", "y"], 0.0), (["", "", ""], -1.0)])
+def test_the_example(turns, reward):
+    example = f"{REPOSITORY / 'examples' / 'agent.py'}:solve"
+    assert run(play(AgentEnvironment(example), *turns))[-1] == Observation(reward=reward, done=True)
+
+
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

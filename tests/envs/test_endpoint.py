@@ -13,9 +13,11 @@ import pytest
 
 from dapo_rl.envs import endpoint as endpoint_module
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import Call, RequestError, read_message, sent_message
+from dapo_rl.envs.openai_format import AgentCall, RequestError, read_message, sent_message
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.errors import UserError
+
+pytestmark = pytest.mark.slow
 
 USER = {"role": "user", "content": "What is 2+3?"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -119,7 +121,7 @@ def test_the_sdk_gets_the_turn_and_the_policy_the_conversation():
         ("token_id:8", -0.25),
     ]
     assert policy.calls == [
-        Call(messages=({"role": "system", "content": "Be brief."}, USER), tools=(ADD,), max_tokens=9)
+        AgentCall(messages=({"role": "system", "content": "Be brief."}, USER), tools=(ADD,), max_tokens=9)
     ]
 
 
@@ -182,7 +184,7 @@ def test_tokens_in_tokens_out_as_in_vllm():
         "request_id": "abc",
     }
     reply = post(body, "/inference/v1/generate", policy)
-    assert policy.calls == [Call(prompt_ids=(1, 2, 3), max_tokens=5)]
+    assert policy.calls == [AgentCall(prompt_ids=(1, 2, 3), max_tokens=5)]
     assert reply.headers["x-dapo-ignored"] == "stop_token_ids"
     got = reply.json()
     assert got["request_id"] == "abc"
@@ -514,7 +516,6 @@ def test_a_port_in_use_is_one_line():
         run(Endpoint("m", 64, port=taken.getsockname()[1]).start())
 
 
-@pytest.mark.slow
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

@@ -12,8 +12,8 @@ An agent is one of:
   task as JSON in `DAPO_TASK` and on its standard input. The last line that it prints is its reward: a number, or JSON
   such as `{"reward": 1.0, "correct": true}`. With `env.tls`, it must itself trust the certificate.
 
-The task is a dict of the row's columns with `prompt`, `messages`, `answer` and `seed`. Each call of the agent is a turn
-of the policy. Calls at the same time are answered one after another.
+The task is a dict of the row's columns with `messages`, `prompt` (the content of the last message), `answer` and
+`seed`. Each call of the agent is a turn of the policy. Calls at the same time are answered one after another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from typing import Any
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import Call
+from dapo_rl.envs.openai_format import AgentCall
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
@@ -73,7 +73,7 @@ class AgentEnvironment:
         self.name = agent if isinstance(agent, str) else spec_of(agent)
         self._agent = load_function(agent) if isinstance(agent, str) and FUNCTION.fullmatch(agent) else agent
         self._settings = (model, max_model_len, host, port, tls and (tls[0], tls[1]))
-        self._calls: deque[tuple[Call, asyncio.Future[AssistantTurn]]] = deque()
+        self._calls: deque[tuple[AgentCall, asyncio.Future[AssistantTurn]]] = deque()
         self._news = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
         self._answer: asyncio.Future[AssistantTurn] | None = None
@@ -124,13 +124,13 @@ class AgentEnvironment:
         if self._running.done() and not self._running.cancelled():
             self._running.exception()  # marks it as seen
 
-    async def _receive(self, call: Call) -> AssistantTurn:
+    async def _receive(self, call: AgentCall) -> AssistantTurn:
         answer: asyncio.Future[AssistantTurn] = asyncio.get_running_loop().create_future()
         self._calls.append((call, answer))
         self._news.set()
         return await answer
 
-    async def _next_call(self) -> Call | None:
+    async def _next_call(self) -> AgentCall | None:
         """The agent's next call, or None when it has ended. Calls whose clients have disconnected are skipped."""
         running = self._running
         assert running is not None
@@ -200,7 +200,7 @@ def task_of(prompt: Prompt, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         **prompt.columns,
-        "prompt": prompt.text,
+        "prompt": messages[-1]["content"],
         "messages": [dict(message) for message in messages],
         "answer": prompt.answer,
     }

@@ -31,11 +31,11 @@ from starlette.types import Receive, Scope, Send
 
 from dapo_rl.base.quote import describe, one_line
 from dapo_rl.base.unicode import is_unicode
-from dapo_rl.envs.openai_format import Call, ChatRequest, GenerateRequest, RequestError, model_list
+from dapo_rl.envs.openai_format import AgentCall, ChatRequest, GenerateRequest, RequestError, model_list
 from dapo_rl.envs.protocol import AssistantTurn
 from dapo_rl.errors import UserError
 
-Handle = Callable[[Call], Awaitable[AssistantTurn]]
+Handle = Callable[[AgentCall], Awaitable[AssistantTurn]]
 
 BODY_LIMIT = 8 * 2**20
 DRAIN_LIMIT = 8 * BODY_LIMIT
@@ -115,6 +115,7 @@ class Endpoint:
                 f"env.tls: {' and '.join(self.tls or ())}: {one_line(error)}; they must be a certificate and its key "
                 "as PEM files"
             ) from None
+        _allow_files()
         listener = self._listen()
         self.port = listener.getsockname()[1]
         self._server = _Server(settings)
@@ -221,7 +222,7 @@ class Endpoint:
             raise _ended()
         raise RequestError("the API key is not the secret of an episode", 401, "invalid_api_key")
 
-    async def _take_turn(self, episode: _Episode, call: Call, request: Request) -> AssistantTurn:
+    async def _take_turn(self, episode: _Episode, call: AgentCall, request: Request) -> AssistantTurn:
         """Waits for the policy; cancelled when the client disconnects or the episode ends."""
 
         async def handle() -> AssistantTurn:
@@ -289,6 +290,18 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise RequestError("the request is not a JSON object")
     return parsed
+
+
+def _allow_files() -> None:
+    """Raises the limit on open files as far as it goes: every waiting agent has a connection, with two ends if it runs
+    in this process, and the usual limit is 1024."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _own_name() -> str:

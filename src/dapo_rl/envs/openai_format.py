@@ -25,7 +25,7 @@ PARAMETER = re.compile(r"[A-Za-z0-9_]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AgentCall:
     """A request for a turn of the policy: a conversation, or the tokens before the turn."""
 
     messages: tuple[Message, ...] = ()
@@ -51,7 +51,7 @@ class RequestError(Exception):
 class ChatRequest:
     """`POST /v1/chat/completions`"""
 
-    call: Call
+    call: AgentCall
     stream: bool = False
     usage_chunk: bool = False
     logprobs: bool = False
@@ -74,7 +74,7 @@ class ChatRequest:
             raise RequestError("tools: expected a list")
         checked = tuple(_check_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
         limit = body.get("max_completion_tokens")
-        call = Call(
+        call = AgentCall(
             messages=tuple(read_message(message, f"messages[{place}]") for place, message in enumerate(messages)),
             tools=() if choice == "none" else checked,
             max_tokens=_check_limit(body.get("max_tokens") if limit is None else limit),
@@ -137,7 +137,7 @@ class ChatRequest:
 class GenerateRequest:
     """`POST /inference/v1/generate`, as in vLLM."""
 
-    call: Call
+    call: AgentCall
     request_id: str
     stream: bool = False
     usage_chunk: bool = False
@@ -159,7 +159,7 @@ class GenerateRequest:
         request_id = body.get("request_id")
         options = body.get("stream_options")
         return cls(
-            Call(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
+            AgentCall(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
             request_id=request_id if isinstance(request_id, str) and request_id else uuid.uuid4().hex,
             stream=bool(body.get("stream")),
             usage_chunk=isinstance(options, dict) and bool(options.get("include_usage")),
