@@ -1,0 +1,327 @@
+"""The script of the `python` tool: it seals its own process, and then runs the code on its standard input.
+
+It imports the standard library alone. On Linux:
+
+- limits on time, memory, files and open files, and no capabilities;
+- Landlock: no files but those of Python and the system's libraries, which are read-only, and the working directory;
+- a seccomp filter: no sockets, no other processes and no signals to them, no changes of owners and permissions.
+
+Where the kernel has no such filter, a supervisor kills the processes that the code leaves, and the network is left by
+entering another namespace, if that is permitted. The argument is a JSON object: `cpu_s`, `memory`, `file_size`,
+`readable` (paths), `parent` (process id, or 0), `bare` (limits only) and `report`: print what is contained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+_PDEATHSIG, _SECCOMP, _CAPBSET_DROP, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 22, 24, 36, 38
+_NEW_USER, _NEW_PIDS, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+_EPERM, _ENOSYS = 1, 38
+MAX_PROCESSES = 32
+
+_ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
+"""The kernel's number of the architecture, and its column in the tables below."""
+_NEW = {
+    name: (number, number)
+    for name, number in {
+        "pidfd_send_signal": 424,
+        "io_uring_setup": 425,
+        "io_uring_enter": 426,
+        "io_uring_register": 427,
+        "open_tree": 428,
+        "move_mount": 429,
+        "fsopen": 430,
+        "fsmount": 432,
+        "pidfd_open": 434,
+        "pidfd_getfd": 438,
+        "process_madvise": 440,
+        "mount_setattr": 442,
+        "memfd_secret": 447,
+        "fchmodat2": 452,
+        "setxattrat": 463,
+        "removexattrat": 466,
+        "file_setattr": 469,
+    }.items()
+}
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "socket": (41, 198),
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "kcmp": (312, 272),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "memfd_create": (319, 279),
+    "shmget": (29, 194),
+    "semget": (64, 190),
+    "msgget": (68, 186),
+    "mq_open": (240, 180),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    **_NEW,
+}
+_ON_ITSELF = {
+    "kill": (62, 129),
+    "tgkill": (234, 131),
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+}
+"""Allowed if the first argument is the process itself, or 0 for those that are no signals."""
+_CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x10000
+
+
+def _system_call(*arguments: Any) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return int(libc.syscall(*(a if a is None else ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)))
+
+
+def _prctl(option: int, *arguments: Any) -> bool:
+    padded = [*arguments, 0, 0, 0, 0][:4]
+    words = [a if not isinstance(a, int) else ctypes.c_ulong(a) for a in padded]
+    return bool(ctypes.CDLL(None).prctl(option, *words) == 0)
+
+
+def limit(cpu_s: int, memory: int, file_size: int) -> None:
+    """Limits on this process that it cannot raise again."""
+    limits = {"CPU": cpu_s, "AS": memory, "DATA": memory, "FSIZE": file_size, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
+    for name, value in limits.items():
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # not on this platform
+            number = getattr(resource, f"RLIMIT_{name}")
+            _, hard = resource.getrlimit(number)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+
+
+def limit_processes(count: int) -> None:
+    """The kernel counts all processes and threads of the user, and none of root."""
+    with contextlib.suppress(OSError, ValueError):
+        threads = 0
+        for pid in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                threads += len(os.listdir(f"/proc/{pid}/task")) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
+        resource.setrlimit(resource.RLIMIT_NPROC, (threads + count, threads + count))
+
+
+def supervise() -> None:
+    """For where no filter forbids other processes: returns in a child. Its descendants are killed when it ends, even
+    those that became daemons, or at SIGTERM."""
+    _prctl(_CHILD_SUBREAPER, 1)
+    child = os.fork()
+    if not child:
+        die_with(0)
+        limit_processes(MAX_PROCESSES)
+        return
+    os.closerange(1, 3)
+    status = None
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        while status is None:
+            ended, how = os.waitpid(child, os.WNOHANG)
+            if ended:
+                status = os.waitstatus_to_exitcode(how)
+            elif len(_descendants()) > MAX_PROCESSES:
+                status = int(-signal.SIGKILL)
+            else:
+                time.sleep(0.005)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline = time.monotonic() + 1
+    while (left := _descendants()) and time.monotonic() < deadline:
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    os._exit(128 - status if status is not None and status < 0 else status or 0)
+
+
+def _descendants() -> list[int]:
+    """All processes below this one; empty without /proc."""
+    children: dict[int, list[int]] = {}
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
+                parent = int(stat.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found = children.get(os.getpid(), [])
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def drop_capabilities() -> None:
+    """Root without capabilities is an ordinary user that owns root's files."""
+    for capability in range(64):
+        _prctl(_CAPBSET_DROP, capability)
+    _prctl(_NO_NEW_PRIVS, 1)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
+
+
+def die_with(parent: int) -> None:
+    _prctl(_PDEATHSIG, int(signal.SIGKILL))
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+def unshare() -> bool:
+    """Enters a network namespace without devices, and its children one of processes, if that is permitted."""
+    libc = ctypes.CDLL(None)
+    return hasattr(libc, "unshare") and libc.unshare(_NEW_USER | _NEW_PIDS | _NEW_NETWORK) == 0
+
+
+def restrict_files(readable: list[str], directory: str) -> bool:
+    """Landlock; whether the kernel has it."""
+    create, add, restrict = 444, 445, 446
+    version = _system_call(create, None, 0, 1)
+    if version < 1:
+        return False
+    every = (1 << (13 + (version > 1) + (version > 2) + (version > 4))) - 1
+    read, of_a_file = 1 | 4 | 8, 1 | 2 | 4 | 1 << 14 | 1 << 15
+    scopes = struct.pack("QQQ", every, 3 if version > 3 else 0, 3 if version > 5 else 0)
+    size = 8 + 8 * (version > 3) + 8 * (version > 5)
+    rules = _system_call(create, scopes[:size], size, 0)
+    if rules < 0:
+        return False
+    devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
+    allowed = [*((path, read) for path in readable), *((path, 4 | 2) for path in devices), (directory, every)]
+    for path, access in allowed:
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_PATH)
+            access &= every if os.path.isdir(path) else every & of_a_file
+            _system_call(add, rules, 1, struct.pack("=Qi", access, file), 0)
+            os.close(file)
+    done = _prctl(_NO_NEW_PRIVS, 1) and _system_call(restrict, rules, 0) == 0
+    os.close(rules)
+    return done
+
+
+def filter_calls() -> bool:
+    """The seccomp filter; whether there is one for this machine."""
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    architecture, column = _ARCHITECTURES[platform.machine()]
+    load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, deny, kill = 0x7FFF0000, 0x00050000 | _EPERM, 0x80000000
+    number, first_argument = 0, 16
+    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, kill), (load, 0, 0, number)]
+    if column == 0:  # the calls of the x32 ABI
+        program += [(at_least, 0, 1, 0x40000000), (answer, 0, 0, deny)]
+    for call in filter(None, (numbers[column] for numbers in _DENIED.values())):
+        program += [(equal, 0, 1, call), (answer, 0, 0, deny)]
+    for name, numbers in _ON_ITSELF.items():
+        itself = [os.getpid()] if name in ("kill", "tgkill") else [os.getpid(), 0]
+        program += [(equal, 0, 2 + 2 * len(itself), numbers[column]), (load, 0, 0, first_argument)]
+        for pid in itself:
+            program += [(equal, 0, 1, pid), (answer, 0, 0, allow)]
+        program += [(answer, 0, 0, deny)]
+    program += [(equal, 0, 1, _CLONE3), (answer, 0, 0, 0x00050000 | _ENOSYS)]  # the C library then uses clone
+    program += [(equal, 0, 4, _CLONE[column]), (load, 0, 0, first_argument)]
+    program += [(any_bit, 0, 1, _CLONE_THREAD), (answer, 0, 0, allow), (answer, 0, 0, deny)]
+    program += [(answer, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    description = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
+    return _prctl(_NO_NEW_PRIVS, 1) and _prctl(_SECCOMP, 2, ctypes.c_char_p(description))
+
+
+def run(code: bytes) -> None:
+    """Runs the code as `__main__`, and shows the end of a traceback."""
+    import linecache
+    import traceback
+
+    module = ModuleType("__main__")
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.argv = ["code.py"]
+    try:
+        lines = code.decode("utf-8", "replace").splitlines(keepends=True)
+        linecache.cache["code.py"] = (len(code), None, lines, "code.py")
+        exec(compile(code, "code.py", "exec", dont_inherit=True), module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        kept = None if isinstance(error, SyntaxError) or error.__traceback__ is None else error.__traceback__.tb_next
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+        traceback.print_exception(type(error), error, kept, limit=-4, chain=False)
+        sys.exit(1)
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    with open(0, "rb", closefd=False) as stream:
+        code = stream.read()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    done = {"network": False, "files": False, "processes": False}
+    if sys.platform == "linux":
+        drop_capabilities()
+        die_with(options["parent"])
+        done["files"] = not options["bare"] and restrict_files(options["readable"], os.getcwd())
+    limit(options["cpu_s"], options["memory"], options["file_size"])
+    if not options["bare"] and filter_calls():
+        done["network"] = done["processes"] = True
+    else:
+        done["network"] = unshare()
+        supervise()
+    if options["report"]:
+        print(json.dumps(done))
+    else:
+        run(code)
+
+
+if __name__ == "__main__":
+    main()
