@@ -121,6 +121,15 @@ def _format(draft: Draft, *keys: str) -> None:
             draft.unused("null sets nothing", key)
 
 
+def trl_turns(draft: Draft) -> None:
+    """TRL's limit on turns that call tools; those of its last turn are not made."""
+    key = "max_tool_calling_iterations"
+    if (count := draft.count(key)) is None:
+        draft.unused("null sets nothing", key)
+    else:
+        draft.put("env.max_turns", count + 1, key)
+
+
 def swift_turns(draft: Draft) -> None:
     """ms-swift's schedulers and gym environments."""
     scope, turns_key, loss = "completion_length_limit_scope", "max_turns", "loss_scale"

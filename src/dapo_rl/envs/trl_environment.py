@@ -37,7 +37,7 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.envs.protocol import AssistantTurn, Message, Observation, Opening
-from dapo_rl.envs.tools import Tool, method_tools, tools_environment
+from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -197,11 +197,11 @@ def class_of(factory: Factory, where: str = "environment_factory") -> type:
         raise UserError(f"{where}: making an environment failed: {describe(error)}") from error
 
 
-def check_class(kind: type, where: str = "environment_factory") -> None:
-    """Raises UserError for a class without `reset`, and for a method that cannot be a tool."""
+def check_class(kind: type, where: str = "environment_factory", tools: Sequence[Any] = ()) -> None:
+    """Raises UserError for a class without `reset`, and for a method that cannot be a tool besides the others."""
     if not callable(getattr(kind, "reset", None)):
         raise UserError(f"{where}: {kind.__name__} has no method reset(**row), which begins an episode")
-    _tools_of(kind)
+    load_tools([*tools, *_tools_of(kind)])
 
 
 @cache
@@ -215,7 +215,8 @@ def _tools_of(kind: Any) -> tuple[Tool, ...]:
 
 
 def _bound_tools(instance: Any) -> list[Tool]:
-    return [replace(tool, function=getattr(instance, tool.name)) for tool in _tools_of(type(instance))]
+    kind: type = type(instance)
+    return [replace(tool, function=getattr(instance, tool.name)) for tool in _tools_of(kind)]
 
 
 def _factories(factory: Any) -> dict[Any, Factory]:

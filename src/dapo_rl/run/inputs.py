@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from dapo_rl.base.load import spec_of
 from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data.sources import IN_MEMORY, as_sources
+from dapo_rl.envs.trl_environment import TRLEnvironment
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import compute_dtype, pick_device
 from dapo_rl.rewards.build import recorded_verifier
@@ -36,6 +37,10 @@ class TrainerInputs:
     """Notes for the user on the arguments."""
     to_device: bool = False
     """Whether to move a loaded model to `model.device`, as TRL does. Otherwise it stays where it is."""
+    tools: Sequence[Callable[..., Any]] | None = None
+    """Functions that the policy can call, instead of `env.tools`."""
+    environment_factory: Any = None
+    """A class of TRL's environments, or a function that makes one, or several by name, instead of `env.name`."""
 
     @property
     def names_a_model(self) -> bool:
@@ -60,7 +65,7 @@ class TrainerInputs:
         """Raises UserError if a run of another model than the demo's would fall back to the demo's data, or if it is to
         be evaluated on nothing."""
         custom = self.model is not None or config.model.name != ModelSettings().name
-        if custom and self.train_dataset is None:
+        if custom and self.train_dataset is None and self.environment_factory is None:
             config.check_data("train_dataset" if self.model is not None else f"model.name={config.model.name}")
         if config.eval.every is not None and self.sources(config)["data.eval"] is None:
             raise UserError(
@@ -71,7 +76,7 @@ class TrainerInputs:
 def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Config:
     """The settings as the run directory records them: with the names of the inputs, and with the actual dtype instead
     of `model.dtype: auto`, so that a run resumed on another machine keeps it."""
-    changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}}
+    changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}, "env": _environment(inputs)}
     name = inputs.model if inputs.names_a_model else getattr(inputs.model, "name_or_path", None)
     if name:
         changes["model"]["name"] = os.fspath(name)
@@ -85,3 +90,16 @@ def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Conf
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     engine = config.engine if inputs.engine is None else spec_of(inputs.engine)
     return config.model_copy(update={**sections, "engine": engine})
+
+
+def _environment(inputs: TrainerInputs) -> dict[str, Any]:
+    """The settings `env.*` for tools and environments that are passed as objects."""
+    factory, changes = inputs.environment_factory, dict[str, Any]()
+    if inputs.tools:
+        changes["tools"] = tuple(map(spec_of, inputs.tools))
+    if isinstance(factory, Mapping):
+        changes["name"] = spec_of(TRLEnvironment)
+        changes["options"] = {"factory": {name: spec_of(each) for name, each in factory.items()}}
+    elif factory is not None:
+        changes["name"] = spec_of(factory)
+    return changes

@@ -106,7 +106,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "boolean": bool,
     "zero_if_null": lambda value: value or 0.0,
     "one_if_null": lambda value: 1.0 if value is None else value,
-    "one_more": lambda value: value + 1,
     "two_if_null": lambda value: 2 if value is None else value,
     "list_if_null": lambda value: value or [],
     "mapping_if_null": lambda value: {} if value is None else value,
