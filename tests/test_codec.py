@@ -6,17 +6,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dapo_rl.cluster.engine_actor import Finished
-from dapo_rl.codec import Shipment, from_arrow, from_bytes, to_arrow, to_bytes, verdict_of, verdict_row
+from dapo_rl.codec import TURN, Shipment, from_arrow, from_bytes, to_arrow, to_bytes, verdict_of, verdict_row
 from dapo_rl.config import RewardSettings
 from dapo_rl.engines.protocol import Completion
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.trajectory_file import read_trajectories, write_trajectories
 from dapo_rl.runs.rollouts import GroupRow, write_table
 from dapo_rl.types import Group, Prompt, RewardPart, Trajectory, Turn, Verdict
+
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=3)
+CALLS = st.fixed_dictionaries({"name": TEXTS, "arguments": TEXTS}).map(
+    lambda function: {"id": "call_0", "type": "function", "function": function}
+)
+MESSAGES = st.one_of(
+    st.fixed_dictionaries(
+        {"role": st.just("assistant"), "content": st.none() | TEXTS}, optional={"tool_calls": st.lists(CALLS)}
+    ),
+    st.fixed_dictionaries({"role": st.just("tool"), "name": TEXTS, "tool_call_id": TEXTS, "content": TEXTS}),
+)
 
 
 @st.composite
@@ -31,19 +42,21 @@ def trajectories(draw):
     return Trajectory(
         column(st.integers(0, 99)).astype(np.int32),
         column(st.integers(-9, 0)),
-        draw(st.text(st.characters(exclude_categories=[]), max_size=3)),
-        draw(st.sampled_from([None, "stop", "length"])),
+        draw(TEXTS),
+        draw(st.sampled_from([None, "stop", "length", "turns"])),
         column(st.integers(0, 2)).astype(np.int32),
         column(st.booleans()),
         index=draw(st.integers(0, 9)),
-        turns=draw(st.sampled_from([(), (Turn(0, count, "policy", 0.5), Turn(count, count, "environment"))])),
+        turns=draw(st.sampled_from([(), (Turn(0, count, "policy", 0.5), Turn(count, count, "environment", 2, -0.5))])),
         prompt_ids=draw(st.lists(st.integers(0, 9), max_size=2)),
         scalars=draw(st.dictionaries(st.sampled_from(["reward", "group"]), st.floats(-1, 1))),
+        messages=tuple(draw(st.lists(MESSAGES, max_size=3))),
         **more,
     )
 
 
 @given(st.lists(trajectories(), max_size=4))
+@example([Trajectory([1], text="\ud83d\ude00", messages=({"role": "user", "content": "\ud83d\ude00"},))])
 def test_trajectories_come_back_from_bytes_a_batch_and_a_pickle(given_):
     assert from_bytes(to_bytes(given_)) == given_
     assert from_arrow(to_arrow(given_)) == given_
@@ -64,6 +77,25 @@ def test_finished_samples_come_back_from_an_engine_with_memory_of_their_own(entr
     received = sent.unpack()
     assert received == done
     assert all(array.flags.owndata for _, completion in received for array in completion.sample.columns.values())
+
+
+def test_trajectories_without_messages_and_rewards_of_turns_are_those_of_older_versions():
+    given_ = [Trajectory([1, 2], turns=(Turn(0, 1, "policy", 0.5), Turn(1, 2, "environment"))), Trajectory([3])]
+    table = pa.Table.from_batches([to_arrow(given_)])
+    assert table.column("messages").null_count == 2
+    old = pa.list_(pa.struct([(name, TURN.field(name).type) for name in ("start", "end", "author", "seconds")]))
+    rows = table["turns"].to_pylist()
+    for turn in rows[0]:
+        del turn["reward"]
+    table = table.set_column(table.column_names.index("turns"), "turns", pa.array(rows, old))
+    assert from_arrow(table.drop_columns(["messages"])) == given_
+
+
+@pytest.mark.parametrize("text", ["{", '"a"', "[1]", "{}", "[" * 100_000])
+def test_messages_that_are_not_a_conversation_are_refused(text):
+    table = pa.Table.from_batches([to_arrow([Trajectory([1])])])
+    with pytest.raises(ValueError, match=r"messages that are not a list of objects|nested too deeply|Expecting"):
+        from_arrow(table.set_column(table.column_names.index("messages"), "messages", pa.array([text.encode()])))
 
 
 def test_columns_that_disagree_are_refused():

@@ -37,6 +37,7 @@ SIDEWAYS = {
     ("outcomes", "palette"),
     ("completion", "config"),
     ("demo", "config"),
+    ("envs", "data"),
 }
 """What may be imported from a neighbour on the same layer."""
 WITHOUT_TORCH = {

@@ -42,6 +42,7 @@ def test_records_are_equal_where_all_their_arrays_are():
     assert sample() == sample()
     for change in ({"token_ids": [5, 7]}, {"logps": [0, -2]}, {"text": "u"}, {"versions": 1}, {"mask": [True, False]}):
         assert sample(**change) != sample()
+    assert sample(messages=({"role": "user", "content": "a"},)) != sample()
     assert sample() != "a sample"
 
 
@@ -63,3 +64,16 @@ def test_tokens_of_the_environment_have_the_last_version_and_no_log_probability(
     assert after["values"].tolist() == [1] * tokens + [0, 0]
     assert after.mask.tolist() == [True] * tokens + [False] * 2
     assert turn.versions.tolist() == versions, "the turn itself is as it was"
+
+
+def test_messages_stay_with_a_trajectory():
+    said = ({"role": "assistant", "content": "a"}, {"role": "user", "content": "b"})
+    sample = Trajectory([5, 6], messages=said)
+    assert sample.then([7], [0.0], 1).replace(index=3).until(1).messages == said
+    assert sample.replace(messages=said[:1]).messages == said[:1]
+    assert Trajectory.nothing(0).messages == ()
+
+
+@pytest.mark.parametrize(("reason", "by_a_limit"), [(None, False), ("stop", False), ("length", True), ("turns", True)])
+def test_the_limits_on_tokens_and_on_turns_truncate(reason, by_a_limit):
+    assert Trajectory([5], finish_reason=reason).truncated == by_a_limit

@@ -9,6 +9,7 @@ the worker's end of the pipe, and compressed Arrow buffers can expand without a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
@@ -19,16 +20,24 @@ from dapo_rl.types import COLUMNS, Array, RewardPart, Trajectory, Turn, Verdict
 
 TOKENS, SCALARS = "tokens/", "scalars/"
 """Prefixes of the names of token columns and of scalars."""
-_TURN = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("author", pa.string()), ("seconds", pa.float64())])
+TURN = pa.struct(
+    [
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("author", pa.string()),
+        ("seconds", pa.float64()),
+        ("reward", pa.float64()),
+    ]
+)
 
 
 def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
-    turns = [[_turn_row(turn) for turn in each.turns] for each in trajectories]
+    turns = [[turn_row(turn) for turn in each.turns] for each in trajectories]
     arrays: dict[str, pa.Array] = {
         "index": pa.array([each.index for each in trajectories], pa.int32()),
-        "text": pa.array([each.text.encode("utf-8", "surrogatepass") for each in trajectories], pa.binary()),
+        "text": pa.array([_encoded(each.text) for each in trajectories], pa.binary()),
         "finish_reason": pa.array([each.finish_reason for each in trajectories], pa.string()),
-        "turns": pa.array(turns, pa.list_(_TURN)),
+        "turns": pa.array(turns, pa.list_(TURN)),
         "prompt_ids": token_column("prompt_ids", [each.prompt_ids for each in trajectories]),
     }
     offsets = _offsets([each.token_ids for each in trajectories])
@@ -36,6 +45,8 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         arrays[TOKENS + name] = token_column(name, [each.get(name) for each in trajectories], offsets)
     for name in dict.fromkeys(name for each in trajectories for name in each.scalars):
         arrays[SCALARS + name] = pa.array([each.scalars.get(name) for each in trajectories], pa.float64())
+    messages = [_encoded(messages_json(each.messages)) for each in trajectories]
+    arrays["messages"] = pa.array(messages, pa.binary())
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -48,6 +59,7 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
     scalars = {n.removeprefix(SCALARS): batch.column(n).to_pylist() for n in names if n.startswith(SCALARS)}
     columns = (batch.column(name).to_pylist() for name in ("index", "text", "finish_reason", "turns"))
     prompts = token_arrays("prompt_ids", batch.column("prompt_ids"))
+    messages = batch.column("messages").to_pylist() if "messages" in names else [None] * batch.num_rows
     trajectories = []
     for i, (index, text, reason, turns, prompt) in enumerate(zip(*columns, prompts, strict=True)):
         of_tokens = {name: arrays[i] for name, arrays in tokens.items() if arrays[i] is not None}
@@ -62,6 +74,7 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
                 turns=tuple(Turn(**turn) for turn in turns),
                 prompt_ids=() if prompt is None else prompt,
                 scalars={name: values[i] for name, values in scalars.items() if values[i] is not None},
+                messages=_messages_of(messages[i]),
             )
         )
     return trajectories
@@ -103,6 +116,10 @@ def token_column(name: str, arrays: Sequence[Array | None], offsets: pa.Array | 
     return pa.ListArray.from_arrays(_offsets([() if a is None else a for a in arrays]), values, mask=absent)
 
 
+def _encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogatepass")
+
+
 def _offsets(rows: Sequence[Sized]) -> pa.Array:
     return pa.array(np.cumsum([0, *map(len, rows)], dtype=np.int32))
 
@@ -141,5 +158,22 @@ def verdict_of(row: Mapping[str, Any]) -> Verdict:
     return Verdict(**values, parts=parts, metrics=metrics)  # type: ignore[arg-type]
 
 
-def _turn_row(turn: Turn) -> dict[str, Any]:
-    return {"start": turn.start, "end": turn.end, "author": turn.author, "seconds": turn.seconds}
+def turn_row(turn: Turn) -> dict[str, Any]:
+    return {name: getattr(turn, name) for name in Turn.__slots__}
+
+
+def messages_json(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """A conversation as JSON; None for an empty one."""
+    return json.dumps(messages, ensure_ascii=False) if messages else None
+
+
+def _messages_of(text: bytes | None) -> tuple[Mapping[str, Any], ...]:
+    if text is None:
+        return ()
+    try:
+        messages = json.loads(text.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("it has messages that are nested too deeply") from None
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("it has messages that are not a list of objects")
+    return tuple(messages)

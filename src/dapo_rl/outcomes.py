@@ -121,6 +121,7 @@ OUTCOMES: dict[str, OutcomeInfo] = {
         why="The run failed in this step, before the group was trained on.",
     ),
     "cancelled": OutcomeInfo("cancelled", "tokens", "#5f6b7a"),
+    "restarted": OutcomeInfo("restarted", "tokens", "#9c6ade"),
     "masked_truncated": OutcomeInfo("masked: cut off", "tokens", "#d98fb8"),
     # The log of an unfinished run distinguishes no more than these.
     "dropped": OutcomeInfo("dropped", "tokens", "#d9a06c"),

@@ -122,6 +122,8 @@ class Turn:
     end: int
     author: Literal["policy", "environment"]
     seconds: float = 0.0
+    reward: float = 0.0
+    """Of this turn alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
@@ -142,6 +144,8 @@ class Trajectory(Record):
     """The tokens before it, once it is in a batch."""
     scalars: dict[str, float]
     """Numbers per trajectory, such as `reward`."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The conversation after the prompt, as OpenAI's messages of JSON values; empty for a single turn."""
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ class Trajectory(Record):
         turns: tuple[Turn, ...] = (),
         prompt_ids: Any = (),
         scalars: Mapping[str, float] | None = None,
+        messages: tuple[Mapping[str, Any], ...] = (),
         **columns: Any,
     ) -> None:
         """Columns are sequences with an entry per token, or one value for all tokens; None leaves one out."""
@@ -163,7 +168,7 @@ class Trajectory(Record):
         given = {"logps": logps, "versions": versions, "mask": mask, **columns}
         arrays = {"token_ids": ids} | _columns(given, len(ids))
         prompt = _array("Trajectory.prompt_ids", prompt_ids, np.int32, None)
-        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}))
+        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}), messages)
 
     def _set(self, *values: Any) -> Trajectory:
         for name, value in zip(_FIELDS, values, strict=True):
@@ -180,10 +185,11 @@ class Trajectory(Record):
         turns: tuple[Turn, ...] = (),
         prompt_ids: IntArray | None = None,
         scalars: dict[str, float] | None = None,
+        messages: tuple[Mapping[str, Any], ...] = (),
     ) -> Trajectory:
         """A trajectory of arrays that are known to be right; they are not checked."""
         prompt = _NO_TOKENS if prompt_ids is None else prompt_ids
-        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {})
+        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {}, messages)
 
     @classmethod
     def of_text(cls, text: str, finish_reason: FinishReason | None = "stop") -> Trajectory:
@@ -272,7 +278,8 @@ class Trajectory(Record):
 
     @property
     def truncated(self) -> bool:
-        return self.finish_reason == "length"
+        """Whether a limit ended it."""
+        return self.finish_reason in ("length", "turns")
 
     @property
     def group(self) -> int:
@@ -347,16 +354,23 @@ class Group:
     prompt: Prompt
     samples: tuple[Trajectory, ...]
     verdicts: tuple[Verdict, ...]
+    forks: tuple[Trajectory, ...] = ()
+    """Further trajectories of its episodes, whose `index` says which: they share the advantage of its sample."""
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Its samples and their forks."""
+        return (*self.samples, *self.forks)
 
     @property
     def tokens(self) -> int:
         """Tokens that the policy wrote."""
-        return sum(s.written for s in self.samples)
+        return sum(s.written for s in self.trajectories)
 
     @property
     def first_version(self) -> int:
         """The oldest weight version that generated one of its tokens."""
-        return min(int(s.versions.min(initial=2**31 - 1)) for s in self.samples)
+        return min(int(s.versions.min(initial=2**31 - 1)) for s in self.trajectories)
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +390,7 @@ class Batch:
 
     @property
     def samples(self) -> tuple[Trajectory, ...]:
-        return tuple(sample for group in self.groups for sample in group.samples)
+        return tuple(sample for group in self.groups for sample in group.trajectories)
 
     @property
     def trained(self) -> list[Trajectory]:
@@ -386,9 +400,11 @@ class Batch:
     def with_samples(self, samples: Iterable[Trajectory]) -> Batch:
         """The batch with other trajectories, in the order of `samples`."""
         others = iter(samples)
-        return replace(
-            self, groups=tuple(replace(g, samples=tuple(next(others) for _ in g.samples)) for g in self.groups)
-        )
+        groups = []
+        for group in self.groups:
+            own, forks = (tuple(next(others) for _ in old) for old in (group.samples, group.forks))
+            groups.append(replace(group, samples=own, forks=forks))
+        return replace(self, groups=tuple(groups))
 
     def with_trained(self, trained: Iterable[Trajectory]) -> Batch:
         """The batch with others in place of `trained`, in their order."""
@@ -400,7 +416,9 @@ class Batch:
         each."""
         count = min(count, len(self.groups))
         bounds = [round(i * len(self.groups) / count) for i in range(count + 1)]
-        return [tuple(s for group in self.groups[start:end] for s in group.samples) for start, end in pairwise(bounds)]
+        return [
+            tuple(s for group in self.groups[start:end] for s in group.trajectories) for start, end in pairwise(bounds)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,33 +439,13 @@ class Verifier(Protocol):
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """An environment's reply to a turn; the conversation continues with it."""
-
-    text: str
-
-
-Answer = Observation | Verdict
-"""What an environment says to a turn: a verdict ends the episode."""
-
-
 class Pending(Protocol):
-    """Answers that are being computed."""
+    """Verdicts that are being computed."""
 
-    def result(self) -> Sequence[Answer]:
-        """Waits for the answers and returns them."""
+    def result(self) -> Sequence[Any]:
+        """Waits for them and returns them."""
         ...
 
     def done(self) -> bool:
         """Whether `result` returns without waiting."""
-        ...
-
-
-class Environment(Protocol):
-    """The world that a policy acts in. A verifier is an environment whose episodes have one turn (`OneTurn`)."""
-
-    def step(self, prompt: Prompt, turns: Sequence[Trajectory]) -> Pending:
-        """Answers the samples of a group that have ended a turn, one answer each. It must not raise, whatever they
-        contain."""
         ...

@@ -84,21 +84,25 @@ LEAST = {
     **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
     **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts"), 0),
     "reward.memory_mb": 64,
+    "env.memory_mb": 64,
+    **dict.fromkeys(("env.max_turns", "env.max_turn_tokens", "env.max_observation_tokens", "env.workers"), 1),
+    **{"env.workers_per_node": 1, "env.port": 0},
 }
 """Whole numbers with their smallest values."""
 FROM_ZERO = (
     *("sampling.min_p", "sampling.ahead", "algo.advantage_eps", "algo.kl_coef", "algo.positive_lm_coef"),
     *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
     *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
+    *("env.max_error_share", "env.turn_discount"),
 )
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
-    *("cluster.timeout_s", "model.lora.alpha"),
+    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
-    *("critic.lambda_lowest", "reward.max_error_share"),
+    *("critic.lambda_lowest", "reward.max_error_share", "env.max_error_share", "env.turn_discount"),
 )
 
 

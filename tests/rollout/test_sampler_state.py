@@ -14,7 +14,7 @@ from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
-from dapo_rl.rollout.episodes import InFlightGroup, Unread
+from dapo_rl.rollout.episodes import InFlightGroup, SavedFlight, Unread
 from dapo_rl.rollout.group_filter import Grading, Observed
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
 from dapo_rl.types import Group, RewardPart, Trajectory, Verdict
@@ -84,7 +84,7 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     unread = Unread(whole, 2, verdicts if judged else None)
     interrupted = PausedBatch(filling, ((rejected, "all_wrong"),), (unread,))
     grading = Grading(1.0, -1.0, graded, rewards)
-    state = SamplerState(15, Acceptance(), grading, groups, (flight,), interrupted if order[0] else None)
+    state = SamplerState(15, Acceptance(), grading, groups, (SavedFlight(flight),), interrupted if order[0] else None)
     with TemporaryDirectory() as directory:
         state.write(Path(directory))
         again = SamplerState.read(Path(directory), make_prompt, request, 3, LONGEST, VOCABULARY)
@@ -131,7 +131,7 @@ def test_samples_as_long_as_allowed_are_read_and_longer_ones_refused(tmp_path):
 def test_a_group_in_flight_has_something_left_to_generate(tmp_path):
     sample = one_group().carried[0].samples[0]
     whole = InFlightGroup(0, make_prompt("p0"), 0, request(0, make_prompt("p0")).left([]), [sample] * 3)
-    SamplerState(1, Acceptance(), Grading(), (), (whole,), None).write(tmp_path)
+    SamplerState(1, Acceptance(), Grading(), (), (SavedFlight(whole),), None).write(tmp_path)
     with pytest.raises(UserError, match=f"{FILE}.*flights"):
         SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
 
@@ -145,11 +145,11 @@ def interrupted_state():
     )
     prompt = make_prompt("p4")
     left = request(4, prompt).left([sample.replace(index=1), Trajectory.nothing(2)])
-    flight = InFlightGroup(4, prompt, 0, left, [sample, None, None], [right, None, None])
+    flight = InFlightGroup(4, prompt, 0, left, [sample, None, None])
     whole = InFlightGroup(5, make_prompt("p5"), 0, request(5, prompt).left([]), [sample] * 3)
     filling = BatchBuilder(0, [kept], [(dropped, "surplus")], [carried, kept, dropped, rejected], 6)
     paused = PausedBatch(filling, ((rejected, "all_wrong"),), (Unread(whole, 2, (right,) * 3),))
-    return SamplerState(6, Acceptance(), Grading(), (carried,), (flight,), paused)
+    return SamplerState(6, Acceptance(), Grading(), (carried,), (SavedFlight(flight),), paused)
 
 
 def ended(*there):
@@ -166,10 +166,6 @@ FLIGHT, FILLING = ("flights", 0), ("interrupted",)
     [
         (("next_draw",), 5, "next_draw"),  # that of an entry
         ((*FLIGHT, "draw"), 0, "next_draw"),  # twice the same
-        ((*FLIGHT, "ended"), ended(1, 0), "flights"),  # for two of three samples
-        ((*FLIGHT, "ended"), ended(1, 0, 0, 0), "flights"),
-        ((*FLIGHT, "ended"), ended(1, 1, 0), "flights"),  # a sample that has not arrived
-        ((*FLIGHT, "ended"), ended(0, 0, 1), "flights"),
         ((*FLIGHT, "arrived"), [1], "flights"),  # twice the same
         ((*FLIGHT, "new"), [], "flights"),
         ((*FLIGHT, "new"), [2, 3], "flights"),
@@ -186,7 +182,6 @@ FLIGHT, FILLING = ("flights", 0), ("interrupted",)
         ((*FILLING, "dropped", 0, "fate"), "kept", "interrupted.dropped"),
         ((*FILLING, "unread", 0, "verdicts"), ended(1, 1), "interrupted"),
         ((*FILLING, "unread", 0, "arrived"), [0, 1], "interrupted"),
-        ((*FILLING, "unread", 0, "ended"), ended(1), "interrupted"),
         ((*FILLING, "kept", 0, "verdicts"), ended(1, 1), "interrupted"),
         ((*FILLING, "dropped", 0, "finish_reasons"), [], "interrupted"),
     ],
@@ -205,13 +200,3 @@ def test_a_state_that_contradicts_itself_is_refused(tmp_path, place, value, name
     (tmp_path / FILE).write_text(json.dumps(saved))
     with pytest.raises(UserError, match=rf"{FILE}.*\b{named}\b"):
         SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
-
-
-@pytest.mark.parametrize("verdicts", [[], ended(0, 0, 0), ended(1, 0, 0)])
-def test_the_verdicts_of_a_group_in_flight_may_all_be_missing(tmp_path, verdicts):
-    interrupted_state().write(tmp_path)
-    saved = json.loads((tmp_path / FILE).read_text())
-    saved["flights"][0]["ended"] = verdicts
-    (tmp_path / FILE).write_text(json.dumps(saved))
-    (flight,) = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY).flights
-    assert [each is not None for each in flight.verdicts] == [each is not None for each in verdicts]

@@ -237,13 +237,13 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     assert engine.pending == 0
     finished = {
         (flight.draw, i)
-        for flight in sampler._episodes.generating
+        for flight in sampler._episodes.unfinished
         for i, s in enumerate(flight.samples)
         if s is not None
     }
     finished |= {(group.draw, i) for group in (*sampler.carried, *sampler.so_far.sampled) for i in range(4)}
     begun = {
-        (flight.draw, begun.index): begun for flight in sampler._episodes.generating for begun in flight.request.partial
+        (flight.draw, begun.index): begun for flight in sampler._episodes.unfinished for begun in flight.request.partial
     }
     assert begun
     assert finished

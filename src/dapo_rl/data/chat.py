@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,19 +131,7 @@ class PromptReader:
             yield text if isinstance(text, str) else BadRowError(f"the chat template rejects it: {one_line(text)}")
 
     def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
-        """The tokens of each text, with or without special ones. Uses one thread: the library's thread pool would
-        still exist when verifiers are forked."""
-        if not texts:
-            return []
-        name = "TOKENIZERS_PARALLELISM"
-        users_own = name in os.environ
-        os.environ.setdefault(name, "false")
-        try:
-            ids: list[Sequence[int]] = self._tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
-        finally:
-            if not users_own:
-                del os.environ[name]
-        return ids
+        return encode(self._tokenizer, texts, special)
 
     def _ends_too_early(self, text: str, token_ids: Sequence[int]) -> bool:
         """Some tokenizers append EOS to every text, which would end the response; an EOS in the text itself stays."""
@@ -151,6 +140,28 @@ class PromptReader:
             return False
         (plain,) = self._encode([text], special=False)
         return list(plain[-1:]) != [eos]
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[Sequence[int]]:
+    """The tokens of each text, with or without special ones."""
+    if not texts:
+        return []
+    with one_thread():
+        ids: list[Sequence[int]] = tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
+    return ids
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps the tokenizer to one thread: the library's thread pool would still exist when verifiers are forked."""
+    name = "TOKENIZERS_PARALLELISM"
+    users_own = name in os.environ
+    os.environ.setdefault(name, "false")
+    try:
+        yield
+    finally:
+        if not users_own:
+            os.environ.pop(name, None)
 
 
 def _check_arguments(arguments: Mapping[str, Any], template: Any) -> None:

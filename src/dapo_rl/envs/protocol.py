@@ -39,6 +39,10 @@ class Opening:
     messages: tuple[Message, ...]
     """The whole conversation before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    """Instead of `messages`: all tokens before the first turn, for agents that render the conversation themselves."""
+    max_tokens: int | None = None
+    """A limit on the first turn, as agents ask for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from typing import Any
 _PDEATHSIG, _SECCOMP, _CAPBSET_DROP, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 22, 24, 36, 38
 _NEW_USER, _NEW_PIDS, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 _EPERM, _ENOSYS = 1, 38
-MAX_PROCESSES = 32
+_MAX_PROCESSES = 32
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's number of the architecture, and its column in the tables below."""
@@ -133,7 +133,7 @@ def _prctl(option: int, *arguments: Any) -> bool:
     return bool(ctypes.CDLL(None).prctl(option, *words) == 0)
 
 
-def limit(cpu_s: int, memory: int, file_size: int) -> None:
+def _limit(cpu_s: int, memory: int, file_size: int) -> None:
     """Limits on this process that it cannot raise again."""
     limits = {"CPU": cpu_s, "AS": memory, "DATA": memory, "FSIZE": file_size, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
     for name, value in limits.items():
@@ -144,7 +144,7 @@ def limit(cpu_s: int, memory: int, file_size: int) -> None:
             resource.setrlimit(number, (value, value))
 
 
-def limit_processes(count: int) -> None:
+def _limit_processes(count: int) -> None:
     """The kernel counts all processes and threads of the user, and none of root."""
     with contextlib.suppress(OSError, ValueError):
         threads = 0
@@ -154,14 +154,15 @@ def limit_processes(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (threads + count, threads + count))
 
 
-def supervise() -> None:
+def _supervise() -> None:
     """For where no filter forbids other processes: returns in a child. Its descendants are killed when it ends, even
     those that became daemons, or at SIGTERM."""
     _prctl(_CHILD_SUBREAPER, 1)
     child = os.fork()
     if not child:
-        die_with(0)
-        limit_processes(MAX_PROCESSES)
+        _die_with(0)
+        os.nice(19)  # the supervisor gets its turn among many
+        _limit_processes(_MAX_PROCESSES)
         return
     os.closerange(1, 3)
     status = None
@@ -171,7 +172,7 @@ def supervise() -> None:
             ended, how = os.waitpid(child, os.WNOHANG)
             if ended:
                 status = os.waitstatus_to_exitcode(how)
-            elif len(_descendants()) > MAX_PROCESSES:
+            elif len(_descendants()) > _MAX_PROCESSES:
                 status = int(-signal.SIGKILL)
             else:
                 time.sleep(0.005)
@@ -201,7 +202,7 @@ def _descendants() -> list[int]:
     return found
 
 
-def drop_capabilities() -> None:
+def _drop_capabilities() -> None:
     """Root without capabilities is an ordinary user that owns root's files."""
     for capability in range(64):
         _prctl(_CAPBSET_DROP, capability)
@@ -210,19 +211,19 @@ def drop_capabilities() -> None:
         ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
-def die_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     _prctl(_PDEATHSIG, int(signal.SIGKILL))
     if parent and os.getppid() != parent:
         os._exit(1)
 
 
-def unshare() -> bool:
+def _unshare() -> bool:
     """Enters a network namespace without devices, and its children one of processes, if that is permitted."""
     libc = ctypes.CDLL(None)
     return hasattr(libc, "unshare") and libc.unshare(_NEW_USER | _NEW_PIDS | _NEW_NETWORK) == 0
 
 
-def restrict_files(readable: list[str], directory: str) -> bool:
+def _restrict_files(readable: list[str], directory: str) -> bool:
     """Landlock; whether the kernel has it."""
     create, add, restrict = 444, 445, 446
     version = _system_call(create, None, 0, 1)
@@ -248,7 +249,7 @@ def restrict_files(readable: list[str], directory: str) -> bool:
     return done
 
 
-def filter_calls() -> bool:
+def _filter_calls() -> bool:
     """The seccomp filter; whether there is one for this machine."""
     if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
@@ -276,7 +277,7 @@ def filter_calls() -> bool:
     return _prctl(_NO_NEW_PRIVS, 1) and _prctl(_SECCOMP, 2, ctypes.c_char_p(description))
 
 
-def run(code: bytes) -> None:
+def _run(code: bytes) -> None:
     """Runs the code as `__main__`, and shows the end of a traceback."""
     import linecache
     import traceback
@@ -308,19 +309,19 @@ def main() -> None:
     os.close(nothing)
     done = {"network": False, "files": False, "processes": False}
     if sys.platform == "linux":
-        drop_capabilities()
-        die_with(options["parent"])
-        done["files"] = not options["bare"] and restrict_files(options["readable"], os.getcwd())
-    limit(options["cpu_s"], options["memory"], options["file_size"])
-    if not options["bare"] and filter_calls():
+        _drop_capabilities()
+        _die_with(options["parent"])
+        done["files"] = not options["bare"] and _restrict_files(options["readable"], os.getcwd())
+    _limit(options["cpu_s"], options["memory"], options["file_size"])
+    if not options["bare"] and _filter_calls():
         done["network"] = done["processes"] = True
     else:
-        done["network"] = unshare()
-        supervise()
+        done["network"] = _unshare()
+        _supervise()
     if options["report"]:
         print(json.dumps(done))
     else:
-        run(code)
+        _run(code)
 
 
 if __name__ == "__main__":

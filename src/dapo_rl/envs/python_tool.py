@@ -203,7 +203,15 @@ def _command(means: Means, timeout_s: float, memory_mb: int, report: bool = Fals
     if means != "bwrap":
         return command
     shown = [word for path in _readable() for word in ("--ro-bind", path, path)]
-    wrapped = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *shown]
+    wrapped = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--die-with-parent",
+        "--new-session",
+        "--cap-drop",
+        "ALL",
+        *shown,
+    ]
     wrapped += ["--dev", "/dev", "--size", str(DISK_SIZE), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
     return [*wrapped, "--", *command]
 

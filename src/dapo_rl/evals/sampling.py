@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes, check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
 
 LOOK_S = 0.05
 """Seconds between checks for verdicts."""
+AT_A_TIME = 512
+"""Episodes with environments that are open at a time."""
 
 
 def answer(
     engine: Engine,
-    verifier: Verifier,
+    verifier: Verifier | None,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     samples: int,
     seed: int,
     indices: Sequence[int] | None = None,
     check: Callable[[], None] = check_nothing,
+    conversations: Conversations | None = None,
 ) -> Iterator[Group]:
     """Samples every prompt `samples` times; yields problems in the order in which they are judged. The draw of a group
     is the index of its problem.
@@ -35,14 +40,19 @@ def answer(
     def request(index: int, prompt: Prompt) -> Request:
         return Request(f"eval-{index}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id))
 
-    episodes = Episodes(engine, OneTurn(verifier), request, waits=False)
+    judge = None if verifier is None else OneTurn(verifier)
+    episodes = Episodes(engine, judge, request, waits=False, conversations=conversations)
     episodes.submitted = True
+    left = deque(range(len(prompts)) if indices is None else indices)
+    most = len(left) if conversations is None else max(1, AT_A_TIME // samples)
     try:
-        for index in range(len(prompts)) if indices is None else indices:
-            episodes.start(index, prompts[index])
-        while len(episodes):
+        while left or len(episodes):
+            while left and len(episodes) < most:
+                index = left.popleft()
+                episodes.start(index, prompts[index])
             if episodes.generating:
                 episodes.poll(LOOK_S if episodes.stepping else None, check)
-            yield from episodes.finish(everything=not episodes.generating, check=check)
+            yield from episodes.finish(judge_all=not episodes.generating, check=check)
     finally:  # a caller that stops early leaves no work behind
-        engine.cancel([flight.request.id for flight in episodes.generating])
+        engine.cancel(episodes.order)
+        episodes.remove(lambda flight: True)

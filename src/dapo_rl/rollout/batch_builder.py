@@ -39,6 +39,8 @@ class SampledBatch:
     """Tokens of the samples that finished or were cancelled in this step."""
     tokens_cancelled: int = 0
     """Tokens of groups that were cancelled before all their samples finished."""
+    tokens_restarted: int = 0
+    """Tokens of episodes that started again, because their environments did not survive a restart of the run."""
     generate_seconds: float = 0.0
     verify_seconds: float = 0.0
     """Time that the engine waited for verdicts."""
@@ -69,6 +71,7 @@ class BatchBuilder:
     notes: list[str] = field(default_factory=list)
     due: int = -1
     """Good groups up to this draw are trained on in this step, because they would be too old in the next one."""
+    restarted_tokens: int = 0
 
     @property
     def missing(self) -> int:
@@ -76,7 +79,7 @@ class BatchBuilder:
 
     @property
     def tokens_generated(self) -> int:
-        return self.finished_tokens + self.cancelled_tokens
+        return self.finished_tokens + self.cancelled_tokens + self.restarted_tokens
 
     def reasons(self) -> str:
         """The reasons why groups were dropped, with counts."""
@@ -111,6 +114,7 @@ class PausedBatch:
             sampled=tuple(builder.sampled),
             tokens_generated=builder.tokens_generated,
             tokens_cancelled=builder.cancelled_tokens,
+            tokens_restarted=builder.restarted_tokens,
         )
 
 
@@ -133,6 +137,7 @@ class FailedBatch:
             sampled=tuple(builder.sampled),
             tokens_generated=builder.tokens_generated,
             tokens_cancelled=builder.cancelled_tokens,
+            tokens_restarted=builder.restarted_tokens,
         )
         return cls(fill, unfinished)
 

@@ -1,38 +1,38 @@
-"""Episodes: the samples of a group from the draw of its prompt to their verdicts.
+"""Groups in flight: episodes from the draw of their prompt to their verdicts.
 
-A group is with the engine until all its samples have ended a turn, and then with the environment, which answers each
-turn with an observation, so that the sample continues with the engine, or with a verdict, which ends it. A verifier is
-an environment whose episodes have one turn. The engine keeps generating while the environment works.
+An episode is with the engine, which writes a turn, or with its environment, which answers it, until the environment or
+a limit ends it. Each episode moves on its own: while one waits for a tool, the engine writes the turns of others. When
+all episodes of a group have ended, the verifier judges them. Without an environment, an episode is one turn.
 
-The answers of an environment are read a fixed number of engine polls after they were asked for, not when they happen to
-be ready. Every decision then depends only on the order of draws, polls and weight versions, so the same seed gives the
+Answers and verdicts are read a fixed number of engine polls after they were asked for, not when they happen to be
+ready. Every decision then depends only on the order of draws, polls and weight versions, so the same seed gives the
 same run. With `wait_for_verdicts: false` they are read as soon as they are ready, and the engine never waits for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dapo_rl.engines.protocol import Completion, Engine, Request
-from dapo_rl.envs import AtHand
+from dapo_rl.envs import AtHand, OneTurn
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.types import Answer, Environment, Group, Pending, Prompt, Trajectory, Turn, Verdict
+from dapo_rl.rollout.conversation import Conversation, Conversations, run_all
+from dapo_rl.types import FinishReason, Group, Pending, Prompt, RewardPart, Trajectory, Verdict
 
 LEAST_POLLS = 4
 POLLS_PER_TOKEN = 1 / 256
 """How many engine polls pass before an answer is waited for: long responses leave more time to compute it."""
 GRACE_S = 2.0
-"""Seconds that a paused batch waits for the answers that are being computed."""
+"""Seconds that a paused batch waits for the verdicts that are being computed."""
 STOP_LOOK_S, ANSWER_LOOK_S = 0.25, 0.25
 """Seconds between checks for a requested stop, while the engine or the environment works."""
-
-Tokenize = Callable[[str], Sequence[int]]
 
 
 def check_nothing() -> None:
@@ -41,75 +41,206 @@ def check_nothing() -> None:
 
 @dataclass(slots=True)
 class InFlightGroup:
-    """A group without all of its verdicts; its samples end their turns one by one."""
+    """A group without all of its verdicts."""
 
     draw: int
     prompt: Prompt
     version: int
     """The version of the weights it started with."""
     request: Request
-    """The request last submitted to the engine; while the engine does not hold it, the remaining work."""
+    """The request for its samples; without an environment, while the engine does not hold it, the remaining work."""
     samples: list[Trajectory | None]
-    """Samples that have ended their turn."""
-    verdicts: list[Verdict | None] = field(default_factory=list)
-    """Of samples whose episode has ended before that of others; empty if there are none."""
+    """Samples whose episodes have ended."""
+    conversations: list[Conversation] = field(default_factory=list)
+    """Its episodes, if there is an environment."""
+    turns: dict[str, Request] = field(default_factory=dict)
+    """Requests for turns of its conversations, by their ids; while the engine does not hold them, the remaining
+    work."""
 
     @property
     def finished_tokens(self) -> int:
+        """Tokens in turns that have ended."""
+        if self.conversations:
+            return sum(conversation.finished_tokens for conversation in self.conversations)
         return sum(sample.written for sample in self.samples if sample is not None)
+
+    @property
+    def partial_tokens(self) -> int:
+        """Tokens in turns that have not ended."""
+        if not self.conversations:
+            return self.request.tokens
+        before = {c.index: c.trajectory.written for c in self.conversations}
+        partial = [sample for request in self.turns.values() for sample in request.partial]
+        return sum(sample.written - before[sample.index] for sample in partial)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether none of its samples has tokens yet."""
+        if not self.conversations:
+            return self.request.untouched
+        return not self.finished_tokens and not self.partial_tokens and all(s is None for s in self.samples)
 
     def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
         """Its finished samples."""
-        return Group(self.draw, self.prompt, tuple(sample for sample in self.samples if sample is not None), verdicts)
+        forks = tuple(fork for conversation in self.conversations for fork in conversation.forks)
+        samples = tuple(sample for sample in self.samples if sample is not None)
+        return Group(self.draw, self.prompt, samples, verdicts, forks)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its samples have ended their turn."""
+        """Whether all its episodes have ended."""
         return all(sample is not None for sample in self.samples)
 
-    @property
-    def waiting(self) -> list[int]:
-        """The samples whose turns the environment answers."""
-        return [i for i in range(len(self.samples)) if not self.verdicts or self.verdicts[i] is None]
+    def arrive(self, completion: Completion) -> bool:
+        """Removes a sample from the request that it belongs to. Returns whether the request is complete."""
+        index, name = completion.index, completion.request_id
+        request = self.turns[name] if self.conversations else self.request
+        if self.conversations and index in request.indices:
+            request = replace(
+                request,
+                partial=tuple(sample for sample in request.partial if sample.index != index),
+                new=tuple(other for other in request.starting if other != index),
+            )
+            self.turns[name] = request
+            return not request.samples
+        if self.conversations or index not in range(len(self.samples)) or self.samples[index] is not None:
+            raise RuntimeError(f"the engine returned sample {index} of {name}, which was not requested")
+        self.samples[index] = completion.sample
+        return self.is_whole
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A group that is with the environment."""
+    """A group that is with the verifier, or an episode that is with its environment."""
 
     poll: int
     flight: InFlightGroup
     answers: Pending
+    conversation: Conversation | None = None
+    opens: bool = False
+    """Whether the environments of the group are being opened."""
+
+    @property
+    def judges(self) -> bool:
+        return self.conversation is None and not self.opens
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A group of a paused batch that is with the environment."""
+    """A group of a paused batch that is with the verifier."""
 
     flight: InFlightGroup
     polls: int
-    """Engine polls since it was complete; enough of them if its answers are due."""
+    """Engine polls since it was complete; enough of them if its verdicts are due."""
     verdicts: tuple[Verdict, ...] | None
     """None: they are computed again."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedStep:
+    """An episode that was with its environment when a checkpoint was written."""
+
+    draw: int
+    index: int | None
+    """None: the environments of the group were being opened."""
+    polls: int
+    """Engine polls since then."""
+
+
+class Restarted(NamedTuple):
+    """Tokens of episodes that had to start again: in turns that had ended, and in others."""
+
+    finished: int = 0
+    partial: int = 0
+
+
+NOTHING_RESTARTED = Restarted()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFlight:
+    """An unfinished group of a checkpoint."""
+
+    flight: InFlightGroup
+    partial: tuple[Trajectory, ...] = ()
+    """The tokens of its conversations that have begun, also of the turn that the engine was writing."""
+    ends: Mapping[int, tuple[FinishReason, bool]] = field(default_factory=dict)
+    """Conversations that a limit has ended, whose last reward is missing: which limit, and whether it cut the turn."""
+
+    def replay(self, conversations: Conversations, pending: dict[tuple[int, int], Future[Any] | None]) -> Restarted:
+        """Brings the environments back to where they were, all at once. Adds the answers that are missing to `pending`.
+        Returns the tokens of episodes that start again."""
+        flight = self.flight
+        saved = {sample.index: sample for sample in self.partial}
+        with_engine = {index for request in flight.turns.values() for index in request.indices}
+        open_ones = [
+            c for c in flight.conversations if c.verdict is None and (c.index in saved or c.index in with_engine)
+        ]
+        requests, flight.turns = flight.turns, {}
+        replays = {
+            c.index: conversations.replay(
+                c, flight.prompt, saved.get(c.index), c.index in with_engine, self.ends.get(c.index)
+            )
+            for c in open_ones
+        }
+        lost: list[Conversation] = []
+        for conversation, (is_same, answer) in zip(open_ones, run_all(replays.values()), strict=True):
+            if is_same:
+                pending[flight.draw, conversation.index] = answer
+            else:
+                lost.append(conversation)
+        gone = {conversation.index for conversation in lost}
+        for name, request in requests.items():
+            begun = tuple(saved[sample.index] for sample in request.partial if sample.index not in gone)
+            new = tuple(index for index in request.starting if index not in gone)
+            if begun or new:
+                index = begun[0].index if begun else new[0]
+                like = conversations.request(flight.conversations[index], flight.request)
+                flight.turns[name] = replace(like, id=name, partial=begun, new=new)
+        finished = partial = 0
+        for conversation in lost:
+            tokens = saved.get(conversation.index, Trajectory.nothing(0))
+            ended = tokens.until(max((turn.end for turn in tokens.turns), default=0)).written
+            finished += ended + sum(fork.written for fork in conversation.forks)
+            partial += tokens.written - ended
+        for conversation, first in zip(lost, conversations.restart(lost, flight.prompt, flight.request), strict=True):
+            if first is None:
+                flight.samples[conversation.index] = conversation.trajectory
+            else:
+                flight.turns[first.id] = first
+        return Restarted(finished, partial)
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """Answers to several calls."""
+
+    futures: Sequence[Future[Any]]
+
+    def result(self) -> Sequence[Any]:
+        return [future.result() for future in self.futures]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+
 class Episodes:
-    """All groups without verdicts: those with the engine by request id, and those with the environment in the order in
-    which they came there. Between steps the engine holds none of them, unless it samples during updates."""
+    """All groups without verdicts. Between steps the engine holds none of them, unless it samples during updates."""
 
     def __init__(
         self,
         engine: Engine,
-        environment: Environment,
+        judge: OneTurn | None,
         request: Callable[[int, Prompt], Request],
         *,
         longest: int = 0,
         waits: bool = True,
-        tokenize: Tokenize | None = None,
+        conversations: Conversations | None = None,
     ) -> None:
-        """`request` returns the request for a draw of a prompt, always the same one; `longest` is the limit on new
-        tokens. `tokenize` encodes what environments of several turns observe."""
-        self._engine, self._environment, self.request, self._tokenize = engine, environment, request, tokenize
+        """`judge` gives the verdicts; None: the environment does. `request` returns the request for a draw of a prompt,
+        always the same one; `longest` is the limit on new tokens. `conversations` are with the environment; None: an
+        episode is one turn."""
+        self._engine, self._judge, self.request, self.conversations = engine, judge, request, conversations
         self._waits, self._polls_to_wait = waits, max(LEAST_POLLS, int(longest * POLLS_PER_TOKEN))
         self._generating: dict[str, InFlightGroup] = {}
         self._stepping: list[Step] = []
@@ -118,21 +249,34 @@ class Episodes:
         """Whether the engine holds the groups that generate."""
 
     def __len__(self) -> int:
-        return len(self._generating) + len(self._stepping)
+        return len({*map(id, self)})
 
     def __iter__(self) -> Iterator[InFlightGroup]:
+        """Every group, at least once."""
         yield from self._generating.values()
         yield from (step.flight for step in self._stepping)
 
     @property
-    def generating(self) -> tuple[InFlightGroup, ...]:
-        """The groups that are with the engine, or go there next."""
-        return tuple(self._generating.values())
+    def generating(self) -> bool:
+        """Whether there is work for the engine."""
+        return bool(self._generating)
+
+    @property
+    def unfinished(self) -> tuple[InFlightGroup, ...]:
+        """The groups whose episodes have not all ended, those that are with the engine first, in the order in which it
+        has them."""
+        flights = [*self._generating.values(), *(step.flight for step in self._stepping if not step.judges)]
+        return tuple({id(flight): flight for flight in flights}.values())
 
     @property
     def stepping(self) -> int:
-        """How many groups are with the environment."""
+        """How many groups and episodes are with the verifier or their environment."""
         return len(self._stepping)
+
+    @property
+    def judging(self) -> int:
+        """How many groups are with the verifier."""
+        return sum(step.judges for step in self._stepping)
 
     # With the engine.
 
@@ -140,26 +284,30 @@ class Episodes:
         """Opens the episodes of a group."""
         request = self.request(draw, prompt)
         flight = InFlightGroup(draw, prompt, self._engine.version, request, [None] * request.count)
-        self.add(flight)
-        self._engine.submit(flight.request)
+        if self.conversations is None:
+            self.add(flight)
+            self._engine.submit(flight.request)
+        else:
+            flight.conversations = self.conversations.new(request)
+            self._open(flight)
         return flight
 
     def add(self, flight: InFlightGroup) -> None:
         """Adds a group, for example from a checkpoint, without submitting it."""
-        self._generating[flight.request.id] = flight
+        for name in flight.turns if flight.conversations else (flight.request.id,):
+            self._generating[name] = flight
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, or of a paused one, in the order in which the engine
         returned them, unless it still has them."""
         if not self.submitted:
-            for flight in self._generating.values():
-                self._engine.submit(flight.request)
+            for name, flight in self._generating.items():
+                self._engine.submit(flight.turns[name] if flight.conversations else flight.request)
         self.submitted = True
 
     def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> int:
-        """Runs the engine until samples end their turns, and hands each group whose samples have all ended theirs to
-        the environment. Returns the number of tokens of these samples. `check` is called every fraction of a second;
-        it raises to stop waiting."""
+        """Runs the engine until samples end their turns, and hands them on. Returns the number of tokens of these
+        turns. `check` is called every fraction of a second; it raises to stop waiting."""
         if timeout_s is None and self._generating:
             completions = poll_engine(self._engine, check)
         else:
@@ -167,9 +315,7 @@ class Episodes:
             completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._generating:
             raise RuntimeError(f"the engine returned nothing with {len(self._generating)} unfinished requests")
-        whole, tokens = self._arrived(completions)
-        self._hand_over(whole)
-        return tokens
+        return self._arrived(completions)
 
     def drain(self) -> int:
         """Takes all unfinished requests out of the engine, with their tokens. Samples may have finished since the last
@@ -177,70 +323,234 @@ class Episodes:
         if not self.submitted:
             return 0
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
-        whole, tokens = self._arrived(self._engine.poll(0.0))
+        completions = self._engine.poll(0.0)
         self.submitted = False
+        polls, steps = self._polls, len(self._stepping)
+        tokens = self._arrived(completions)
+        if len(self._stepping) == steps:
+            self._polls = polls  # nothing waits for this poll
         if unfinished.keys() != self._generating.keys():
             lost = sorted(unfinished.keys() ^ self._generating.keys())
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
         flights, self._generating = self._generating, {}
         for name, request in unfinished.items():
-            flights[name].request = request
-            self._generating[name] = flights[name]
-        if whole:
-            self._hand_over(whole)
+            flight = self._generating[name] = flights[name]
+            if flight.conversations:
+                flight.turns[name] = request
+            else:
+                flight.request = request
         return tokens
 
     def remove(self, unwanted: Callable[[InFlightGroup], bool]) -> list[InFlightGroup]:
-        """Removes groups that generate and that the engine does not hold; returns them in the order drawn."""
-        removed = [flight for flight in self._generating.values() if unwanted(flight)]
-        for flight in removed:
-            del self._generating[flight.request.id]
-        return sorted(removed, key=lambda flight: flight.draw)
+        """Removes groups whose episodes have not all ended and that the engine does not hold; returns them in the order
+        drawn."""
+        removed = {id(flight): flight for flight in self.unfinished if unwanted(flight)}
+        self._generating = {name: flight for name, flight in self._generating.items() if id(flight) not in removed}
+        self._stepping = [step for step in self._stepping if id(step.flight) not in removed]
+        if self.conversations is not None:
+            for flight in removed.values():
+                self.conversations.close(flight.conversations)
+        return sorted(removed.values(), key=lambda flight: flight.draw)
 
-    def _arrived(self, completions: Sequence[Completion]) -> tuple[list[InFlightGroup], int]:
-        whole: list[InFlightGroup] = []
+    def _arrived(self, completions: Sequence[Completion]) -> int:
+        """Hands samples that have ended their turns on. Returns the tokens of these turns."""
+        self._polls += 1
         tokens = 0
         for completion in completions:
-            flight = self._arrive(completion)
-            tokens += completion.sample.written
-            if flight.is_whole:
-                whole.append(self._generating.pop(completion.request_id))
-        return whole, tokens
+            flight = self._generating.get(completion.request_id)
+            if flight is None:
+                name, index = completion.request_id, completion.index
+                raise RuntimeError(f"the engine returned sample {index} of {name}, which was not requested")
+            if not np.isfinite(completion.sample.logps).all():
+                raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
+            if flight.arrive(completion):
+                del self._generating[completion.request_id]
+                flight.turns.pop(completion.request_id, None)
+            if flight.conversations:
+                tokens += self._end_turn(flight, completion)
+            else:
+                tokens += completion.sample.written
+                if flight.is_whole:
+                    self._ask_judge(flight, self._polls)
+        return tokens
 
-    def _arrive(self, completion: Completion) -> InFlightGroup:
-        flight = self._generating.get(completion.request_id)
-        if flight is None or flight.samples[completion.index] is not None:
-            raise RuntimeError(
-                f"the engine returned sample {completion.index} of {completion.request_id}, which was not requested"
+    def restore(self, saved: Sequence[SavedFlight], order: Sequence[str], steps: Sequence[SavedStep]) -> Restarted:
+        """Adds the groups of a checkpoint: requests in the order in which they are resubmitted, and steps in that in
+        which they were asked for. Environments are brought back to where they were; where that is not possible, the
+        episode starts again. Returns the number of tokens lost by that."""
+        by_name: dict[str, InFlightGroup] = {}
+        pending: dict[tuple[int, int], Future[Any] | None] = {}
+        finished = partial = 0
+        for each in saved:
+            flight = each.flight
+            if flight.conversations:
+                assert self.conversations is not None
+                lost = each.replay(self.conversations, pending)
+                finished, partial = finished + lost.finished, partial + lost.partial
+            by_name |= dict.fromkeys(flight.turns if flight.conversations else (flight.request.id,), flight)
+        for name in [*(name for name in order if name in by_name), *(name for name in by_name if name not in order)]:
+            self._generating[name] = by_name[name]
+        flights = {each.flight.draw: each.flight for each in saved}
+        for step in steps:
+            flight, poll = flights[step.draw], self._polls - step.polls
+            if step.index is None:
+                self._open(flight, poll)
+            elif (answer := pending.get((step.draw, step.index))) is not None:
+                conversation = flight.conversations[step.index]
+                self._stepping.append(Step(poll, flight, AllOf([answer]), conversation))
+        return Restarted(finished, partial)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The requests in the order in which they are submitted again."""
+        return tuple(self._generating)
+
+    @property
+    def steps(self) -> tuple[SavedStep, ...]:
+        """The episodes that are with their environments, in the order in which they came there."""
+        return tuple(
+            SavedStep(
+                step.flight.draw,
+                None if step.conversation is None else step.conversation.index,
+                min(self._polls - step.poll, self._polls_to_wait),
             )
-        if not np.isfinite(completion.sample.logps).all():
-            raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
-        flight.samples[completion.index] = completion.sample
-        return flight
+            for step in self._stepping
+            if not step.judges
+        )
 
     # With the environment.
 
-    def finish(self, *, everything: bool, check: Callable[[], None] = check_nothing) -> Iterator[Group]:
-        """Waits for the answers that are due, and yields the groups whose episodes have all ended. The others continue
-        with the engine.
+    def _open(self, flight: InFlightGroup, poll: int | None = None) -> None:
+        assert self.conversations is not None
+        opening = [self.conversations.open(conversation, flight.prompt) for conversation in flight.conversations]
+        self._stepping.append(Step(self._polls if poll is None else poll, flight, AllOf(opening), opens=True))
 
-        `check` is called meanwhile; it raises to end the waiting. What was due then stays due.
-        """
-        if everything:
-            due = [replace(step, poll=self._polls - self._polls_to_wait) for step in self._stepping]
-            self._stepping = list(due)
+    def _opened(self, flight: InFlightGroup, results: Sequence[Any]) -> None:
+        """Requests the first turns: at once, if the conversations begin alike."""
+        assert self.conversations is not None
+        for conversation, result in zip(flight.conversations, results, strict=True):
+            self.conversations.opened(conversation, result)
+        begun = [conversation for conversation in flight.conversations if conversation.verdict is None]
+        requests = [self.conversations.request(conversation, flight.request) for conversation in begun]
+        prompts = {request.prompt_ids.tobytes() for request in requests}
+        if len(prompts) == 1:
+            new = tuple(conversation.index for conversation in begun)
+            requests = [replace(requests[0], id=flight.request.id, new=new)]
+        for request in requests:
+            self._submit(flight, request)
+        self._end_episodes(flight, [c for c in flight.conversations if c.verdict is not None])
+
+    def _submit(self, flight: InFlightGroup, request: Request) -> None:
+        flight.turns[request.id] = request
+        self._generating[request.id] = flight
+        if self.submitted:
+            self._engine.submit(request)
+
+    def _end_turn(self, flight: InFlightGroup, completion: Completion) -> int:
+        """Hands a turn to its environment. Returns its tokens."""
+        assert self.conversations is not None
+        conversation = flight.conversations[completion.index]
+        before = conversation.trajectory.written
+        answer = self.conversations.end_turn(conversation, completion.sample)
+        self._wait_for(flight, conversation, answer)
+        return completion.sample.written - before
+
+    def _wait_for(self, flight: InFlightGroup, conversation: Conversation, answer: Future[Any] | None) -> None:
+        """An answer of the environment; None: there is none, and the conversation has ended."""
+        if answer is None:
+            self._end_episodes(flight, [conversation])
         else:
-            due = [step for step in self._stepping if self._is_due(step)]
+            self._stepping.append(Step(self._polls, flight, AllOf([answer]), conversation))
+
+    def _answered(self, step: Step, results: Sequence[Any]) -> None:
+        """Takes an answer of the environment; the episode goes on with the engine, or ends."""
+        assert self.conversations is not None
+        flight, conversation = step.flight, step.conversation
+        if conversation is None:
+            self._opened(flight, results)
+            return
+        last = self.conversations.answer(conversation, results[0])
+        if last is not None or conversation.verdict is not None:
+            self._wait_for(flight, conversation, last)
+        else:
+            self._submit(flight, self.conversations.request(conversation, flight.request))
+
+    def _end_episodes(self, flight: InFlightGroup, ended: Sequence[Conversation]) -> None:
+        for conversation in ended:
+            flight.samples[conversation.index] = conversation.trajectory
+        if ended and flight.is_whole:
+            self._ask_judge(flight, self._polls)
+
+    # With the verifier.
+
+    def _ask_judge(self, flight: InFlightGroup, poll: int, verdicts: Sequence[Verdict] | None = None) -> None:
+        samples = [sample for sample in flight.samples if sample is not None]
+        if verdicts is not None:
+            answers: Pending = AtHand(verdicts)
+        elif self._judge is None:
+            answers = AtHand([c.verdict for c in flight.conversations if c.verdict is not None])
+        else:
+            answers = self._judge.step(flight.prompt, samples)
+        self._stepping.append(Step(poll, flight, answers))
+
+    def _judged(self, flight: InFlightGroup, verdicts: Sequence[Verdict]) -> Group:
+        if self.conversations is None or self._judge is None:
+            return flight.group(tuple(verdicts))
+        own = [conversation.verdict for conversation in flight.conversations]
+        weight = self.conversations.reward_weight if self.conversations.rewards else None
+        pairs = zip(own, verdicts, strict=True)
+        return flight.group(tuple(verdict if mine is None else _both(mine, verdict, weight) for mine, verdict in pairs))
+
+    def finish(self, *, judge_all: bool, check: Callable[[], None] = check_nothing) -> Iterator[Group]:
+        """Waits for the verdicts that are due, with `judge_all` for all, and yields their groups. Waits for the answers
+        of environments that are due; if the engine has no work, for the first ones."""
+        if judge_all:
+            first = self._polls - self._polls_to_wait
+            self._stepping = [replace(step, poll=first) if step.judges else step for step in self._stepping]
+        yield from self._finish([step for step in self._stepping if step.judges and self._is_due(step)], check)
+        self._take_answers([step for step in self._stepping if not step.judges and self._is_due(step)], check)
+        while self.submitted and not self._generating and (first_steps := self._first_answers(check)):
+            self._take_answers(first_steps, check)
+            if judged := [step for step in self._stepping if step.judges]:
+                yield from self._finish(judged, check)
+                break  # the caller may have had enough
+
+    def _finish(self, due: Sequence[Step], check: Callable[[], None]) -> Iterator[Group]:
         for step in due:
-            answers = await_answers(step.answers, check)
-            self._stepping = [other for other in self._stepping if other is not step]
-            if (group := self._answered(step.flight, answers)) is not None:
-                yield group
+            verdicts = await_answers(step.answers, check)
+            self._forget(step)
+            yield self._judged(step.flight, verdicts)
+
+    def _take_answers(self, due: Sequence[Step], check: Callable[[], None]) -> None:
+        for step in due:
+            results = await_answers(step.answers, check)
+            self._forget(step)
+            self._answered(step, results)
+
+    def _first_answers(self, check: Callable[[], None]) -> list[Step]:
+        """The steps with environments that come first: in the order asked for, or of time."""
+        steps = [step for step in self._stepping if not step.judges]
+        if self._waits:
+            first = min((step.poll for step in steps), default=0)
+            return [step for step in steps if step.poll == first]
+        while steps and not any(step.answers.done() for step in steps):
+            wait([future for step in steps for future in _futures(step.answers)], ANSWER_LOOK_S, FIRST_COMPLETED)
+            check()
+        return [step for step in steps if step.answers.done()]
+
+    def _forget(self, step: Step) -> None:
+        self._stepping = [other for other in self._stepping if other is not step]
+
+    def _is_due(self, step: Step) -> bool:
+        if not self._waits:
+            return step.answers.done()
+        return self._polls - step.poll >= self._polls_to_wait
 
     def pause(self) -> tuple[Unread, ...]:
-        """Removes the groups that are with the environment, with the verdicts that are computed within a few
-        seconds."""
-        steps, self._stepping = self._stepping, []
+        """Removes the groups that are with the verifier, with the verdicts that are computed within a few seconds.
+        Those with environments stay."""
+        steps = [step for step in self._stepping if step.judges]
+        self._stepping = [step for step in self._stepping if not step.judges]
         wait([step.answers for step in steps if isinstance(step.answers, Future)], GRACE_S)
         return tuple(
             Unread(step.flight, min(self._polls - step.poll, self._polls_to_wait), _verdicts_of(step.answers))
@@ -250,55 +560,24 @@ class Episodes:
     def unpause(self, paused: Sequence[Unread]) -> None:
         """Adds the groups of a paused batch; verdicts that are missing are computed."""
         for unread in paused:
-            self._step(unread.flight, self._polls - unread.polls, unread.verdicts)
-
-    def _hand_over(self, whole: Sequence[InFlightGroup]) -> None:
-        """Gives the groups that the last engine poll completed to the environment."""
-        self._polls += 1
-        for flight in whole:
-            self._step(flight, self._polls)
-
-    def _step(self, flight: InFlightGroup, poll: int, verdicts: Sequence[Verdict] | None = None) -> None:
-        turns = [flight.samples[i] for i in flight.waiting]
-        answers = AtHand(verdicts) if verdicts is not None else self._environment.step(flight.prompt, _known(turns))
-        self._stepping.append(Step(poll, flight, answers))
-
-    def _is_due(self, step: Step) -> bool:
-        if not self._waits:
-            return step.answers.done()
-        return self._polls - step.poll >= self._polls_to_wait
-
-    def _answered(self, flight: InFlightGroup, answers: Sequence[Answer]) -> Group | None:
-        """The group, if all its episodes have ended."""
-        verdicts = flight.verdicts or [None] * len(flight.samples)
-        partial: list[Trajectory] = []
-        for i, answer in zip(flight.waiting, answers, strict=True):
-            if isinstance(answer, Verdict):
-                verdicts[i] = answer
-            else:
-                partial.append(self._continued(flight.samples[i], i, answer.text))
-                flight.samples[i] = None
-        if not partial:
-            return flight.group(tuple(verdict for verdict in verdicts if verdict is not None))
-        flight.verdicts = verdicts
-        flight.request = replace(flight.request, partial=tuple(partial), new=())
-        self.add(flight)
-        if self.submitted:
-            self._engine.submit(flight.request)
-        return None
-
-    def _continued(self, turn: Trajectory | None, index: int, observed: str) -> Trajectory:
-        assert turn is not None
-        if turn.truncated or self._tokenize is None:
-            raise UserError("the environment answered a sample that cannot continue; it has to end with a verdict")
-        after = turn.then_observed(self._tokenize(observed))
-        ends = (turn.turns[-1].end if turn.turns else 0, len(turn.token_ids), len(after.token_ids))
-        turns = (*turn.turns, Turn(ends[0], ends[1], "policy"), Turn(ends[1], ends[2], "environment"))
-        return after.replace(finish_reason=None, index=index, turns=turns)
+            self._ask_judge(unread.flight, self._polls - unread.polls, unread.verdicts)
 
 
-def _known(turns: Sequence[Trajectory | None]) -> list[Trajectory]:
-    return [turn for turn in turns if turn is not None]
+def _both(mine: Verdict, other: Verdict, weight: float | None) -> Verdict:
+    """A verdict of an environment (`mine`) and of a verifier; with no weight the environment gives no rewards."""
+    if mine.failed:
+        return mine
+    if other.failed or weight is None:
+        return other
+    parts = other.parts or (RewardPart("verifier", other.score),)
+    score = other.score + weight * mine.score
+    return replace(other, score=score, parts=(*parts, RewardPart("environment", mine.score, weight)))
+
+
+def _futures(pending: Pending) -> Sequence[Future[Any]]:
+    if isinstance(pending, AllOf):
+        return pending.futures
+    return [pending] if isinstance(pending, Future) else []
 
 
 def poll_engine(engine: Engine, check: Callable[[], None] = check_nothing) -> list[Completion]:
@@ -315,9 +594,12 @@ def poll_engine(engine: Engine, check: Callable[[], None] = check_nothing) -> li
             return engine.poll()
 
 
-def await_answers(pending: Pending, check: Callable[[], None] = check_nothing) -> Sequence[Answer]:
+def await_answers(pending: Pending, check: Callable[[], None] = check_nothing) -> Sequence[Any]:
     """Waits for the answers. `check` is called meanwhile; it raises to end the waiting."""
-    while isinstance(pending, Future) and not pending.done() and not wait([pending], ANSWER_LOOK_S).done:
+    futures = _futures(pending)
+    while futures and not pending.done():
+        if not wait(futures, ANSWER_LOOK_S).not_done:
+            break
         check()
     return pending.result()
 
@@ -326,8 +608,7 @@ def _verdicts_of(pending: Pending) -> tuple[Verdict, ...] | None:
     """The verdicts, if they are ready; otherwise they are given up."""
     if pending.done():
         with suppress(UserError):  # a verifier that cannot judge at all says so again
-            verdicts = tuple(answer for answer in pending.result() if isinstance(answer, Verdict))
-            return verdicts if len(verdicts) == len(pending.result()) else None
+            return tuple(pending.result())
     elif isinstance(pending, Future):
         pending.cancel()
     return None

@@ -28,7 +28,8 @@ from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
-from dapo_rl.rollout.episodes import Episodes, check_nothing
+from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.episodes import Episodes, Restarted, SavedFlight, check_nothing
 from dapo_rl.rollout.group_filter import Grading, GroupFilter, outcome_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.staleness import Ahead, may_start
@@ -56,7 +57,7 @@ class Sampler:
         self,
         prompts: Prompts,
         engine: Engine,
-        verifier: Verifier,
+        verifier: Verifier | None,
         params: SamplingParams,
         settings: SamplingSettings,
         *,
@@ -69,8 +70,10 @@ class Sampler:
         on_step: Callable[[int], None] = lambda version: None,
         vocabulary: int = 2**31 - 1,
         during_updates: bool = False,
+        conversations: Conversations | None = None,
     ) -> None:
-        """`during_updates` needs `surplus: carry`."""
+        """`verifier` is None if the environment of the `conversations` gives the verdicts. `during_updates` needs
+        `surplus: carry`."""
         self._during_updates = during_updates
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
         self._max_error_share, self._keep, self._masking = max_error_share, keep, masking
@@ -83,8 +86,14 @@ class Sampler:
             return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, params, own_seed)
 
         self._episodes = Episodes(
-            engine, OneTurn(verifier), request, longest=settings.max_new_tokens, waits=settings.wait_for_verdicts
+            engine,
+            None if verifier is None else OneTurn(verifier),
+            request,
+            longest=settings.max_new_tokens,
+            waits=settings.wait_for_verdicts,
+            conversations=conversations,
         )
+        self._restarted = Restarted()
         self._admission = Admission()
         self._acceptance, self._grading = Acceptance(), Grading()
         self._told_of_waiting = False
@@ -135,6 +144,9 @@ class Sampler:
             builder = paused.builder
             builder.n = n
             self._episodes.unpause(paused.unread)
+        builder.restarted_tokens += sum(self._restarted)
+        builder.finished_tokens -= self._restarted.finished
+        self._restarted = Restarted()
         builder.due = self._due(self._next_draw - builder.drawn)
         self._episodes.resume()
         return builder
@@ -164,9 +176,10 @@ class Sampler:
             version=self._engine.version,
             filled_up=filled_up,
             carried_over=len(self._admission),
-            in_flight=len(self._episodes.generating),
+            in_flight=len(self._episodes.unfinished),
             tokens_generated=builder.tokens_generated,
             tokens_cancelled=builder.cancelled_tokens,
+            tokens_restarted=builder.restarted_tokens,
             generate_seconds=builder.generate_seconds,
             verify_seconds=builder.verify_seconds,
             earlier_seconds=builder.earlier_seconds,
@@ -183,12 +196,12 @@ class Sampler:
         """Tokens of finished samples, in carried groups, in groups still in flight, and in an interrupted step."""
         own = 0 if self._paused is None else self._paused.waiting_tokens
         carried = sum(group.tokens for group in self.carried)
-        return own + carried + sum(flight.finished_tokens for flight in self._episodes.generating)
+        return own + carried + sum(flight.finished_tokens for flight in self._episodes.unfinished)
 
     @property
     def in_flight_tokens(self) -> int:
         """Between steps: tokens of unfinished samples."""
-        return sum(flight.request.tokens for flight in self._episodes.generating)
+        return sum(flight.partial_tokens for flight in self._episodes.unfinished)
 
     @property
     def so_far(self) -> SampledBatch | None:
@@ -208,7 +221,7 @@ class Sampler:
         groups = {group.draw: group for group in (*builder.sampled, *builder.kept, *self.carried)}
         for unread in self._episodes.pause():
             groups[unread.flight.draw] = unread.flight.group(unread.verdicts or ())
-        for flight in self._episodes.generating:
+        for flight in self._episodes.unfinished:
             if flight.finished_tokens:
                 groups[flight.draw] = flight.group()
         for group, _ in dropped:
@@ -221,7 +234,7 @@ class Sampler:
         own = [] if self._paused is None else self._paused.prompts
         return [
             *(group.prompt for group in self.carried),
-            *(flight.prompt for flight in self._episodes.generating),
+            *(flight.prompt for flight in self._episodes.unfinished),
             *own,
         ]
 
@@ -229,8 +242,18 @@ class Sampler:
         """Between steps, and after an interrupted `fill`: saves everything that the next `fill` depends on, except
         prompts and weights."""
         self.drain()
-        flights = self._episodes.generating
-        state = SamplerState(self._next_draw, self._acceptance, self._grading, self.carried, flights, self._paused)
+        episodes = self._episodes
+        state = SamplerState(
+            self._next_draw,
+            self._acceptance,
+            self._grading,
+            self.carried,
+            tuple(SavedFlight(flight) for flight in episodes.unfinished),
+            self._paused,
+            episodes.order,
+            episodes.steps,
+            self._restarted,
+        )
         state.write(directory)
 
     def load(self, directory: Path) -> None:
@@ -244,8 +267,8 @@ class Sampler:
         self._episodes.drain()
         self._episodes.pause()
         self._episodes.remove(lambda flight: True)
-        for flight in state.flights:
-            self._episodes.add(flight)
+        lost = self._episodes.restore(state.flights, state.order, state.steps)
+        self._restarted = Restarted(*(a + b for a, b in zip(state.restarted, lost, strict=True)))
 
     def _top_up(self, builder: BatchBuilder) -> None:
         """Starts as many groups as the recent acceptance rate says are needed, with those drawn ahead, and as pacing
@@ -305,11 +328,11 @@ class Sampler:
     def _could_be_full(self, builder: BatchBuilder) -> bool:
         """Whether the batch is full if all pending verdicts are good. The sampler then waits for them, because the next
         sample may take long to finish."""
-        return self._admission.good + self._episodes.stepping >= builder.missing
+        return self._admission.good + self._episodes.judging >= builder.missing
 
     def _judge(self, builder: BatchBuilder, everything: bool) -> None:
         started = time.perf_counter()
-        for group in self._episodes.finish(everything=everything, check=self._check):
+        for group in self._episodes.finish(judge_all=everything, check=self._check):
             builder.sampled.append(group)  # before a filter that may raise
             if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
                 builder.notes.append(note)
@@ -328,12 +351,12 @@ class Sampler:
             self._admission.settle(builder, self._settings.surplus)
             return
         surplus = self._settings.surplus
-        untouched = self._episodes.remove(lambda flight: flight.request.untouched)
+        untouched = self._episodes.remove(lambda flight: flight.untouched)
         builder.drawn -= len(untouched)
         cancelled = self._episodes.remove(lambda flight: surplus != "carry")
         for flight in cancelled:
             # Its finished samples have already been counted as generated.
-            builder.cancelled_tokens += flight.request.tokens + flight.finished_tokens
+            builder.cancelled_tokens += flight.partial_tokens + flight.finished_tokens
             builder.finished_tokens -= flight.finished_tokens
         judged = self._admission.settle(builder, surplus)
         # Whether a surplus group has finished says how fast its prompt is, and must not decide whether it is drawn

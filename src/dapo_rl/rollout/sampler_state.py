@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -30,10 +30,11 @@ from dapo_rl.outcomes import Former, Outcome
 from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
-from dapo_rl.rollout.episodes import InFlightGroup, Unread
+from dapo_rl.rollout.conversation import Conversation
+from dapo_rl.rollout.episodes import NOTHING_RESTARTED, InFlightGroup, Restarted, SavedFlight, SavedStep, Unread
 from dapo_rl.rollout.group_filter import Grading, Observed
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
-from dapo_rl.types import Group, Prompt, Trajectory, Verdict
+from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
 
 FILE = "sampler.json"
 FindPrompt = Callable[[str], Prompt]
@@ -47,9 +48,14 @@ class SamplerState:
     grading: Grading
     carried: tuple[Group, ...]
     """Good groups that wait for the next step, or in an interrupted one for earlier draws."""
-    flights: tuple[InFlightGroup, ...]
-    """Incomplete groups, in the order in which they are resubmitted to the engine."""
+    flights: tuple[SavedFlight, ...]
+    """Groups whose episodes have not all ended, in the order in which they are resubmitted to the engine."""
     interrupted: PausedBatch | None = None
+    order: tuple[str, ...] = ()
+    """Requests of conversations, in the order in which they are resubmitted."""
+    steps: tuple[SavedStep, ...] = ()
+    restarted: Restarted = NOTHING_RESTARTED
+    """Tokens of episodes that had to start again, and are not counted yet."""
 
     def write(self, directory: Path) -> None:
         """Tokens are in the order in which the entries name them."""
@@ -59,8 +65,11 @@ class SamplerState:
             "acceptance": self.acceptance.state(),
             "grading": asdict(self.grading),
             "carried": [_group_entry(group, tokens) for group in self.carried],
-            "flights": [_flight_entry(flight, tokens) for flight in self.flights],
+            "flights": [_flight_entry(each.flight, tokens) for each in self.flights],
             "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
+            "order": list(self.order),
+            "steps": [asdict(step) for step in self.steps],
+            "restarted": list(self.restarted),
         }
         write_state(directory / FILE, state)
         write_trajectories(directory, tokens)
@@ -90,34 +99,74 @@ class SamplerState:
             entry = state.interrupted
             interrupted = None if entry is None else entry.restored(find, request, tokens, carried)
         acceptance = Acceptance.from_state(state.acceptance.model_dump())
-        return cls(state.next_draw, acceptance, state.grading.restored(), carried, flights, interrupted)
+        steps = tuple(SavedStep(step.draw, step.index, step.polls) for step in state.steps)
+        return cls(
+            state.next_draw,
+            acceptance,
+            state.grading.restored(),
+            carried,
+            flights,
+            interrupted,
+            tuple(state.order),
+            steps,
+            Restarted(*state.restarted),
+        )
 
 
 def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
     """Appends the samples to `tokens`, as the other entries do."""
-    tokens += group.samples
+    tokens += group.trajectories
     return {
         "draw": group.draw,
         "prompt": group.prompt.id,
         "finish_reasons": [sample.finish_reason for sample in group.samples],
         "verdicts": [verdict_row(verdict) for verdict in group.verdicts],
+        "forks": len(group.forks),
     }
 
 
 def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
     arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
     begun = () if flight.is_whole else flight.request.partial
+    new = () if flight.is_whole else flight.request.starting
+    if flight.conversations:
+        begun, new = tuple(_begun(flight)), ()
     tokens += [*(sample for _, sample in arrived), *begun]
-    return {
+    entry = {
         "draw": flight.draw,
         "prompt": flight.prompt.id,
         "version": flight.version,
         "arrived": [index for index, _ in arrived],
         "finish_reasons": [sample.finish_reason for _, sample in arrived],
         "begun": [sample.index for sample in begun],
-        "new": [] if flight.is_whole else list(flight.request.starting),
-        "ended": [None if verdict is None else verdict_row(verdict) for verdict in flight.verdicts],
+        "new": list(new),
     }
+    return entry | ({"episodes": _episodes_entry(flight, tokens)} if flight.conversations else {})
+
+
+def _begun(flight: InFlightGroup) -> Iterator[Trajectory]:
+    """Conversations that have tokens and have not ended, with the tokens that the engine has added."""
+    partial = {sample.index: sample for request in flight.turns.values() for sample in request.partial}
+    for conversation in flight.conversations:
+        own = conversation.trajectory
+        if conversation.verdict is None and (sample := partial.get(conversation.index, own)) and len(sample.token_ids):
+            yield sample.replace(
+                index=own.index, turns=own.turns, messages=own.messages, prompt_ids=own.prompt_ids, finish_reason=None
+            )
+
+
+def _episodes_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
+    requests = [
+        {"id": name, "begun": [sample.index for sample in request.partial], "new": list(request.starting)}
+        for name, request in flight.turns.items()
+    ]
+    rows = []
+    for conversation in flight.conversations:
+        tokens += conversation.forks
+        cut = conversation.ends is not None and conversation.cut
+        verdict = None if conversation.verdict is None else verdict_row(conversation.verdict)
+        rows.append({"verdict": verdict, "forks": len(conversation.forks), "ends": conversation.ends, "cut": cut})
+    return {"requests": requests, "conversations": rows}
 
 
 def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> dict[str, Any]:
@@ -131,6 +180,7 @@ def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> di
         "drawn": builder.drawn,
         "finished_tokens": builder.finished_tokens,
         "cancelled_tokens": builder.cancelled_tokens,
+        "restarted_tokens": builder.restarted_tokens,
         "generate_seconds": builder.generate_seconds,
         "verify_seconds": builder.verify_seconds,
         "earlier_seconds": builder.earlier_seconds,
@@ -161,16 +211,18 @@ def _verdict(row: dict[str, Any]) -> Verdict:
 class _Group(Saved):
     draw: Count
     prompt: str
-    finish_reasons: list[Literal["stop", "length"]]
+    finish_reasons: list[FinishReason]
     verdicts: list[dict[str, Any]]
+    forks: Count = 0
 
     @property
     def samples(self) -> int:
-        return len(self.finish_reasons)
+        return len(self.finish_reasons) + self.forks
 
     def restored(self, find: FindPrompt, tokens: Iterator[Trajectory]) -> Group:
         samples = tuple(next(tokens).replace(finish_reason=reason) for reason in self.finish_reasons)
-        return Group(self.draw, find(self.prompt), samples, tuple(_verdict(row) for row in self.verdicts))
+        verdicts = tuple(_verdict(row) for row in self.verdicts)
+        return Group(self.draw, find(self.prompt), samples, verdicts, tuple(next(tokens) for _ in range(self.forks)))
 
     def fits(self, group_size: int) -> bool:
         return len(self.finish_reasons) == len(self.verdicts) == group_size
@@ -184,41 +236,100 @@ class _Rejected(_Group):
         return "surplus" if self.outcome == "stale" else self.outcome
 
 
+class _Request(Saved):
+    id: str
+    begun: list[Count]
+    new: list[Count]
+
+
+class _Conversation(Saved):
+    verdict: dict[str, Any] | None
+    forks: Count
+    ends: FinishReason | None
+    cut: bool
+
+
+class _Episodes(Saved):
+    requests: list[_Request]
+    conversations: list[_Conversation]
+
+    @property
+    def samples(self) -> int:
+        return sum(each.forks for each in self.conversations)
+
+    def fits(self, arrived: list[int], begun: list[int]) -> bool:
+        """Whether it says the same of its group's samples as the group."""
+        everyone = range(len(self.conversations))
+        requested = [index for request in self.requests for index in (*request.begun, *request.new)]
+        ended = [index for index, each in enumerate(self.conversations) if each.verdict is not None]
+        partial = {index for request in self.requests for index in request.begun}
+        apart = len({*requested}) == len(requested) and {*requested} <= {*everyone} - {*ended}
+        return apart and ended == sorted(arrived) and partial <= {*begun} <= {*everyone} - {*ended}
+
+    def restored(self, whole: Request, tokens: Iterator[Trajectory]) -> list[Conversation]:
+        conversations = []
+        for index, each in enumerate(self.conversations):
+            forks = [next(tokens) for _ in range(each.forks)]
+            verdict = None if each.verdict is None else _verdict(each.verdict)
+            nothing = Trajectory.nothing(index)
+            conversations.append(
+                Conversation(f"restored-{whole.id}-{index}", index, whole.seed, nothing, forks=forks, verdict=verdict)
+            )
+        return conversations
+
+
 class _Flight(Saved):
     draw: Count
     prompt: str
     version: Count
     arrived: list[Count]
-    finish_reasons: list[Literal["stop", "length"]]
+    finish_reasons: list[FinishReason]
     begun: list[Count]
     new: list[Count]
-    ended: list[dict[str, Any] | None] = Field(default_factory=list)
-    """Verdicts of samples whose episodes ended before those of others."""
+    ended: list[None] = Field(default_factory=list)
+    """Of earlier versions."""
+    episodes: _Episodes | None = None
+    """With an environment."""
 
     @property
     def samples(self) -> int:
-        return len(self.arrived) + len(self.begun)
+        return len(self.arrived) + len(self.begun) + (self.episodes.samples if self.episodes else 0)
 
     @property
     def is_whole(self) -> bool:
+        if self.episodes is not None:
+            return len(self.arrived) == len(self.episodes.conversations)
         return not self.begun and not self.new
 
-    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> InFlightGroup:
+    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> SavedFlight:
         prompt = find(self.prompt)
         whole = request(self.draw, prompt)
         samples: list[Trajectory | None] = [None] * whole.count
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
             samples[index] = next(tokens).replace(finish_reason=reason)
         begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        left = replace(whole, partial=begun, new=tuple(self.new))
-        ended = [None if row is None else _verdict(row) for row in self.ended]
-        return InFlightGroup(self.draw, prompt, self.version, left, samples, ended)
+        if self.episodes is None:
+            left = replace(whole, partial=begun, new=tuple(self.new))
+            return SavedFlight(InFlightGroup(self.draw, prompt, self.version, left, samples))
+        flight = InFlightGroup(self.draw, prompt, self.version, whole, samples)
+        flight.conversations = self.episodes.restored(whole, tokens)
+        for sample, conversation in zip(samples, flight.conversations, strict=True):
+            if sample is not None:
+                conversation.trajectory = sample
+        partial = {sample.index: sample for sample in begun}
+        for saved in self.episodes.requests:
+            continued = tuple(partial[index] for index in saved.begun)
+            flight.turns[saved.id] = replace(whole, id=saved.id, partial=continued, new=tuple(saved.new))
+        ends = {i: (e.ends, e.cut) for i, e in enumerate(self.episodes.conversations) if e.ends and e.verdict is None}
+        return SavedFlight(flight, begun, ends)
 
     def fits(self, group_size: int) -> bool:
-        everyone = sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
-        ended = [i for i, row in enumerate(self.ended) if row is not None]
-        fits = len(self.ended) in (0, group_size) and {*ended} <= {*self.arrived}
-        return everyone and fits and len(self.arrived) == len(self.finish_reasons)
+        if len(self.arrived) != len(self.finish_reasons):
+            return False
+        if self.episodes is not None:
+            whole = len(self.episodes.conversations) == group_size
+            return whole and self.episodes.fits(self.arrived, self.begun)
+        return sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
 
 
 class _Unread(_Flight):
@@ -241,6 +352,7 @@ class _Interrupted(Saved):
     """In checkpoints of older versions, below 0 if more finished tokens of earlier steps were cancelled than this step
     has generated."""
     cancelled_tokens: Count
+    restarted_tokens: Count = 0
     generate_seconds: _Seconds
     verify_seconds: _Seconds
     earlier_seconds: _Seconds
@@ -259,7 +371,7 @@ class _Interrupted(Saved):
         unread = []
         for entry in self.unread:
             verdicts = None if entry.verdicts is None else tuple(_verdict(row) for row in entry.verdicts)
-            unread.append(Unread(entry.restored(find, request, tokens), entry.polls, verdicts))
+            unread.append(Unread(entry.restored(find, request, tokens).flight, entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}
         builder = BatchBuilder(
@@ -274,6 +386,7 @@ class _Interrupted(Saved):
             self.verify_seconds,
             self.earlier_seconds,
             list(self.notes),
+            restarted_tokens=self.restarted_tokens,
         )
         return PausedBatch(builder, rejected, tuple(unread))
 
@@ -294,6 +407,12 @@ class _Grading(Saved):
         return Grading(self.correct, self.wrong, self.graded, rewards)
 
 
+class _Step(Saved):
+    draw: Count
+    index: Count | None
+    polls: Count
+
+
 class SavedSampler(Saved):
     next_draw: Count
     acceptance: _Acceptance
@@ -301,6 +420,9 @@ class SavedSampler(Saved):
     carried: list[_Group]
     flights: list[_Flight]
     interrupted: _Interrupted | None = None
+    order: list[str] = Field(default_factory=list)
+    steps: list[_Step] = Field(default_factory=list)
+    restarted: Annotated[list[Count], Field(min_length=2, max_length=2)] = Field(default_factory=lambda: [0, 0])
 
     @property
     def judged(self) -> list[_Group]:
@@ -319,6 +441,8 @@ class SavedSampler(Saved):
         rates = [(kept, seen), *self.acceptance.sources.values()]
         yield "acceptance", seen < 1e-3 or any(kept > seen for kept, seen in rates)
         draws = [entry.draw for entry in self.entries]
+        episodes = {entry.draw: len(entry.episodes.conversations) for entry in self.flights if entry.episodes}
+        yield "steps", not all((step.index or 0) < episodes.get(step.draw, 0) for step in self.steps)
         yield "next_draw", len(set(draws)) < len(draws) or max(draws, default=-1) >= self.next_draw
         if self.interrupted:
             sampled = self.interrupted.sampled

@@ -35,25 +35,28 @@ def make_batch(
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
     in_baseline_PG = _in_baseline(groups, in_loss_PG, config, filled_up)
+
+    def prepared(p: int, g: int, sample: Trajectory) -> Trajectory:
+        group = groups[p]
+        return sample.replace(
+            prompt_ids=sample.prompt_ids if len(sample.prompt_ids) else group.prompt.token_ids,
+            fresh=sample.versions == version,
+            loss_mask=sample.mask & bool(in_loss_PG[p, g]),
+            scalars={
+                "group": p,
+                "correct": group.verdicts[g].correct,
+                "in_baseline": in_baseline_PG[p, g].item(),
+                "reward": rewards_PG[p, g].item(),
+                "length_penalty": penalties_PG[p, g].item(),
+            },
+        )
+
     return Batch(
         tuple(
             replace(
                 group,
-                samples=tuple(
-                    sample.replace(
-                        prompt_ids=group.prompt.token_ids,
-                        fresh=sample.versions == version,
-                        loss_mask=sample.mask & bool(in_loss_PG[p, g]),
-                        scalars={
-                            "group": p,
-                            "correct": group.verdicts[g].correct,
-                            "in_baseline": in_baseline_PG[p, g].item(),
-                            "reward": rewards_PG[p, g].item(),
-                            "length_penalty": penalties_PG[p, g].item(),
-                        },
-                    )
-                    for g, sample in enumerate(group.samples)
-                ),
+                samples=tuple(prepared(p, g, sample) for g, sample in enumerate(group.samples)),
+                forks=tuple(prepared(p, fork.index, fork) for fork in group.forks),
             )
             for p, group in enumerate(groups)
         ),
@@ -69,10 +72,22 @@ def with_advantages(batch: Batch, estimate: Advantages) -> Batch:
 
     mask_PG = table(lambda sample: bool(sample.scalars["in_baseline"]))
     rewards_PG, lengths_PG = table(lambda sample: sample.scalars["reward"]), table(lambda sample: sample.written)
-    advantages = estimate(rewards_PG, None if mask_PG.all() else mask_PG, lengths_PG, batch).flatten(0, 1)
+    advantages = estimate(rewards_PG, None if mask_PG.all() else mask_PG, lengths_PG, batch)
+
+    def advised(sample: Trajectory, row: Tensor, is_fork: bool = False) -> Trajectory:
+        if not row.dim():
+            return sample.replace(advantages=row.item())
+        if is_fork:  # its tokens are others than those of its episode's sample, which have an advantage each
+            return sample.replace(advantages=row.mean().item())
+        return sample.replace(advantages=row[: len(sample.token_ids)].numpy())
+
     return batch.with_samples(
-        sample.replace(advantages=row[: len(sample.token_ids)].numpy() if row.dim() else row.item())
-        for sample, row in zip(batch.samples, advantages, strict=True)
+        sample
+        for group, rows in zip(batch.groups, advantages, strict=True)
+        for sample in (
+            *(advised(sample, row) for sample, row in zip(group.samples, rows, strict=True)),
+            *(advised(fork, rows[fork.index], is_fork=True) for fork in group.forks),
+        )
     )
 
 

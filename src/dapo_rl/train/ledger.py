@@ -15,6 +15,8 @@ class Ledger:
     def add(self, fill: SampledBatch, batch: Batch) -> None:
         self._counts["total"] += fill.tokens_generated
         self._counts["cancelled"] += fill.tokens_cancelled
+        if fill.tokens_restarted:
+            self._counts["restarted"] += fill.tokens_restarted
         for sample in batch.samples:
             self._counts["trained" if sample.trained_tokens else "masked_truncated"] += sample.written
         for dropped, outcome in fill.dropped:

@@ -1,0 +1,415 @@
+"""Conversations between the policy and an environment, token by token.
+
+Sampled tokens are kept as they are. What the environment says is rendered as a suffix and tokenized once. Where it does
+not continue the conversation, because the chat template or the agent rewrites history, the conversation forks: the
+trajectory so far is put aside, and another one begins; both share the reward.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dapo_rl.config import EnvSettings
+from dapo_rl.engines.protocol import Request
+from dapo_rl.engines.token_sampling import derive_seed
+from dapo_rl.envs.chat_format import ChatFormat
+from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.protocol import AssistantTurn, Failure, Message, Observation, Opening, ToolSchema
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
+
+Result = Opening | Observation | Failure
+Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
+STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One sample of a group, with its environment."""
+
+    key: str
+    """Names the episode to the environments' processes."""
+    index: int
+    seed: int
+    trajectory: Trajectory
+    """Its tokens so far."""
+    messages: list[Message] = field(default_factory=list)
+    """The whole conversation so far, with the prompt's messages."""
+    tools: tuple[ToolSchema, ...] = ()
+    forks: list[Trajectory] = field(default_factory=list)
+    """Trajectories that were put aside."""
+    turns: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+    """Tool calls and their errors, seconds, rewards."""
+    correct: bool | None = None
+    limit: int | None = None
+    """Tokens that the environment allows for the next turn."""
+    ends: FinishReason | None = None
+    """Why it ends, once it does; its last reward may still be missing."""
+    cut: bool = False
+    """Whether its last turn was cut off."""
+    verdict: Verdict | None = None
+    """The environment's verdict, once it has ended."""
+    since: float = field(default_factory=time.monotonic)
+    """When it was last handed to the engine or to the environment."""
+
+    @property
+    def finished_tokens(self) -> int:
+        """Tokens of the policy in turns that have ended, which are counted as generated."""
+        return self.trajectory.written + sum(fork.written for fork in self.forks)
+
+    def count(self, name: str, value: float) -> None:
+        self.counts[name] = self.counts.get(name, 0.0) + value
+
+    def lap(self) -> float:
+        """Seconds since it was last handed over."""
+        before, self.since = self.since, time.monotonic()
+        return self.since - before
+
+
+class Conversations:
+    """How conversations go on, by the environments' answers, the chat format and the limits on turns and tokens."""
+
+    def __init__(
+        self,
+        pool: EnvironmentPool,
+        chat: ChatFormat,
+        settings: EnvSettings,
+        *,
+        max_new_tokens: int,
+        max_prompt_tokens: int,
+        context: int,
+        rewards: bool = True,
+        threshold: float = 0.5,
+        wrong: float = 0.0,
+    ) -> None:
+        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. Its
+        episodes are correct with a reward above `threshold`; those that fail get `wrong`."""
+        self.pool, self.chat, self._settings = pool, chat, settings
+        self._max_new_tokens, self._max_prompt_tokens, self._context = max_new_tokens, max_prompt_tokens, context
+        self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
+        self.reward_weight = settings.reward_weight
+
+    # Beginning.
+
+    def new(self, request: Request) -> list[Conversation]:
+        """The conversations of a group, which is to be requested like this."""
+        return [
+            Conversation(self.pool.new_key(), index, request.seed, Trajectory.nothing(index))
+            for index in range(request.count)
+        ]
+
+    def open(self, conversation: Conversation, prompt: Prompt) -> Future[Any]:
+        conversation.since = time.monotonic()
+        return self.pool.open(conversation.key, prompt, conversation.seed)
+
+    def opened(self, conversation: Conversation, result: Result) -> None:
+        """Takes the environment's opening; a failure ends the conversation."""
+        conversation.count("env_wait_s", conversation.lap())
+        if isinstance(result, Failure):
+            self._fail(conversation, result)
+            return
+        assert isinstance(result, Opening)
+        self._begin(conversation, result)
+
+    def _begin(self, conversation: Conversation, opening: Opening) -> None:
+        """Begins a trajectory."""
+        conversation.messages, conversation.tools = list(opening.messages), opening.tools
+        ids = list(opening.prompt_ids) or self.chat.prompt(opening.messages, opening.tools)
+        if not 0 < len(ids) <= self._max_prompt_tokens:
+            why = f"the prompt has {len(ids)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
+            self._fail(conversation, Failure("too_long", why))
+            return
+        conversation.trajectory = Trajectory.nothing(conversation.index).replace(prompt_ids=ids)
+
+    # With the engine.
+
+    def request(self, conversation: Conversation, whole: Request) -> Request:
+        """The request for its next turn; `whole` is that of its group."""
+        trajectory, index = conversation.trajectory, conversation.index
+        has_tokens = len(trajectory.token_ids) > 0
+        seed = whole.seed if not conversation.forks else derive_seed(whole.seed, "fork", len(conversation.forks))
+        return replace(
+            whole,
+            id=f"{whole.id}.{index}.{conversation.turns}",
+            prompt_ids=trajectory.prompt_ids,
+            seed=seed,
+            params=replace(whole.params, max_new_tokens=len(trajectory.token_ids) + self._room(conversation)),
+            partial=(trajectory,) if has_tokens else (),
+            new=() if has_tokens else (index,),
+        )
+
+    def _room(self, conversation: Conversation) -> int:
+        """Tokens that the next turn may have; 0 or less if a limit is reached."""
+        trajectory = conversation.trajectory
+        limits = [
+            self._max_new_tokens - conversation.finished_tokens,
+            self._context - len(trajectory.prompt_ids) - len(trajectory.token_ids),
+            *(limit for limit in (self._settings.max_turn_tokens, conversation.limit) if limit is not None),
+        ]
+        return min(limits)
+
+    def end_turn(self, conversation: Conversation, sample: Trajectory) -> Future[Any] | None:
+        """Takes a turn from the engine and hands it to the environment; None: the conversation has ended."""
+        before = conversation.trajectory
+        start = len(before.token_ids)
+        parsed = self.chat.parse(sample.token_ids[start:].tolist(), conversation.tools)
+        conversation.turns += 1
+        turn = AssistantTurn(
+            parsed.text,
+            parsed.tool_calls,
+            sample.finish_reason or "stop",
+            conversation.turns,
+            tuple(sample.token_ids[start:].tolist()),
+            tuple(sample.logps[start:].tolist()),
+            (*before.prompt_ids.tolist(), *before.token_ids.tolist()),
+            parsed.reasoning,
+        )
+        conversation.messages.append(turn.message)
+        conversation.trajectory = sample.replace(
+            text=parsed.text,
+            finish_reason=None,
+            index=conversation.index,
+            prompt_ids=before.prompt_ids,
+            turns=(*before.turns, Turn(start, len(sample.token_ids), "policy", conversation.lap())),
+            messages=(*before.messages, turn.message),
+        )
+        conversation.cut = sample.truncated
+        if conversation.cut:
+            return self.end(conversation, "length")
+        return self.pool.step(conversation.key, turn)
+
+    # With the environment.
+
+    def answer(self, conversation: Conversation, result: Result) -> Future[Any] | None:
+        """Takes the environment's answer to a turn, after which the conversation goes on, unless it has ended. Returns
+        the last reward, if a limit ends it."""
+        waited = conversation.lap()
+        conversation.count("env_wait_s", waited)
+        if isinstance(result, Failure):
+            self._fail(conversation, result)
+            return None
+        assert isinstance(result, Observation)
+        self._reward(conversation, result)
+        if result.done or conversation.ends is not None:
+            self._finish(conversation, conversation.ends or "stop")
+            return None
+        if conversation.turns >= self._settings.max_turns:
+            return self.end(conversation, "turns")
+        before, forks = conversation.trajectory, len(conversation.forks)
+        self._observe(conversation, result, waited)
+        if conversation.verdict is None and self._room(conversation) <= 0:
+            # The policy does not see what it cannot answer.
+            conversation.trajectory, conversation.forks = before, conversation.forks[:forks]
+            return self.end(conversation, "length")
+        return None
+
+    def end(self, conversation: Conversation, reason: FinishReason) -> Future[Any] | None:
+        """Ends a conversation by a limit: asks the environment for its last reward, if it gives rewards."""
+        conversation.ends = reason
+        if self.rewards:
+            return self.pool.result(conversation.key)
+        self._finish(conversation, reason)
+        return None
+
+    def _reward(self, conversation: Conversation, observation: Observation) -> None:
+        trajectory, reward = conversation.trajectory, float(observation.reward)
+        conversation.count("env_reward", reward)
+        conversation.count("tool_calls", observation.tool_calls)
+        conversation.count("tool_errors", observation.tool_errors)
+        if observation.correct is not None:
+            conversation.correct = observation.correct
+        if reward and trajectory.turns:
+            last = replace(trajectory.turns[-1], reward=trajectory.turns[-1].reward + reward)
+            conversation.trajectory = trajectory.replace(turns=(*trajectory.turns[:-1], last))
+
+    def _observe(self, conversation: Conversation, observation: Observation, seconds: float) -> None:
+        """Appends what the environment says, or forks."""
+        conversation.limit = observation.max_tokens
+        trajectory = conversation.trajectory
+        before = [*trajectory.prompt_ids.tolist(), *trajectory.token_ids.tolist()]
+        if observation.prompt_ids:
+            ids = list(observation.prompt_ids)
+            if ids[: len(before)] != before:
+                self._fork(conversation, Opening((), (), tuple(ids)))
+            else:
+                self._append(conversation, ids[len(before) :], (), seconds)
+            return
+        told = observation.conversation
+        if told is None:
+            messages = list(observation.messages) or [{"role": "user", "content": observation.text}]
+        elif told.prompt_ids:
+            self._observe(conversation, replace(observation, prompt_ids=told.prompt_ids), seconds)
+            return
+        else:
+            known = len(conversation.messages)
+            follows = same_messages(conversation.messages, told.messages[:known]) and same(
+                told.tools, conversation.tools
+            )
+            messages = list(told.messages[known:]) if follows else []
+            if not messages or any(message.get("role") == "assistant" for message in messages):
+                self._fork(conversation, told)
+                return
+        suffix = self.chat.suffix(before, messages, conversation.tools)
+        if suffix is None:
+            self._fork(conversation, Opening((*conversation.messages, *messages), conversation.tools))
+        else:
+            self._append(conversation, suffix, messages, seconds)
+
+    def _append(
+        self, conversation: Conversation, ids: Sequence[int], messages: Sequence[Message], seconds: float
+    ) -> None:
+        before = conversation.trajectory
+        start = len(before.token_ids)
+        observed = start - before.written + len(ids)
+        conversation.messages += messages
+        if not ids:  # the next turn of the policy follows its last one
+            return
+        conversation.trajectory = before.then_observed(ids).replace(
+            turns=(*before.turns, Turn(start, start + len(ids), "environment", seconds)),
+            messages=(*before.messages, *messages),
+        )
+        if observed > self._settings.max_observation_tokens:
+            conversation.limit = 0
+
+    def _fork(self, conversation: Conversation, opening: Opening) -> None:
+        conversation.forks.append(conversation.trajectory.replace(finish_reason="stop"))
+        self._begin(conversation, opening)
+
+    # After a restart of the run.
+
+    def replay(
+        self,
+        conversation: Conversation,
+        prompt: Prompt,
+        saved: Trajectory | None,
+        with_engine: bool,
+        ends: tuple[FinishReason, bool] | None,
+    ) -> Replay:
+        """Brings a new conversation to where a saved one was, by giving its turns to a new environment, whose answers
+        have to be the same. Yields calls of the environment and gets their results. Returns whether it is there, and
+        the answer that is missing, unless it is with the engine."""
+        if not self.pool.deterministic or conversation.forks:
+            return False, None
+        self.opened(conversation, (yield self.open(conversation, prompt)))
+        if conversation.verdict is not None or saved is None:
+            return conversation.verdict is None, None
+        if not np.array_equal(conversation.trajectory.prompt_ids, saved.prompt_ids):
+            return False, None
+        turns = saved.turns
+        answer: Future[Any] | None = None
+        for number, turn in enumerate(turns):
+            if turn.author == "policy":
+                is_last = number == len(turns) - 1
+                cut = is_last and ends is not None and ends[1]
+                answer = self.end_turn(
+                    conversation, saved.until(turn.end).replace(finish_reason="length" if cut else "stop")
+                )
+                if is_last and not with_engine and (ends is None or cut):
+                    break
+                assert answer is not None
+                answer = self.answer(conversation, (yield answer))
+                if conversation.verdict is not None:
+                    return False, None
+        own = conversation.trajectory.token_ids
+        if conversation.forks or not np.array_equal(own, saved.token_ids[: len(own)]):
+            return False, None
+        conversation.trajectory = conversation.trajectory.replace(turns=turns)
+        return True, answer
+
+    def restart(
+        self, conversations: Sequence[Conversation], prompt: Prompt, whole: Request
+    ) -> Iterator[Request | None]:
+        """Begins conversations anew. Yields their first requests; None for one whose environment fails."""
+        self.close(conversations)
+        for conversation in conversations:
+            new = Conversation(self.pool.new_key(), conversation.index, conversation.seed, Trajectory.nothing(0))
+            for name in Conversation.__slots__:
+                setattr(conversation, name, getattr(new, name))
+        opening = [self.open(conversation, prompt) for conversation in conversations]
+        for conversation, future in zip(conversations, opening, strict=True):
+            self.opened(conversation, future.result())
+            yield None if conversation.verdict is not None else self.request(conversation, whole)
+
+    # Ending.
+
+    def _finish(self, conversation: Conversation, reason: FinishReason) -> None:
+        reward = conversation.counts.get("env_reward", 0.0)
+        correct = reward > self._threshold if conversation.correct is None else conversation.correct
+        self._set_verdict(conversation, reason, Verdict(reward, correct, "correct" if correct else "wrong"))
+
+    def _fail(self, conversation: Conversation, failure: Failure) -> None:
+        """Ends an episode whose environment failed."""
+        line, _, more = failure.detail.partition("\n")
+        detail = f"{failure.reason}: {line}" + (f"\n{more}" if more else "")
+        verdict = Verdict(self._wrong, False, STATUS.get(failure.reason, "error"), detail=detail)
+        self._set_verdict(conversation, "stop", verdict)
+
+    def _set_verdict(self, conversation: Conversation, reason: FinishReason, verdict: Verdict) -> None:
+        conversation.verdict = verdict
+        conversation.counts |= {"turns": conversation.turns, "forks": len(conversation.forks)}
+        conversation.trajectory = conversation.trajectory.replace(
+            finish_reason=reason, index=conversation.index, scalars=conversation.counts
+        )
+        self.pool.close_episodes([conversation.key])
+
+    def close(self, conversations: Sequence[Conversation]) -> None:
+        """Gives up conversations."""
+        self.pool.close_episodes([conversation.key for conversation in conversations])
+
+
+def run_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:
+    """Runs replays side by side."""
+    running = list(replays)
+    results: list[tuple[bool, Future[Any] | None]] = [(False, None)] * len(running)
+    values: dict[int, Any] = dict.fromkeys(range(len(running)))
+    while values:
+        calls: dict[int, Future[Any]] = {}
+        for number, value in values.items():
+            try:
+                calls[number] = running[number].send(value)
+            except StopIteration as end:
+                results[number] = end.value
+        values = {number: call.result() for number, call in calls.items()}
+    return results
+
+
+def same(mine: Any, other: Any) -> bool:
+    """Whether two values are the same as JSON."""
+    return json.dumps(mine, sort_keys=True, default=list) == json.dumps(other, sort_keys=True, default=list)
+
+
+def same_messages(mine: Sequence[Message], others: Sequence[Message]) -> bool:
+    """Whether two conversations say the same, in whichever way an agent writes tool calls and empty contents."""
+    return len(mine) == len(others) and all(
+        same(_normal(message), _normal(other)) for message, other in zip(mine, others, strict=True)
+    )
+
+
+def _normal(message: Message) -> dict[str, Any]:
+    normal: dict[str, Any] = {"role": message.get("role"), "content": _text(message.get("content"))}
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    if calls:
+        normal["tool_calls"] = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
+    return normal
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None else str(content).strip()
+
+
+def _arguments(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
