@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dapo_rl.config import EnvSettings
+from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.envs.trl_environment import (
     MOST_STATE,
@@ -17,6 +19,7 @@ from dapo_rl.envs.trl_environment import (
     environment_views,
     is_trl_environment,
     state_of,
+    trl_environments,
 )
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -153,10 +156,20 @@ def test_reset_gets_the_columns_it_names():
     assert env._instance.prompt == "1+1="
 
 
-def test_the_members_of_a_group_get_the_same_task():
-    tasks = [TRLEnvironment(IncrementEnv).open(prompt(), seed).messages[-1] for seed in (5, 5, 5, 6, 2**40)]
-    assert tasks[0] == tasks[1] == tasks[2]
-    assert tasks[0] != tasks[3]
+def test_a_row_without_a_prompt():
+    nothing = Prompt("9", "", np.array([], np.int32), columns={"level": 3})
+    env = TRLEnvironment(IncrementEnv)
+    (message,) = env.open(nothing, seed=1).messages
+    assert message == {"role": "user", "content": f"Increment the counter by {env._instance.target}."}
+    assert env._instance.row == {"level": 3}
+
+    class Silent(IncrementEnv):
+        def reset(self, **row): ...
+
+    with pytest.raises(
+        UserError, match=r"Silent\.reset: the row has no prompt, so reset has to return one; it returned"
+    ):
+        TRLEnvironment(Silent).open(nothing, 1)
 
 
 @pytest.mark.parametrize(
@@ -381,3 +394,40 @@ def test_an_observation_must_be_text():
 
     with pytest.raises(UserError, match=r"Pictures\.reset: expected a text or None, got \[\{'type': 'image'\}\]"):
         TRLEnvironment(Pictures).open(prompt(), 1)
+
+
+def played(pool, turn, seed):
+    """The opening, the answer to a turn, and the result at a limit."""
+    key = pool.new_key()
+    opening = pool.open(key, prompt(), seed).result(20)
+    answer = pool.step(key, turn).result(20)
+    last = pool.result(key).result(20)
+    pool.close_episodes([key])
+    return opening, answer, last
+
+
+@pytest.mark.slow
+def test_in_other_processes():
+    with EnvironmentPool(trl_environments(IncrementEnv), EnvSettings()) as pool:
+        assert not pool.is_async
+        turn = calls("increment", step=4)
+        first, second, other = (played(pool, turn, seed) for seed in (5, 5, 6))
+    assert first[0] == second[0], "a group shares its task"
+    assert first[0] != other[0]
+    assert first[1].messages[0]["content"] == "4"
+    (view,) = environment_views([first[2].state])
+    assert (view.counter, first[2].reward, first[2].done) == (4, 0.0, True)
+
+
+@pytest.mark.slow
+def test_asynchronous_ones_share_a_process():
+    with EnvironmentPool(trl_environments({"judged": Judged}), EnvSettings()) as pool:
+        assert pool.is_async
+        keys = [pool.new_key() for _ in range(3)]
+        openings = [pool.open(key, prompt(environment="judged"), 1) for key in keys]
+        assert {opening.result(20).messages[-1]["content"] for opening in openings} == {"Hello.  Begin."}
+        answers = [pool.step(key, calls("note", text=key)) for key in keys]
+        assert [answer.result(20).messages[0]["content"] for answer in answers] == [key.upper() for key in keys]
+        last = pool.step(keys[0], END).result(20)
+        assert (last.reward, last.state["log"]) == (0.5, [f"<{keys[0]}", f"{keys[0]}>"])
+        pool.close_episodes(keys)

@@ -24,19 +24,17 @@ from __future__ import annotations
 
 import inspect
 import json
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Never
-
-import numpy as np
 
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.envs.protocol import AssistantTurn, Message, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
+from dapo_rl.envs.service import opening_of
 from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -56,7 +54,6 @@ class TRLEnvironment:
     `factory` is a class or a function that makes an environment, its name as in the settings (`file.py:Class`), or a
     mapping of them: the column `environment` then chooses one for each row. `tools` are functions besides the methods.
 
-    Python's and NumPy's random numbers are seeded before `reset`, so that the episodes of a group get the same task.
     If a method is asynchronous, `open`, `step` and `result` are coroutine functions (`AsyncTRLEnvironment`).
     """
 
@@ -74,7 +71,7 @@ class TRLEnvironment:
         self.deterministic = all(getattr(class_of(each), "deterministic", False) for each in self._factories.values())
 
     def open(self, prompt: Prompt, seed: int) -> Any:
-        return self._opening(prompt, self._begin(prompt, seed))
+        return self._opening(prompt, self._begin(prompt))
 
     def step(self, turn: AssistantTurn) -> Any:
         return self._tools.step(turn) if turn.tool_calls else self.result()
@@ -86,15 +83,14 @@ class TRLEnvironment:
         close = getattr(self._instance, "close", None)
         return close() if callable(close) else None
 
-    def _begin(self, prompt: Prompt, seed: int) -> Any:
+    def _begin(self, prompt: Prompt) -> Any:
         """Makes the environment and resets it: the text that the policy reads, None, or an awaitable of them."""
-        row = {"prompt": _messages(prompt) if prompt.messages else prompt.text, **prompt.columns}
+        given = list(map(dict, prompt.messages)) if prompt.messages else prompt.text
+        row = {**({"prompt": given} if given else {}), **prompt.columns}
         name = row.pop(ROUTE, None) if self._chooses else None
         if name not in self._factories:
             hint = did_you_mean(nearest(str(name), map(str, self._factories)), f"expected {', '.join(self._factories)}")
             raise UserError(f"prompt {prompt.id}: no environment {shown(name)} (column {ROUTE!r}){hint}")
-        random.seed(seed)
-        np.random.seed(seed % (1 << 32))
         self._instance = self._factories[name]()
         self._owns_reward = callable(getattr(self._instance, "get_reward", None))
         self._tools = tools_environment([*self._functions, *_bound_tools(self._instance)])
@@ -104,8 +100,13 @@ class TRLEnvironment:
         if text is not None and not isinstance(text, str):
             kind = type(self._instance).__name__
             raise UserError(f"{kind}.reset: expected a text or None, got {shown(text)}; observations are text only")
-        *before, last = _messages(prompt)
-        return Opening((*before, {**last, "content": last["content"] + (text or "")}), self._tools.schemas)
+        opening = opening_of(prompt, text)
+        if not opening.messages:
+            kind = type(self._instance).__name__
+            raise UserError(
+                f"{kind}.reset: the row has no prompt, so reset has to return one; it returned {shown(text)}"
+            )
+        return replace(opening, tools=self._tools.schemas)
 
     def _verdict(self, reward: Any) -> Observation:
         return Observation(reward=0.0 if reward is None else float(reward), done=True, state=state_of(self._instance))
@@ -115,7 +116,7 @@ class AsyncTRLEnvironment(TRLEnvironment):
     """As `TRLEnvironment`, where a method or a tool is asynchronous. Calls of a turn are made one after the other."""
 
     async def open(self, prompt: Prompt, seed: int) -> Opening:
-        return self._opening(prompt, await _awaited(self._begin(prompt, seed)))
+        return self._opening(prompt, await _awaited(self._begin(prompt)))
 
     async def step(self, turn: AssistantTurn) -> Observation:
         if not turn.tool_calls:
@@ -132,6 +133,13 @@ class AsyncTRLEnvironment(TRLEnvironment):
 
     async def close(self) -> None:
         await _awaited(super().close())
+
+
+def trl_environments(factory: Any, tools: Sequence[Any] = ()) -> Callable[[], TRLEnvironment]:
+    """What makes the environment of each episode, for an `EnvironmentPool`."""
+    make = partial(TRLEnvironment, factory, tuple(tools))
+    make.environment = make()  # type: ignore[attr-defined]
+    return make
 
 
 class EnvironmentView(SimpleNamespace):
@@ -232,10 +240,6 @@ def _is_async(factory: Any, tools: Sequence[Any]) -> bool:
         if any(map(inspect.iscoroutinefunction, reserved)) or any(tool.is_async for tool in _tools_of(kind)):
             return True
     return any(Tool.of(tool).is_async for tool in tools)
-
-
-def _messages(prompt: Prompt) -> list[Message]:
-    return [dict(message) for message in prompt.messages or ({"role": "user", "content": prompt.text},)]
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
