@@ -87,6 +87,17 @@ def test_the_tool_loop_of_verl_without_its_switch(converted):
     assert rows[f"{TURNS}.tool_config_path"].learns
 
 
+def test_code_is_explained_where_its_path_is_not_known(converted):
+    row = converted(verl(enable=True, tool_config_path="$DIR/t.yaml", format="llama3_json"))[2]
+    assert "BaseTool" in row[f"{TURNS}.tool_config_path"].note
+    assert row[f"{TURNS}.tool_config_path"].value == "$DIR/t.yaml"
+    assert row[f"{TURNS}.format"].here == "env.tool_format: llama3"
+    _, config, rows = converted(SWIFT + '--multi_turn_scheduler "$SCHEDULER" --max_turns "$TURNS"')
+    assert config.env.name == "ENVIRONMENT.py:Environment"
+    assert "open and step" in rows["multi_turn_scheduler"].note
+    assert "the value is not known" in rows["max_turns"].note
+
+
 def test_a_switch_alone_asks_for_tools(converted):
     _, config, rows = converted(verl(enable=True))
     assert config.env.tools == ("TOOLS.py:tool",)

@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo_rl.config import EnvSettings
 from dapo_rl.convert.draft import Draft
+from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.shared import ROLLOUT
 
 NO_TOOLS = ["TOOLS.py:tool"]
@@ -29,6 +30,8 @@ _AS_ENVIRONMENT = "write it as a class with the methods open and step (docs/envi
 _AS_AGENT = "write it as a function of a task and an OpenAI client, which returns the reward (docs/environments.md)"
 _WITHOUT_LIMIT = "no limit there; the length ends an episode"
 
+_FORMATS = {"hermes": "hermes", "llama3": "llama3", "llama3_json": "llama3"}
+"""Their names of tool formats, and those here."""
 _SCHEDULERS = ("multi_turn_scheduler", "use_gym_env", "gym_env")
 _ONE_TURN_WORKFLOW = "RLVRWorkflow"
 _OF_AGENTS = ("agent_", "econfig.", "tir.", "judge_engine", "rollout.agent.")
@@ -41,6 +44,7 @@ def has_turns(draft: Draft) -> bool:
 
 def verl_turns(draft: Draft) -> None:
     """verl's `multi_turn` and agent loops."""
+    _take_as_text(draft, *_TOOL_CLASSES, _TOOL_FUNCTIONS, _USERS, _LOOPS)
     if not _verl_has_turns(draft):
         keys = [key for key in draft.keys if key.startswith(f"{_TURNS}.")]
         draft.unused("without multi_turn.enable it does nothing", *keys, *_TOOL_CLASSES, _LOOPS)
@@ -65,6 +69,14 @@ def verl_turns(draft: Draft) -> None:
     draft.explain(result, "differs", "env.max_observation_tokens", note, True)
     draft.explain(f"{_TURNS}.{_RESULT}", "differs", note="shorten long results in the tool", learns=True)
     draft.explain(f"{_TURNS}.enable", "same", _world(draft))
+
+
+def _take_as_text(draft: Draft, *keys: str) -> None:
+    """Values that name code: they are not used, so variables in them need not be known."""
+    for key in keys:
+        if isinstance(value := draft.keys.get(key), UnknownValue):
+            draft.keys[key] = value.text
+            draft.rows.pop(key, None)
 
 
 def _is_given(draft: Draft, key: str) -> bool:
@@ -92,8 +104,8 @@ def _verl_world(draft: Draft) -> None:
     if _is_given(draft, _USERS):
         draft.put("env.name", NO_ENVIRONMENT, _USERS, note=f"an interaction: {_AS_ENVIRONMENT}", learns=True)
     if _is_given(draft, _TOOL_FUNCTIONS):
-        path = getattr(value := draft.keys[_TOOL_FUNCTIONS], "text", value)
-        tools = [*([] if not any(_is_given(draft, key) for key in _TOOL_CLASSES) else NO_TOOLS), f"{path}:NAME"]
+        classes = NO_TOOLS if any(_is_given(draft, key) for key in _TOOL_CLASSES) else []
+        tools = [*classes, f"{draft.keys[_TOOL_FUNCTIONS]}:NAME"]
         note = "name each of its functions, file.py:name, without verl's decorator function_tool"
         draft.put("env.tools", tools, _TOOL_FUNCTIONS, note=note, learns=True)
         draft.explain_again(_TOOL_CLASSES[0], "differs", f"env.tools: {NO_TOOLS[0]}", _AS_FUNCTIONS, True)
@@ -110,10 +122,10 @@ def _world(draft: Draft) -> str:
 
 
 def _format(draft: Draft, *keys: str) -> None:
-    """How the model writes tool calls. `hermes` is the format of Qwen's and many other templates."""
+    """How the model writes tool calls."""
     for key in keys:
-        if draft.value(key) == "hermes":
-            draft.put("env.tool_format", "hermes", key)
+        if ours := _FORMATS.get(str(draft.value(key))):
+            draft.put("env.tool_format", ours, key)
         elif _is_given(draft, key):
             note = "the tokenizer's chat template describes tools, and decides how calls are read"
             draft.explain(key, "differs", "env.tool_format: auto", note, draft.value(key) is not None)
@@ -134,6 +146,7 @@ def swift_turns(draft: Draft) -> None:
     """ms-swift's schedulers and gym environments."""
     scope, turns_key, loss = "completion_length_limit_scope", "max_turns", "loss_scale"
     _format(draft, "agent_template", "tools_prompt")
+    _take_as_text(draft, "multi_turn_scheduler", "gym_env")
     given = [key for key in _SCHEDULERS if _is_given(draft, key)]
     if not given:
         draft.unused("without multi_turn_scheduler it does nothing", *_SCHEDULERS, turns_key, scope, "context_manager")
@@ -165,6 +178,7 @@ def swift_turns(draft: Draft) -> None:
 
 def areal_turns(draft: Draft) -> None:
     """AReaL's workflows and agents."""
+    _take_as_text(draft, "workflow", "eval_workflow")
     workflows = [key for key in ("workflow", "eval_workflow") if _is_given(draft, key)]
     own = [key for key in workflows if not str(draft.value(key)).endswith(_ONE_TURN_WORKFLOW)]
     draft.unused("a response is one turn, which the verifier scores", *(key for key in workflows if key not in own))
