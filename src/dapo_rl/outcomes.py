@@ -10,7 +10,17 @@ from typing import Literal, get_args
 
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
-Outcome = Literal["kept", "all_correct", "all_wrong", "no_spread", "truncated", "filtered", "verifier_error", "surplus"]
+Outcome = Literal[
+    "kept",
+    "all_correct",
+    "all_wrong",
+    "no_spread",
+    "truncated",
+    "filtered",
+    "verifier_error",
+    "environment_error",
+    "surplus",
+]
 """What happened to a group: it was trained on, or the one reason why not."""
 Former = Literal["stale"]
 """An outcome that no group has now; logs of older versions contain it."""
@@ -97,6 +107,9 @@ OUTCOMES: dict[str, OutcomeInfo] = {
     "filtered": OutcomeInfo("own filter", "group", "#9a8f7a", ink=PURPLE, why="Dropped by the filter of the recipe."),
     "verifier_error": OutcomeInfo(
         "verifier error", "group", "#b03a48", "bad", BLACK, "Dropped: the verifier failed on a sample."
+    ),
+    "environment_error": OutcomeInfo(
+        "environment error", "group", "#8f4a9c", "bad", BLACK, "Dropped: the environment of an episode failed."
     ),
     "surplus": OutcomeInfo("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
     "stale": OutcomeInfo(

@@ -126,10 +126,10 @@ class DAPOTrainer:
             engine,
             script.reward_weights,
             peft_config,
-            (*script.notes, *([chosen] if chosen else [])),
+            tools,
+            environment_factory,
+            notes=(*script.notes, *([chosen] if chosen else [])),
             to_device=args is not None,
-            tools=tools,
-            environment_factory=environment_factory,
         )
         self._built: Run | None = build_run(script.config, inputs, self.display)
         self._training: RunTraining | None = None

@@ -140,6 +140,17 @@ def test_memory_is_limited(means):
 
 
 @every_means
+def test_there_are_no_capabilities(means):
+    code = """
+        import ctypes, struct
+        sets = ctypes.create_string_buffer(24)
+        assert ctypes.CDLL(None).capget(struct.pack("Ii", 0x20080522, 0), sets) == 0
+        print(sets.raw == bytes(24))
+    """
+    assert run(means, code) == "True"
+
+
+@every_means
 def test_files_are_limited(means):
     assert "File too large" in run(means, "open('big', 'wb').write(bytes(1 << 25))")
     assert "Too many open files" in run(means, "files = [open('/dev/null') for _ in range(100)]")

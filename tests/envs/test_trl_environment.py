@@ -14,12 +14,12 @@ from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.envs.trl_environment import (
     MOST_STATE,
     TRLEnvironment,
+    TRLEnvironments,
     check_class,
     class_of,
     environment_views,
     is_trl_environment,
     state_of,
-    trl_environments,
 )
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -157,11 +157,11 @@ def test_reset_gets_the_columns_it_names():
 
 
 def test_a_row_without_a_prompt():
-    nothing = Prompt("9", "", np.array([], np.int32), columns={"level": 3})
+    nothing = Prompt("9", "task 3", np.array([1]), columns={"task": 3})
     env = TRLEnvironment(IncrementEnv)
     (message,) = env.open(nothing, seed=1).messages
     assert message == {"role": "user", "content": f"Increment the counter by {env._instance.target}."}
-    assert env._instance.row == {"level": 3}
+    assert env._instance.row == {"task": 3}
 
     class Silent(IncrementEnv):
         def reset(self, **row): ...
@@ -408,7 +408,7 @@ def played(pool, turn, seed):
 
 @pytest.mark.slow
 def test_in_other_processes():
-    with EnvironmentPool(trl_environments(IncrementEnv), EnvSettings()) as pool:
+    with EnvironmentPool(TRLEnvironments(IncrementEnv), EnvSettings()) as pool:
         assert not pool.is_async
         turn = calls("increment", step=4)
         first, second, other = (played(pool, turn, seed) for seed in (5, 5, 6))
@@ -421,7 +421,7 @@ def test_in_other_processes():
 
 @pytest.mark.slow
 def test_asynchronous_ones_share_a_process():
-    with EnvironmentPool(trl_environments({"judged": Judged}), EnvSettings()) as pool:
+    with EnvironmentPool(TRLEnvironments({"judged": Judged}), EnvSettings()) as pool:
         assert pool.is_async
         keys = [pool.new_key() for _ in range(3)]
         openings = [pool.open(key, prompt(environment="judged"), 1) for key in keys]

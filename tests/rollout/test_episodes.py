@@ -88,7 +88,7 @@ def request(draw, prompt):
 
 def conversations(pool, **options):
     settings = {name: options.pop(name) for name in ("max_turns", "max_turn_tokens") if name in options}
-    limits = {"max_new_tokens": 100, "max_prompt_tokens": 50, "context": 200} | options
+    limits = {"max_new_tokens": 100, "context": 200} | options
     return Conversations(pool, Letters(), EnvSettings(name="x:y", **settings), **limits)
 
 

@@ -189,8 +189,8 @@ class EnvSettings(Section):
     memory_mb: int = Field(1024, ge=64)
     """Memory limit of a process of the environment, on top of what the run had loaded when it started."""
     workers: int | None = Field(None, ge=1)
-    """Processes for tools, and for asynchronous environments; by default 32 and 1. Other environments have a process
-    for each episode."""
+    """Processes for environments, each of which makes one call at a time: by default four for each core, 64 for tools,
+    and one for asynchronous environments, which make many. With as many as there are episodes, none shares one."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops if the environment fails in more than this share of a step's episodes."""
     host: str = "127.0.0.1"

@@ -81,7 +81,8 @@ class RunSettings(Section):
 
     @property
     def longest_sample(self) -> int:
-        return self.data.max_prompt_tokens + self.sampling.max_new_tokens
+        observed = self.env.max_observation_tokens if self.env.given else 0
+        return self.data.max_prompt_tokens + self.sampling.max_new_tokens + observed
 
     @property
     def token_budget(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import SourceSettings
-from dapo_rl.data import arithmetic
+from dapo_rl.data import arithmetic, tasks
 from dapo_rl.data.files import SUFFIXES
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.prompts import PromptSet
@@ -52,7 +52,7 @@ def _entries(sources: Any) -> tuple[Any, ...]:
 def _place(source: Any) -> tuple[Any, ...] | None:
     """Where a file or a hub data set is; None for prompts that are generated, or that are in memory."""
     name = _name(source)
-    if name is None or name in (arithmetic.NAME, IN_MEMORY) or name.startswith(GYM):
+    if name is None or name in (arithmetic.NAME, tasks.NAME, IN_MEMORY) or name.startswith(GYM):
         return None
     if name.lower().endswith(SUFFIXES):
         return (os.path.realpath(Path(name)),)

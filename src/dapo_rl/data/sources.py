@@ -17,7 +17,7 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import nearest
 from dapo_rl.config import SourceSettings, labels_of, source_name
 from dapo_rl.config.sources import read_sources
-from dapo_rl.data import arithmetic
+from dapo_rl.data import arithmetic, tasks
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
@@ -157,6 +157,8 @@ def _by_name(name: str, parameters: Mapping[str, Any], key: str) -> Iterator[Row
         raise UserError(f"{key}: the run was given its data in Python; resume it there, with train(resume=True)")
     if name == arithmetic.NAME:
         return arithmetic.read_arithmetic(parameters, key)
+    if name == tasks.NAME:
+        return tasks.read_tasks(parameters, key)
     if name.startswith(GYM):
         return read_gym(name.removeprefix(GYM), parameters, key)
     if name.lower().endswith(SUFFIXES):

@@ -1,11 +1,11 @@
 """Runs environments in worker processes, concurrently with the run, with enforced limits on time and memory.
 
-- An asynchronous environment shares a process with many others.
-- A stateless one, such as a set of tools, shares a few processes with others, one call at a time each.
-- Any other has a process for each episode.
+- Asynchronous environments share a process, in which many episodes are at work at a time.
+- Others share processes (`env.workers`), each of which makes one call at a time. Calls of a stateless environment, such
+  as a set of tools, go to any of them. An episode with a state stays in its process, alone as long as there are enough.
 
-Whatever an environment does, each of its calls ends in a result or a `Failure`, and only its own episode ends; where
-episodes share a process, so do those whose process it takes along.
+Whatever an environment does, each of its calls ends in a result or a `Failure`, and only its own episode ends. If its
+process is killed, deterministic environments that shared it are brought back in a new one.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from dapo_rl.envs.service import (
 )
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
-from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError
+from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError, WorkerGoneError
 from dapo_rl.workers.worker import CorruptReplyError
 
-SHARED_PROCESSES = 32
-MOST_PROCESSES = 4096
+TOOL_PROCESSES = 64
+"""Processes for tools, at most: each makes one call at a time."""
+MOST_THREADS = 4096
 EXCHANGE_S = 0.01
 """How long a process with asynchronous environments waits for results before it takes new calls."""
 CALL_GRACE_S = 2.0
@@ -60,8 +61,11 @@ class EnvironmentPool:
         self._opens = hasattr(kind, "open")
         service = environment_service(factory, name, settings, self.stateless, self.is_async)
         self._supervisor = Supervisor(service)  # before any threads start
-        backend = _SharedLoops if self.is_async else _Processes
-        self._calls = backend(self._supervisor, settings, self.stateless)
+        self._calls: _SharedLoops | _Processes
+        if self.is_async:
+            self._calls = _SharedLoops(self._supervisor, settings)
+        else:
+            self._calls = _Processes(self._supervisor, settings, self.stateless, self.deterministic)
         self._keys = itertools.count()
         self._close = weakref.finalize(self, _close, self._calls, self._supervisor, os.getpid())
 
@@ -110,6 +114,11 @@ def is_async(kind: Any) -> bool:
     return any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in ("open", "step"))
 
 
+def default_processes() -> int:
+    """For environments that have a state: four for each core."""
+    return min(max(4 * (os.cpu_count() or 1), 8), 64)
+
+
 def _close(calls: _Processes | _SharedLoops, supervisor: Supervisor, run: int) -> None:
     if os.getpid() == run:
         calls.stop()
@@ -130,15 +139,26 @@ def _decode(data: bytearray) -> tuple[Result, bool]:
         raise CorruptReplyError from None
 
 
-class _Processes:
-    """One process for each episode, or for each call of stateless environments."""
+class _Process:
+    """A process and the episodes that it has."""
 
-    def __init__(self, supervisor: Supervisor, settings: EnvSettings, stateless: bool) -> None:
-        self._supervisor, self._settings, self._stateless = supervisor, settings, stateless
-        count = (settings.workers or SHARED_PROCESSES) if stateless else MOST_PROCESSES
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="dapo-environment")
-        self._idle: list[WorkerClient] = []
-        self._episodes: dict[str, WorkerClient | None] = {}
+    def __init__(self, client: WorkerClient) -> None:
+        self.client, self.lock = client, threading.Lock()
+        self.episodes: set[str] = set()
+
+
+class _Processes:
+    """Processes that episodes share, one call at a time each. An episode stays in its process; if that ends by the call
+    of another episode, a deterministic environment is opened again elsewhere and given the same turns."""
+
+    def __init__(self, supervisor: Supervisor, settings: EnvSettings, stateless: bool, deterministic: bool) -> None:
+        self._supervisor, self._settings = supervisor, settings
+        self._stateless, self._deterministic = stateless, deterministic
+        self._most = settings.workers or (TOOL_PROCESSES if stateless else default_processes())
+        self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="dapo-environment")
+        self._processes: list[_Process] = []
+        self._episodes: dict[str, _Process | None] = {}
+        self._history: dict[str, list[tuple[bytes, Result]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -155,57 +175,89 @@ class _Processes:
 
     def close(self, key: str) -> None:
         with self._lock:
+            self._history.pop(key, None)
             if key not in self._episodes:
                 return
-            client = self._episodes.pop(key)
-        if client is not None:
-            self._threads.submit(self._end, client, key)
+            process = self._episodes.pop(key)
+        if process is not None:
+            self._threads.submit(self._end, process, key)
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Result:
+    def _process_of(self, key: str) -> tuple[_Process, bool]:
+        """The process of an episode, or for a new one that with the fewest episodes; and whether it is new there."""
         with self._lock:
-            client = self._episodes.get(key)
-            is_new = client is None
-            if client is None:
-                client = self._idle.pop() if self._idle else WorkerClient(self._supervisor, self._settings.timeout_s)
-                if not self._stateless and key in self._episodes:
-                    self._episodes[key] = client
+            process = self._episodes.get(key)
+            if process is not None:
+                return process, False
+            process = min(self._processes, key=lambda each: len(each.episodes), default=None)
+            if process is None or (process.episodes and len(self._processes) < self._most):
+                process = _Process(WorkerClient(self._supervisor, self._settings.timeout_s))
+                self._processes.append(process)
+            process.episodes.add(key)
+            if not self._stateless and key in self._episodes:
+                self._episodes[key] = process
+            return process, True
+
+    def _call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Result:
+        body = encode_call(operation, key, *arguments)
+        process, is_new = self._process_of(key)
+        result: Result
         try:
-            body = encode_call(operation, key, *arguments)
-            result, exhausted = client.call(body, _decode, retry=is_new and operation == "open")
+            with process.lock:
+                result = self._send(process, body, is_new)
+                if isinstance(result, Failure) and result.reason == "lost" and self._replayed(process, key):
+                    result = self._send(process, body, is_new=False)
+        finally:
+            if self._stateless:
+                with self._lock:
+                    process.episodes.discard(key)
+        if isinstance(result, UserError):
+            raise result
+        if isinstance(result, Failure) and result.reason == "lost":
+            result = Failure("crashed", "its process was ended by the call of another episode; raise env.workers")
+        if self._deterministic and not self._stateless and not isinstance(result, Failure):
+            with self._lock:
+                if key in self._episodes:
+                    self._history.setdefault(key, []).append((body, result))
+        return result
+
+    def _send(self, process: _Process, body: bytes, is_new: bool) -> Result:
+        client = process.client
+        try:
+            result, exhausted = client.call(body, _decode, retry=is_new)
             if exhausted:
                 client.kill()
             elif not isinstance(result, Failure | UserError):
                 self._supervisor.call_went_well()
+            return result
+        except WorkerGoneError:
+            return Failure("lost", "")
         except WorkerFailedError as error:
-            result = Failure("timeout" if error.status == "timeout" else "crashed", str(error))
+            return Failure("timeout" if error.status == "timeout" else "crashed", str(error))
         except UserError as error:
-            result = error
-        finally:
-            if self._stateless:
-                with self._lock:
-                    self._idle.append(client)
-        if isinstance(result, UserError):
-            raise result
-        return result
+            return error
 
-    def _end(self, client: WorkerClient, key: str) -> None:
-        """Lets an environment clean up, and keeps its process for another one."""
-        try:
-            if client.worker is not None:
-                client.call(encode_call("close", key), _decode, retry=False)
-        except (WorkerFailedError, UserError):
-            client.kill()
+    def _replayed(self, process: _Process, key: str) -> bool:
+        """Whether an episode is back where it was, in the new process."""
+        if not self._deterministic or not (history := self._history.get(key)):
+            return False
+        return all(self._send(process, body, is_new=i == 0) == before for i, (body, before) in enumerate(history))
+
+    def _end(self, process: _Process, key: str) -> None:
+        """Lets an environment clean up."""
+        with process.lock:
+            if process.client.worker is not None:
+                self._send(process, encode_call("close", key), is_new=False)
         with self._lock:
-            self._idle.append(client)
+            process.episodes.discard(key)
 
 
 class _SharedLoops:
     """Processes with an event loop each, which episodes share."""
 
-    def __init__(self, supervisor: Supervisor, settings: EnvSettings, stateless: bool) -> None:
+    def __init__(self, supervisor: Supervisor, settings: EnvSettings) -> None:
         self._hosts = [_SharedLoop(supervisor, settings) for _ in range(settings.workers or 1)]
         self._next = itertools.cycle(self._hosts)
         self._episodes: dict[str, _SharedLoop] = {}

@@ -13,8 +13,7 @@
                 return 1.0                                  # a number ends the episode with this reward
             return "higher" if guess < str(self.secret) else "lower"   # a text is the next message to the policy
 
-Methods may be `async def`. Environments run in worker processes: asynchronous ones share a process, others have one
-each, and every call has a limit on time and memory.
+Methods may be `async def`. Environments run in worker processes, with limits on the time and memory of every call.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and for tools `tool_calls`, `name`, `tool_call_id`."""
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
-FailureReason = Literal["timeout", "crashed", "too_long", "error"]
+FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
+"""`lost`: its process was ended by another episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,7 @@ def _supervise() -> None:
     _prctl(_CHILD_SUBREAPER, 1)
     child = os.fork()
     if not child:
+        _drop_capabilities()  # a new namespace gives them all
         _die_with(0)
         os.nice(19)  # the supervisor gets its turn among many
         _limit_processes(_MAX_PROCESSES)

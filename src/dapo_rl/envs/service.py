@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten
 from dapo_rl.config import EnvSettings
+from dapo_rl.data.tasks import is_task
 from dapo_rl.envs.protocol import AssistantTurn, Failure, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
@@ -124,7 +125,7 @@ def opening_of(prompt: Prompt, answer: Any) -> Opening:
 def prompt_messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
     if prompt.messages is not None:
         return tuple(prompt.messages)
-    return ({"role": "user", "content": prompt.text},) if prompt.text else ()
+    return () if is_task(prompt) else ({"role": "user", "content": prompt.text},)
 
 
 def with_text(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
@@ -158,7 +159,7 @@ def failure_of(name: str, error: BaseException) -> Failure | UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, GoneError):
-        return Failure("crashed", str(error))
+        return Failure("lost", str(error))
     if isinstance(error, MemoryError):
         return Failure("crashed", f"{name} ran out of memory (env.memory_mb)")
     if type(error).__name__ == ObservationTooLongError.__name__:

@@ -26,13 +26,14 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
-from typing import Any, Never
+from typing import Any, Never, TypeGuard
 
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.data.tasks import is_task
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
 from dapo_rl.envs.service import opening_of
 from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
@@ -86,7 +87,7 @@ class TRLEnvironment:
     def _begin(self, prompt: Prompt) -> Any:
         """Makes the environment and resets it: the text that the policy reads, None, or an awaitable of them."""
         given = list(map(dict, prompt.messages)) if prompt.messages else prompt.text
-        row = {**({"prompt": given} if given else {}), **prompt.columns}
+        row = {**({} if is_task(prompt) else {"prompt": given}), **prompt.columns}
         name = row.pop(ROUTE, None) if self._chooses else None
         if name not in self._factories:
             hint = did_you_mean(nearest(str(name), map(str, self._factories)), f"expected {', '.join(self._factories)}")
@@ -135,11 +136,16 @@ class AsyncTRLEnvironment(TRLEnvironment):
         await _awaited(super().close())
 
 
-def trl_environments(factory: Any, tools: Sequence[Any] = ()) -> Callable[[], TRLEnvironment]:
-    """What makes the environment of each episode, for an `EnvironmentPool`."""
-    make = partial(TRLEnvironment, factory, tuple(tools))
-    make.environment = make()  # type: ignore[attr-defined]
-    return make
+class TRLEnvironments:
+    """Makes the environment of each episode, for an `EnvironmentPool`."""
+
+    def __init__(self, factory: Any, tools: Sequence[Any] = ()) -> None:
+        self._arguments = (factory, tuple(tools))
+        self.environment = self()
+        """An example, which says whether it is asynchronous and deterministic."""
+
+    def __call__(self) -> TRLEnvironment:
+        return TRLEnvironment(*self._arguments)
 
 
 class EnvironmentView(SimpleNamespace):
@@ -189,7 +195,7 @@ def _listed(value: Any) -> Any:
     raise TypeError
 
 
-def is_trl_environment(kind: Any) -> bool:
+def is_trl_environment(kind: Any) -> TypeGuard[type]:
     """Whether a class is an environment of TRL, rather than one with the protocol here or gymnasium's."""
     return isinstance(kind, type) and callable(getattr(kind, "reset", None)) and not hasattr(kind, "step")
 
@@ -231,6 +237,11 @@ def _factories(factory: Any) -> dict[Any, Factory]:
     """By the names in the column `environment`; a single one has the name None."""
     named = factory if isinstance(factory, Mapping) else {None: factory}
     return {name: load_function(each) if isinstance(each, str) else each for name, each in named.items()}
+
+
+def owns_reward(factory: Any) -> bool:
+    """Whether an environment, or one of several, gives rewards."""
+    return any(hasattr(class_of(each), "get_reward") for each in _factories(factory).values())
 
 
 def _is_async(factory: Any, tools: Sequence[Any]) -> bool:

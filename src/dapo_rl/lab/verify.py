@@ -142,7 +142,9 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
     groups: dict[int, Group] = {}
     params = SamplingParams.of(config.sampling)
     with progress.of("sampling", len(prompts)):
-        for each in answer(run.engine, run.verifier, prompts, params, samples, config.seed):
+        for each in answer(
+            run.engine, run.judge, prompts, params, samples, config.seed, conversations=run.conversations
+        ):
             progress.advance(each.tokens)
             groups[each.draw] = each
     judged = [groups[i] for i in range(len(prompts))]

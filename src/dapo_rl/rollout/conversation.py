@@ -83,18 +83,19 @@ class Conversations:
         settings: EnvSettings,
         *,
         max_new_tokens: int,
-        max_prompt_tokens: int,
         context: int,
         rewards: bool = True,
+        system: str | None = None,
         threshold: float = 0.5,
         wrong: float = 0.0,
     ) -> None:
-        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. Its
-        episodes are correct with a reward above `threshold`; those that fail get `wrong`."""
+        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `system` is
+        added to conversations that have no system message. Episodes are correct with a reward above `threshold`; those
+        that fail get `wrong`."""
         self.pool, self.chat, self._settings = pool, chat, settings
-        self._max_new_tokens, self._max_prompt_tokens, self._context = max_new_tokens, max_prompt_tokens, context
+        self._max_new_tokens, self.context, self._system = max_new_tokens, context, system
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
-        self.reward_weight = settings.reward_weight
+        self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
 
     # Beginning.
 
@@ -116,14 +117,18 @@ class Conversations:
             self._fail(conversation, result)
             return
         assert isinstance(result, Opening)
+        messages = result.messages
+        if self._system and messages and messages[0].get("role") != "system":
+            result = replace(result, messages=({"role": "system", "content": self._system}, *messages))
         self._begin(conversation, result)
 
     def _begin(self, conversation: Conversation, opening: Opening) -> None:
         """Begins a trajectory."""
         conversation.messages, conversation.tools = list(opening.messages), opening.tools
         ids = list(opening.prompt_ids) or self.chat.prompt(opening.messages, opening.tools)
-        if not 0 < len(ids) <= self._max_prompt_tokens:
-            why = f"the prompt has {len(ids)} tokens; data.max_prompt_tokens is {self._max_prompt_tokens}"
+        conversation.limit = opening.max_tokens
+        if not 0 < len(ids) < self.context:
+            why = f"the prompt has {len(ids)} tokens, of a context of {self.context} (data.max_prompt_tokens)"
             self._fail(conversation, Failure("too_long", why))
             return
         conversation.trajectory = Trajectory.nothing(conversation.index).replace(prompt_ids=ids)
@@ -150,7 +155,7 @@ class Conversations:
         trajectory = conversation.trajectory
         limits = [
             self._max_new_tokens - conversation.finished_tokens,
-            self._context - len(trajectory.prompt_ids) - len(trajectory.token_ids),
+            self.context - len(trajectory.prompt_ids) - len(trajectory.token_ids),
             *(limit for limit in (self._settings.max_turn_tokens, conversation.limit) if limit is not None),
         ]
         return min(limits)
@@ -161,9 +166,13 @@ class Conversations:
         start = len(before.token_ids)
         parsed = self.chat.parse(sample.token_ids[start:].tolist(), conversation.tools)
         conversation.turns += 1
+        calls = tuple(
+            call if call.id else replace(call, id=f"call_{conversation.turns}_{number}")
+            for number, call in enumerate(parsed.tool_calls)
+        )
         turn = AssistantTurn(
             parsed.text,
-            parsed.tool_calls,
+            calls,
             sample.finish_reason or "stop",
             conversation.turns,
             tuple(sample.token_ids[start:].tolist()),
@@ -349,6 +358,7 @@ class Conversations:
         line, _, more = failure.detail.partition("\n")
         detail = f"{failure.reason}: {line}" + (f"\n{more}" if more else "")
         verdict = Verdict(self._wrong, False, STATUS.get(failure.reason, "error"), detail=detail)
+        conversation.counts["env_failed"] = 1.0
         self._set_verdict(conversation, "stop", verdict)
 
     def _set_verdict(self, conversation: Conversation, reason: FinishReason, verdict: Verdict) -> None:

@@ -142,6 +142,8 @@ def outcome_of(
     group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading, masking: Masking = "none"
 ) -> Outcome:
     """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
+    if any(sample.scalars.get("env_failed") for sample in group.samples):
+        return "environment_error"
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:

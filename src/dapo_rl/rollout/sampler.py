@@ -78,7 +78,8 @@ class Sampler:
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
         self._max_error_share, self._keep, self._masking = max_error_share, keep, masking
         self._on_progress, self._on_step = on_progress, on_step
-        self._longest, self._vocabulary = params.max_new_tokens, vocabulary
+        self._longest = params.max_new_tokens if conversations is None else conversations.context
+        self._vocabulary = vocabulary
         self._next_draw = 0
 
         def request(draw: int, prompt: Prompt) -> Request:  # a method would keep the sampler alive in a circle
@@ -381,7 +382,14 @@ class Sampler:
     def _check_verifier(self, builder: BatchBuilder) -> None:
         """Stops a run whose verifier is broken, once a batch's worth of groups has been judged."""
         judged = len(builder.sampled)
-        errors = [group for group in builder.sampled if any(verdict.failed for verdict in group.verdicts)]
+        self._check_environment(builder)
+        errors = [
+            group
+            for group in builder.sampled
+            if any(
+                v.failed and not s.scalars.get("env_failed") for s, v in zip(group.samples, group.verdicts, strict=True)
+            )
+        ]
         if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:
             first = next(verdict.detail for group in errors for verdict in group.verdicts if verdict.failed)
             line, _, traceback = first.partition("\n")
@@ -389,5 +397,20 @@ class Sampler:
                 f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
                 f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "
                 f"{shorten(line) or 'no detail'}",
+                more=shorten(traceback, TRACEBACK_LIMIT),
+            )
+
+    def _check_environment(self, builder: BatchBuilder) -> None:
+        """Stops a run whose environment is broken, once a batch's worth of groups has been judged."""
+        if self._episodes.conversations is None or len(builder.sampled) < self._settings.prompts_per_step:
+            return
+        pairs = [pair for group in builder.sampled for pair in zip(group.samples, group.verdicts, strict=True)]
+        failures = [verdict.detail for sample, verdict in pairs if sample.scalars.get("env_failed")]
+        share = self._episodes.conversations.max_error_share
+        if len(failures) > share * len(pairs):
+            line, _, traceback = failures[0].partition("\n")
+            raise UserError(
+                f"env: failed in {len(failures)} of {counted(len(pairs), 'episode')}, more than env.max_error_share "
+                f"{share:g} allows; the first failure: {shorten(line)}",
                 more=shorten(traceback, TRACEBACK_LIMIT),
             )

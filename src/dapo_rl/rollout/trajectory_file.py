@@ -37,11 +37,11 @@ def read_trajectories(directory: Path, longest: int, vocabulary: int) -> list[Tr
     for each in trajectories:
         if {"logps", "versions", "mask"} - each.columns.keys():
             raise ValueError("it has the wrong columns")
-        if not 0 < len(each.token_ids) <= longest:
+        if len(each.token_ids) > longest:
             raise ValueError("lengths are inconsistent")
-        if each.token_ids.min() < 0 or each.token_ids.max() >= vocabulary:
+        if each.token_ids.min(initial=0) < 0 or each.token_ids.max(initial=0) >= vocabulary:
             raise ValueError("it has tokens outside the vocabulary")
-        if not np.isfinite(each.logps).all() or each.versions.min() < 0:
+        if not np.isfinite(each.logps).all() or each.versions.min(initial=0) < 0:
             raise ValueError("it has invalid log-probabilities or versions")
     return trajectories
 

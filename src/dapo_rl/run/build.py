@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +13,16 @@ from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.envs.build import build_environment, gives_rewards
+from dapo_rl.envs.chat_format import chat_format
+from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import SavedRewardState
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
@@ -34,6 +39,7 @@ from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import RandomState
 from dapo_rl.train.trainer_state import Progress
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,10 @@ class Run:
     eval_prompts: PromptSet | None
     engine: Engine
     sampler: Sampler
+    conversations: Conversations | None
+    """With an environment."""
+    judge: VerifierPool | None
+    """The verifier; None if the environment gives all rewards."""
     policy: HFPolicy | DistributedPolicy
     critic: HFCritic | DistributedCritic | None
     advantages: Advantages
@@ -79,7 +89,7 @@ class Run:
         tell_progress(self.verifier, self.config, self.progress.step)
         return evaluate(
             self.engine,
-            self.verifier,
+            self.judge,
             once_each(self.eval_prompts.prompts, settings.prompts),
             SamplingParams(
                 max_new_tokens=sampling.max_new_tokens,
@@ -91,6 +101,7 @@ class Run:
             self.config.seed,
             on_progress=lambda done, total: display.phase(EVALUATING, done, total),
             check=check,
+            conversations=self.conversations,
         )
 
     def close(self) -> None:
@@ -107,6 +118,9 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = resources.enter_context(_verifier(config, inputs))
+        environments = build_environment(config, inputs.tools, inputs.environment_factory)
+        if environments is not None:
+            resources.enter_context(environments)
         backend.start(resources)
         config = resolve(config, inputs, backend.device())
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
@@ -124,14 +138,20 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         loaded = LoadedModel(
             model=model,
             tokenizer=tokenizer,
-            longest=longest_sample(config, model, train_prompts, eval_prompts),
+            longest=longest_sample(
+                config, model, train_prompts, eval_prompts, has_environment=environments is not None
+            ),
             dtype=compute_dtype(config.model, device),
             save_dtype=saved_dtype(config.model, stored),
         )
         workers = backend.build(config, loaded, losses, resources, display)
         policy, critic = workers.policy, workers.critic
         stream = build_stream(config, train_prompts, model, display)
-        sampler = build_sampler(config, stream, workers.engine, verifier, display, model)
+        conversations = None
+        if environments is not None:
+            conversations = _conversations(config, inputs, environments, tokenizer, loaded.longest)
+        judged = inputs.judged_by_verifier(config)
+        sampler = build_sampler(config, stream, workers.engine, verifier, display, model, conversations, judged)
         progress = Progress()
         learners: tuple[Part, ...] = (policy,) if critic is None else (policy, critic)
         reward_state = SavedRewardState(verifier, config.train.steps)
@@ -146,6 +166,8 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             eval_prompts=eval_prompts,
             engine=workers.engine,
             sampler=sampler,
+            conversations=conversations,
+            judge=verifier if judged else None,
             policy=policy,
             critic=critic,
             advantages=advantages,
@@ -162,9 +184,35 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
 
 def _verifier(config: Config, inputs: TrainerInputs) -> VerifierPool:
     functions = inputs.reward_funcs
+    if not inputs.judged_by_verifier(config):
+        return VerifierPool(_unused, config.reward.model_copy(update={"workers": 0}))
     if functions is None:
         return VerifierPool(build_verifier(config.reward), config.reward)
     return VerifierPool(as_verifier(functions, config.reward, inputs.reward_weights), config.reward)
+
+
+def _unused(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
+    """In place of a verifier, where the environment gives the rewards."""
+    raise AssertionError
+
+
+def _conversations(
+    config: Config, inputs: TrainerInputs, pool: EnvironmentPool, tokenizer: Any, longest: int
+) -> Conversations:
+    chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
+    chat.parse([])  # an unknown format is a mistake in the settings
+    threshold = config.reward.threshold
+    return Conversations(
+        pool,
+        chat,
+        config.env,
+        max_new_tokens=config.sampling.max_new_tokens,
+        context=longest,
+        rewards=gives_rewards(config, inputs.environment_factory),
+        system=config.data.system_prompt,
+        threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+        wrong=config.reward.wrong,
+    )
 
 
 def _idle_engines(config: Config) -> str | None:

@@ -11,7 +11,9 @@ import torch
 
 from dapo_rl.base.load import spec_of
 from dapo_rl.config import Config, ModelSettings, SourceSettings
+from dapo_rl.data import tasks
 from dapo_rl.data.sources import IN_MEMORY, as_sources
+from dapo_rl.envs.build import gives_rewards
 from dapo_rl.envs.trl_environment import TRLEnvironment
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import compute_dtype, pick_device
@@ -33,14 +35,14 @@ class TrainerInputs:
     """One for each of several reward functions; None: all are 1."""
     peft_config: Any = None
     """peft's `LoraConfig`, instead of `model.lora`."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user on the arguments."""
-    to_device: bool = False
-    """Whether to move a loaded model to `model.device`, as TRL does. Otherwise it stays where it is."""
     tools: Sequence[Callable[..., Any]] | None = None
     """Functions that the policy can call, instead of `env.tools`."""
     environment_factory: Any = None
     """A class of TRL's environments, or a function that makes one, or several by name, instead of `env.name`."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user on the arguments."""
+    to_device: bool = False
+    """Whether to move a loaded model to `model.device`, as TRL does. Otherwise it stays where it is."""
 
     @property
     def names_a_model(self) -> bool:
@@ -54,18 +56,39 @@ class TrainerInputs:
         device: torch.device = next(self.model.parameters()).device
         return device
 
+    def has_environment(self, config: Config) -> bool:
+        """Whether episodes may have several turns."""
+        return config.env.given or bool(self.tools) or self.environment_factory is not None
+
+    def judged_by_verifier(self, config: Config) -> bool:
+        """Whether reward functions or a verifier judge the episodes, alone or with the environment."""
+        if not self.has_environment(config) or self.reward_funcs is not None:
+            return True
+        named = "verifier" in config.reward.model_fields_set
+        return named or not gives_rewards(config, self.environment_factory)
+
     def sources(self, config: Config) -> dict[str, Any]:
         """The training and the held-out data, by the names of their settings."""
         return {
-            "data.train": config.data.train if self.train_dataset is None else self.train_dataset,
+            "data.train": self._training_data(config),
             "data.eval": config.data.eval if self.eval_dataset is None else self.eval_dataset,
         }
+
+    def _training_data(self, config: Config) -> Any:
+        if self.train_dataset is not None:
+            return self.train_dataset
+        return tasks.NAME if self.makes_tasks(config) else config.data.train
+
+    def makes_tasks(self, config: Config) -> bool:
+        """Whether an environment of TRL makes its tasks, because there are no data."""
+        has_data = self.train_dataset is not None or "train" in config.data.model_fields_set
+        return self.environment_factory is not None and not has_data
 
     def check_data(self, config: Config) -> None:
         """Raises UserError if a run of another model than the demo's would fall back to the demo's data, or if it is to
         be evaluated on nothing."""
         custom = self.model is not None or config.model.name != ModelSettings().name
-        if custom and self.train_dataset is None and self.environment_factory is None:
+        if custom and self.train_dataset is None and not self.makes_tasks(config):
             config.check_data("train_dataset" if self.model is not None else f"model.name={config.model.name}")
         if config.eval.every is not None and self.sources(config)["data.eval"] is None:
             raise UserError(
@@ -87,6 +110,8 @@ def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Conf
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else as_sources(source, f"{key}_dataset")
             changes["data"][key] = named if isinstance(named, str | SourceSettings | tuple) else IN_MEMORY
+    if inputs.makes_tasks(config):
+        changes["data"]["train"] = tasks.NAME
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     engine = config.engine if inputs.engine is None else spec_of(inputs.engine)
     return config.model_copy(update={**sections, "engine": engine})

@@ -61,12 +61,17 @@ def with_lora(config: Config, inputs: TrainerInputs, model: Any) -> Config:
     return config
 
 
-def longest_sample(config: Config, model: Any, *prompt_sets: PromptSet | None) -> int:
-    """The tokens of the longest possible sample; raises if the model does not support it, or a prompt's tokens."""
+def longest_sample(config: Config, model: Any, *prompt_sets: PromptSet | None, has_environment: bool = False) -> int:
+    """The tokens of the longest possible sample; raises if the model does not support it, or a prompt's tokens. With an
+    environment, the model's context limits episodes."""
     prompts = [prompt for prompt_set in prompt_sets if prompt_set for prompt in prompt_set.prompts]
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
     if any(prompt_set.is_stream for prompt_set in prompt_sets if prompt_set):  # most of its prompts are not read yet
         longest_prompt = config.data.max_prompt_tokens
+    if has_environment:  # the environment can say more than the prompt
+        longest = config.data.max_prompt_tokens + config.sampling.max_new_tokens + config.env.max_observation_tokens
+        limit = getattr(model.config, "max_position_embeddings", None)
+        return min(longest, limit) if isinstance(limit, int) else longest
     check_context(model, longest_prompt, config.sampling.max_new_tokens)
     return longest_prompt + config.sampling.max_new_tokens

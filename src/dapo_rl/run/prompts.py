@@ -23,6 +23,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_vocabulary
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
@@ -33,7 +34,10 @@ def prompt_sets(
     config: Config, inputs: TrainerInputs, tokenizer: Any, verifier: VerifierPool
 ) -> tuple[PromptSet, PromptSet | None]:
     """The training prompts and the held-out prompts."""
-    how = (tokenizer, config.data, verifier.needs_answer)
+    settings = config.data
+    if inputs.has_environment(config):  # which renders the prompts itself, with its tools
+        settings = settings.model_copy(update={"chat_template": "never", "system_prompt": None})
+    how = (tokenizer, settings, verifier.needs_answer)
     sources = inputs.sources(config)
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
@@ -74,12 +78,19 @@ def stream_part(stream: Stream, sampler: Sampler) -> Part:
 
 
 def build_sampler(
-    config: Config, stream: Stream, engine: Engine, verifier: VerifierPool, display: Display, model: Any
+    config: Config,
+    stream: Stream,
+    engine: Engine,
+    verifier: VerifierPool,
+    display: Display,
+    model: Any,
+    conversations: Conversations | None,
+    judged: bool,
 ) -> Sampler:
     return Sampler(
         stream,
         engine,
-        verifier,
+        verifier if judged else None,
         SamplingParams.of(config.sampling),
         config.sampling,
         cap=config.sampling_cap,
@@ -91,6 +102,7 @@ def build_sampler(
         on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary_of(model),
         during_updates=config.during_updates,
+        conversations=conversations,
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import answer
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
 
@@ -46,13 +47,14 @@ class Evaluation:
 
 def evaluate(
     engine: Engine,
-    verifier: Verifier,
+    verifier: Verifier | None,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     samples: int,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[], None] = check_nothing,
+    conversations: Conversations | None = None,
 ) -> Evaluation:
     """Samples every prompt `samples` times. The same seed gives the same random numbers in every evaluation.
 
@@ -60,7 +62,7 @@ def evaluate(
     """
     answered: list[Group] = []
     on_progress(0, len(prompts))
-    for problem in answer(engine, verifier, prompts, params, samples, seed, check=check):
+    for problem in answer(engine, verifier, prompts, params, samples, seed, check=check, conversations=conversations):
         answered.append(problem)
         on_progress(len(answered), len(prompts))
     answered.sort(key=lambda problem: problem.draw)

@@ -11,8 +11,8 @@ Each of them adopts orphans among its descendants: whatever a worker starts, eve
 or after it. Messages from workers are data: they are length-limited, numbered and never unpickled.
 """
 
-from dapo_rl.workers.pool import WorkerClient, WorkerFailedError, WorkerPool
+from dapo_rl.workers.pool import WorkerClient, WorkerFailedError, WorkerGoneError, WorkerPool
 from dapo_rl.workers.supervisor import Supervisor
 from dapo_rl.workers.worker import Service
 
-__all__ = ["Service", "Supervisor", "WorkerClient", "WorkerFailedError", "WorkerPool"]
+__all__ = ["Service", "Supervisor", "WorkerClient", "WorkerFailedError", "WorkerGoneError", "WorkerPool"]

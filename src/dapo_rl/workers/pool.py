@@ -34,6 +34,10 @@ class WorkerFailedError(Exception):
         self.status = status
 
 
+class WorkerGoneError(WorkerFailedError):
+    """The worker had ended before the call."""
+
+
 class WorkerClient:
     """One worker at a time, forked at the first call and again after it was killed or died.
 
@@ -52,7 +56,7 @@ class WorkerClient:
         if not retry and (self.worker is None or self.worker.has_ended()):
             if self.worker is not None:
                 self.kill()
-            raise WorkerFailedError("error", f"the {self._name}'s process has ended since the last call")
+            raise WorkerGoneError("error", f"the {self._name}'s process has ended since the last call")
         failure, twice = "", ", twice" if retry else ""
         for _ in range(2 if retry else 1):
             try:

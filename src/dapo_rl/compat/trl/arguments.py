@@ -13,7 +13,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, known_keys
 from dapo_rl.config.recipe import setting_named
 from dapo_rl.envs.tools import load_tools
-from dapo_rl.envs.trl_environment import check_class, class_of
+from dapo_rl.envs.trl_environment import check_class, class_of, owns_reward
 from dapo_rl.errors import UserError
 
 _OTHER_NAMES = {
@@ -96,13 +96,10 @@ def check_environments(
     if environment_factory is None:
         return
     named = isinstance(environment_factory, Mapping)
-    owns_reward = False
     for name, factory in environment_factory.items() if named else [("", environment_factory)]:
         where = f"environment_factory: {name}" if name else "environment_factory"
-        kind = class_of(factory, where)
-        check_class(kind, where, tools or ())
-        owns_reward |= hasattr(kind, "get_reward")
-    if reward_funcs is None and not owns_reward:
+        check_class(class_of(factory, where), where, tools or ())
+    if reward_funcs is None and not owns_reward(environment_factory):
         raise UserError("environment_factory: nothing gives a reward; write a method get_reward, or give reward_funcs")
     if train_dataset is not None:
         return

@@ -1,0 +1,118 @@
+"""Builds the environment that the settings, or the trainer's arguments, name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dapo_rl.base.load import load_function
+from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.config import Config, EnvSettings
+from dapo_rl.envs.guess import Guess
+from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
+from dapo_rl.errors import UserError
+
+BUILTIN: dict[str, type] = {"guess": Guess}
+
+
+class Factory:
+    """Makes the environment of each episode, in its process."""
+
+    def __init__(self, environment: Any, *arguments: Any, **options: Any) -> None:
+        self.environment = environment
+        """Its class, which says whether it is asynchronous, stateless and deterministic."""
+        self._arguments, self._options = arguments, options
+
+    def __call__(self) -> Any:
+        return self.environment(*self._arguments, **self._options)
+
+
+def build_environment(
+    config: Config, tools: Sequence[Any] | None = None, environment_factory: Any = None
+) -> EnvironmentPool | None:
+    """The environments of a run; None if its episodes have one turn. `tools` and `environment_factory` are the
+    trainer's arguments."""
+    settings = config.env
+    if not settings.given and not tools and environment_factory is None:
+        return None
+    factory = _factory(settings, config, tools or (), environment_factory)
+    name = settings.name or settings.agent or getattr(factory.environment, "__name__", "environment")
+    return EnvironmentPool(factory, settings, str(name))
+
+
+def gives_rewards(config: Config, environment_factory: Any = None) -> bool:
+    """Whether the environment gives rewards, rather than verifiers alone."""
+    if environment_factory is not None:
+        return owns_reward(environment_factory)
+    return bool(config.env.name or config.env.agent)
+
+
+def _factory(
+    settings: EnvSettings, config: Config, tools: Sequence[Any], environment_factory: Any
+) -> Factory | TRLEnvironments:
+    ways = {
+        "env.name": settings.name,
+        "env.agent": settings.agent,
+        "env.tools": (*settings.tools, *settings.mcp, *(tools if environment_factory is None else ())),
+        "environment_factory": environment_factory,
+    }
+    chosen = [way for way, value in ways.items() if value]
+    if len(chosen) > 1:
+        raise UserError(f"{chosen[0]}: an episode has one environment; leave out {' and '.join(chosen[1:])}")
+    if settings.agent:
+        from dapo_rl.envs.agent import AgentEnvironment
+
+        longest = config.longest_sample
+        return Factory(
+            AgentEnvironment, settings.agent, config.model.name, longest, settings.host, settings.port, settings.tls
+        )
+    if settings.name:
+        return _named(settings.name, settings)
+    if environment_factory is not None:
+        return TRLEnvironments(environment_factory, tools)
+    return _of_tools(settings, tools)
+
+
+def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
+    prefix, colon, rest = name.partition(":")
+    if not colon:
+        if name not in BUILTIN:
+            hint = did_you_mean(nearest(name, BUILTIN), "a class is named module:Class or file.py:Class")
+            raise UserError(f"env.name: {name!r} is not one of {', '.join(BUILTIN)}{hint}")
+        return _with_options(BUILTIN[name], settings)
+    if prefix in ADAPTERS:
+        return ADAPTERS[prefix](rest, settings)
+    kind = load_function(name)
+    if is_trl_environment(kind):
+        check_class(kind, "env.name")
+        return TRLEnvironments(kind)
+    if not inspect.isclass(kind):
+        kind = getattr(kind, "environment", kind)
+    if not callable(getattr(kind, "step", None)):
+        raise UserError(
+            f"env.name: {name} has no method step; an environment is a class with step(turn), and open(prompt, seed) "
+            "where it has something to begin with"
+        )
+    return _with_options(kind, settings)
+
+
+def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
+    try:
+        inspect.signature(kind).bind(**settings.options)
+    except TypeError as error:
+        raise UserError(f"env.options: {getattr(kind, '__name__', kind)} does not take them: {error}") from None
+    except ValueError:
+        pass
+    return Factory(kind, **settings.options)
+
+
+def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
+    from dapo_rl.envs.tools import load_tools, tools_environment
+
+    loaded = load_tools([*settings.tools, *tools])
+    return Factory(type(tools_environment(loaded)), loaded)
+
+
+ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {}
