@@ -159,3 +159,39 @@ def test_scripts_of_one_turn_have_the_defaults():
     script = settings(False)
     assert script.config.env == Config().env
     assert not any("max_completion_length" in note for note in script.notes)
+
+
+class Paid(Game):
+    def reset(self, **row):
+        self.task = row["task"]
+        return f"{self.task}+1=?"
+
+    def get_reward(self) -> float:
+        return 0.25
+
+
+@pytest.mark.slow
+def test_an_environment_trains_without_data(tmp_path):
+    """The embedded model's template has no place for tools, so that their format is named."""
+    args = grpo(max_steps=1, max_completion_length=16, max_tool_calling_iterations=2)
+    config = {"sampling.dynamic": False, "overlong.shape": "off", "env.tool_format": "hermes", "log.report": False}
+    given = {"args": args, "environment_factory": Paid, "config": config, "run_dir": tmp_path / "run"}
+    with DAPOTrainer("tiny", **given) as trainer:
+        summary = trainer.train()
+    assert summary["metrics"]["reward/mean"] == 0.25
+    assert (trainer.config.data.train, trainer.config.env.name) == ("tasks", f"{__name__}:Paid")
+    assert trainer.config.env.max_turns == 3
+
+
+@pytest.mark.slow
+def test_a_class_of_trl_can_be_named_in_the_settings(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Paid:\n"
+        "    def reset(self, **row):\n        return 'Hello'\n\n"
+        "    def get_reward(self):\n        return 0.25\n"
+    )
+    config = {"env.name": f"{tmp_path}/mine.py:Paid", "data.train": "tasks", "train.steps": 1, "log.report": False}
+    config |= {"sampling.prompts_per_step": 1, "sampling.group_size": 2, "sampling.max_new_tokens": 8}
+    config |= {"sampling.dynamic": False, "overlong.shape": "off"}
+    with DAPOTrainer("tiny", config=config, run_dir=tmp_path / "run") as trainer:
+        assert trainer.train()["metrics"]["reward/mean"] == 0.25
