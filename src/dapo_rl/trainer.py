@@ -18,6 +18,7 @@ from dapo_rl.base.quote import shown
 from dapo_rl.compat.trl.accelerator import Accelerator
 from dapo_rl.compat.trl.arguments import (
     check_arguments,
+    check_environments,
     refuse_arguments,
     refuse_models,
     refuse_unknown,
@@ -56,7 +57,9 @@ class DAPOTrainer:
     anything that `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or
     function that makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that
     are not given come from `config`: a `Config`, the path or name of a recipe, or a mapping of settings with nested or
-    dotted keys. `callbacks` are transformers' `TrainerCallback`s, or classes of them (docs/callbacks.md).
+    dotted keys. `callbacks` are transformers' `TrainerCallback`s, or classes of them (docs/callbacks.md). `tools` are
+    functions that the policy can call, and `environment_factory` is a class of TRL's environments, or several by the
+    names in the column `environment`; with one class, `train_dataset` can be left out.
 
     The positional arguments are those of TRL's `GRPOTrainer`. `args` is a `GRPOConfig`; `config` overrides it. See
     docs/from-trl.md.
@@ -94,16 +97,18 @@ class DAPOTrainer:
             reward_processing_classes=reward_processing_classes,
             optimizers=optimizers,
             quantization_config=quantization_config,
-            tools=tools,
             rollout_func=rollout_func,
-            environment_factory=environment_factory,
         )
+        check_arguments(tools=tools, environment_factory=environment_factory)
+        check_environments(environment_factory, tools, reward_funcs, train_dataset, args)
         refuse_models(reward_funcs, processing_class)
         check_arguments(processing_class=processing_class)
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()
         count = partial(count_rows, train_dataset)
-        script = script_settings(args, config, reward_funcs, count, has_data=train_dataset is not None)
+        has_data = train_dataset is not None or environment_factory is not None
+        several_turns = bool(tools or environment_factory)
+        script = script_settings(args, config, reward_funcs, count, has_data, several_turns)
         train_dataset, eval_dataset, chosen = choose_splits(
             train_dataset, eval_dataset, script.config.eval.every is not None
         )
@@ -121,7 +126,9 @@ class DAPOTrainer:
             engine,
             script.reward_weights,
             peft_config,
-            (*script.notes, *([chosen] if chosen else [])),
+            tools,
+            environment_factory,
+            notes=(*script.notes, *([chosen] if chosen else [])),
             to_device=args is not None,
         )
         self._built: Run | None = build_run(script.config, inputs, self.display)

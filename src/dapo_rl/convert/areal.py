@@ -6,6 +6,7 @@ from dapo_rl.config.peers import reason
 from dapo_rl.config.peers.values import written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
+from dapo_rl.convert.turns import areal_turns
 from dapo_rl.objectives import GAE
 
 _NORM, OPTIMIZER = "actor.reward_norm", "actor.optimizer"
@@ -45,6 +46,7 @@ def derive_areal(draft: Draft) -> None:
     )
     shared.lora(draft, bool(draft.value(switch)), (rank,), alpha, targets, 32, switch)
     mode = draft.value("stats_logger.wandb.mode")
+    areal_turns(draft)
     draft.put("log.trackers", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")
 
 

@@ -11,6 +11,7 @@ from dapo_rl.config.peers.values import is_number, written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
+from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.losses import losses_by
 
@@ -35,6 +36,7 @@ def derive_trl(draft: Draft) -> None:
     derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
+    trl_turns(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 

@@ -1,6 +1,6 @@
 """Features of other libraries that are missing here, and the settings that ask for them.
 
-A run that needs one of them is refused by name: without its images, tools or teacher it would learn something else.
+A run that needs one of them is refused by name: without its images or teacher it would learn something else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FEATURES = {
     "IMAGES": ("images", "dapo-rl trains text models on text"),
     "ROBOTS": ("vision-language-action models", "dapo-rl trains text models on text"),
     "TEACHER": ("distillation from a teacher", "dapo-rl learns from the rewards of a verifier"),
-    "TURNS": ("several turns, tools and agents", "a response is one turn, which a verifier scores"),
+    "ROLLOUTS": ("rollout functions", "write it as an environment or an agent (docs/environments.md)"),
     "SFT": ("supervised fine-tuning", "dapo-rl trains by reinforcement learning with verifiable rewards"),
     "PREFERENCES": ("learning from preferences", "dapo-rl learns from the rewards of a verifier"),
     "REWARD_MODELS": ("training a reward model", "dapo-rl trains policies with the rewards of a verifier"),
@@ -58,4 +58,4 @@ def _asks(sign: Mapping[str, Any], value: Any, is_complete: bool) -> bool:
     """Whether a value of a setting asks for a feature. `sign` is its entry in the table."""
     if value is None or value is False or (is_complete and value == sign.get("default")):
         return False
-    return value in sign["only"] if "only" in sign else value not in ("", [], {}, 0, *sign.get("except", ()))
+    return value in sign["only"] if "only" in sign else value not in ("", [], {}, 0)

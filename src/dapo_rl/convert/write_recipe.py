@@ -18,6 +18,7 @@ from dapo_rl.convert.ms_swift import derive_swift
 from dapo_rl.convert.read_run import ExternalRun
 from dapo_rl.convert.shared import nearest_divisor, recompute_for_sequences
 from dapo_rl.convert.trl import derive_trl
+from dapo_rl.convert.turns import has_turns, in_place
 from dapo_rl.convert.unsupported import missing_feature
 from dapo_rl.convert.verl import derive_verl
 from dapo_rl.errors import UserError
@@ -111,6 +112,7 @@ def _hold_one_sample(draft: Draft) -> None:
     """Micro-batches have room for one sample here, where other libraries split it between GPUs."""
     budget = draft.settings.get(ours := "train.token_budget")
     longest = draft.setting("data.max_prompt_tokens") + draft.setting("sampling.max_new_tokens")
+    longest += draft.setting("env.max_observation_tokens") if has_turns(draft) else 0
     if budget is None or budget >= longest:
         return
     draft.settings[ours] = longest
@@ -173,7 +175,8 @@ def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{name}:\n"
             yield from _lines(value, f"{indent}  ")
         else:
-            remark = "  # not known: write it here" if value in (NO_SOURCE, NO_MODEL) else ""
+            missing = value in (NO_SOURCE, NO_MODEL) or in_place(value)
+            remark = "  # not known: write it here" if missing else ""
             yield f"{indent}{name}: {_inline(value)}{remark}\n"
 
 

@@ -11,6 +11,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, EnvSettings
 from dapo_rl.envs.guess import Guess
 from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
 from dapo_rl.errors import UserError
 
 BUILTIN: dict[str, type] = {"guess": Guess}
@@ -44,16 +45,17 @@ def build_environment(
 def gives_rewards(config: Config, environment_factory: Any = None) -> bool:
     """Whether the environment gives rewards, rather than verifiers alone."""
     if environment_factory is not None:
-        kinds = environment_factory.values() if isinstance(environment_factory, dict) else [environment_factory]
-        return any(hasattr(kind, "get_reward") for kind in kinds)
+        return owns_reward(environment_factory)
     return bool(config.env.name or config.env.agent)
 
 
-def _factory(settings: EnvSettings, config: Config, tools: Sequence[Any], environment_factory: Any) -> Factory:
+def _factory(
+    settings: EnvSettings, config: Config, tools: Sequence[Any], environment_factory: Any
+) -> Factory | TRLEnvironments:
     ways = {
         "env.name": settings.name,
         "env.agent": settings.agent,
-        "env.tools": (*settings.tools, *settings.mcp, *tools),
+        "env.tools": (*settings.tools, *settings.mcp, *(tools if environment_factory is None else ())),
         "environment_factory": environment_factory,
     }
     chosen = [way for way, value in ways.items() if value]
@@ -69,11 +71,11 @@ def _factory(settings: EnvSettings, config: Config, tools: Sequence[Any], enviro
     if settings.name:
         return _named(settings.name, settings)
     if environment_factory is not None:
-        return _of_trl(environment_factory)
+        return TRLEnvironments(environment_factory, tools)
     return _of_tools(settings, tools)
 
 
-def _named(name: str, settings: EnvSettings) -> Factory:
+def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
     prefix, colon, rest = name.partition(":")
     if not colon:
         if name not in BUILTIN:
@@ -83,6 +85,9 @@ def _named(name: str, settings: EnvSettings) -> Factory:
     if prefix in ADAPTERS:
         return ADAPTERS[prefix](rest, settings)
     kind = load_function(name)
+    if is_trl_environment(kind):
+        check_class(kind, "env.name")
+        return TRLEnvironments(kind)
     if not inspect.isclass(kind):
         kind = getattr(kind, "environment", kind)
     if not callable(getattr(kind, "step", None)):
@@ -108,10 +113,6 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
 
     loaded = load_tools([*settings.tools, *tools])
     return Factory(type(tools_environment(loaded)), loaded)
-
-
-def _of_trl(environment_factory: Any) -> Factory:
-    raise UserError("environment_factory: not supported yet")
 
 
 ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {}

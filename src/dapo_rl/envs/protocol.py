@@ -109,6 +109,8 @@ class Observation:
     """Of the last step: whether the episode counts as solved; by default, if its reward is above `reward.threshold`."""
     max_tokens: int | None = None
     """A limit on the next turn, as agents ask for."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """Of the last step: what reward functions get of the environment (TRL's `environments`), as JSON has it."""
 
 
 Answer = Observation | Verdict | str | float
@@ -130,7 +132,7 @@ class Environment(Protocol):
 
     def step(self, turn: AssistantTurn) -> Answer: ...
 
-    def result(self) -> float | Verdict | None:
+    def result(self) -> float | Verdict | Observation | None:
         """Called when a limit ends the episode: its last reward. Optional."""
         ...
 

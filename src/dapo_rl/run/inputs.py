@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ import torch
 
 from dapo_rl.base.load import spec_of
 from dapo_rl.config import Config, ModelSettings, SourceSettings
+from dapo_rl.data import tasks
 from dapo_rl.data.sources import IN_MEMORY, as_sources
 from dapo_rl.envs.build import gives_rewards
+from dapo_rl.envs.trl_environment import TRLEnvironment
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import compute_dtype, pick_device
 from dapo_rl.rewards.build import recorded_verifier
@@ -33,10 +35,10 @@ class TrainerInputs:
     """One for each of several reward functions; None: all are 1."""
     peft_config: Any = None
     """peft's `LoraConfig`, instead of `model.lora`."""
-    tools: Sequence[Any] | None = None
+    tools: Sequence[Callable[..., Any]] | None = None
     """Functions that the policy can call, instead of `env.tools`."""
     environment_factory: Any = None
-    """A class of TRL's environments, or a dictionary of them, instead of `env.name`."""
+    """A class of TRL's environments, or a function that makes one, or several by name, instead of `env.name`."""
     notes: tuple[str, ...] = ()
     """Notes for the user on the arguments."""
     to_device: bool = False
@@ -68,15 +70,25 @@ class TrainerInputs:
     def sources(self, config: Config) -> dict[str, Any]:
         """The training and the held-out data, by the names of their settings."""
         return {
-            "data.train": config.data.train if self.train_dataset is None else self.train_dataset,
+            "data.train": self._training_data(config),
             "data.eval": config.data.eval if self.eval_dataset is None else self.eval_dataset,
         }
+
+    def _training_data(self, config: Config) -> Any:
+        if self.train_dataset is not None:
+            return self.train_dataset
+        return tasks.NAME if self.makes_tasks(config) else config.data.train
+
+    def makes_tasks(self, config: Config) -> bool:
+        """Whether an environment of TRL makes its tasks, because there are no data."""
+        has_data = self.train_dataset is not None or "train" in config.data.model_fields_set
+        return self.environment_factory is not None and not has_data
 
     def check_data(self, config: Config) -> None:
         """Raises UserError if a run of another model than the demo's would fall back to the demo's data, or if it is to
         be evaluated on nothing."""
         custom = self.model is not None or config.model.name != ModelSettings().name
-        if custom and self.train_dataset is None:
+        if custom and self.train_dataset is None and not self.makes_tasks(config):
             config.check_data("train_dataset" if self.model is not None else f"model.name={config.model.name}")
         if config.eval.every is not None and self.sources(config)["data.eval"] is None:
             raise UserError(
@@ -87,7 +99,7 @@ class TrainerInputs:
 def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Config:
     """The settings as the run directory records them: with the names of the inputs, and with the actual dtype instead
     of `model.dtype: auto`, so that a run resumed on another machine keeps it."""
-    changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}}
+    changes: dict[str, dict[str, Any]] = {"model": {}, "reward": {}, "data": {}, "env": _environment(inputs)}
     name = inputs.model if inputs.names_a_model else getattr(inputs.model, "name_or_path", None)
     if name:
         changes["model"]["name"] = os.fspath(name)
@@ -98,6 +110,21 @@ def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Conf
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else as_sources(source, f"{key}_dataset")
             changes["data"][key] = named if isinstance(named, str | SourceSettings | tuple) else IN_MEMORY
+    if inputs.makes_tasks(config):
+        changes["data"]["train"] = tasks.NAME
     sections = {section: getattr(config, section).model_copy(update=values) for section, values in changes.items()}
     engine = config.engine if inputs.engine is None else spec_of(inputs.engine)
     return config.model_copy(update={**sections, "engine": engine})
+
+
+def _environment(inputs: TrainerInputs) -> dict[str, Any]:
+    """The settings `env.*` for tools and environments that are passed as objects."""
+    factory, changes = inputs.environment_factory, dict[str, Any]()
+    if inputs.tools:
+        changes["tools"] = tuple(map(spec_of, inputs.tools))
+    if isinstance(factory, Mapping):
+        changes["name"] = spec_of(TRLEnvironment)
+        changes["options"] = {"factory": {name: spec_of(each) for name, each in factory.items()}}
+    elif factory is not None:
+        changes["name"] = spec_of(factory)
+    return changes

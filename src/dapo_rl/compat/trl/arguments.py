@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, known_keys
 from dapo_rl.config.recipe import setting_named
+from dapo_rl.envs.tools import load_tools
+from dapo_rl.envs.trl_environment import check_class, class_of, owns_reward
 from dapo_rl.errors import UserError
 
 _OTHER_NAMES = {
@@ -20,7 +22,6 @@ _OTHER_NAMES = {
     "output_dir": ("run_dir", "path"),
 }
 """Names that other libraries, or earlier versions of them, give to an argument."""
-_ONE_TURN = "a run trains on single responses with verifiable rewards; to train an agent, use TRL's GRPOTrainer or verl"
 REFUSED = {
     "reward_processing_classes": (
         "reward models are not supported; write a reward function that loads the model and its tokenizer"
@@ -31,12 +32,10 @@ REFUSED = {
     "quantization_config": (
         "quantised weights are not supported; they are stored in float32, and model.lora saves memory"
     ),
-    "tools": f"tools are not supported yet: {_ONE_TURN}",
     "rollout_func": (
         "a rollout function is not supported; if it samples one response per prompt, write it as an engine "
-        "(engine=, docs/engines.md), and use TRL's GRPOTrainer or verl if it does not"
+        "(engine=, docs/engines.md), and as an environment or an agent if it does not (docs/environments.md)"
     ),
-    "environment_factory": f"environments are not supported yet: {_ONE_TURN}",
 }
 """Arguments of `GRPOTrainer` that have no counterpart, and why."""
 _TOKENIZER = ("decode", "eos_token_id", "__call__")
@@ -88,6 +87,31 @@ def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
         )
 
 
+def check_environments(
+    environment_factory: Any, tools: Sequence[Any] | None, reward_funcs: Any, train_dataset: Any, args: Any
+) -> None:
+    """Raises UserError for functions that cannot be tools, and for environments without `reset`, without anything to
+    reward, or without rows to choose by."""
+    load_tools(tools or ())
+    if environment_factory is None:
+        return
+    named = isinstance(environment_factory, Mapping)
+    for name, factory in environment_factory.items() if named else [("", environment_factory)]:
+        where = f"environment_factory: {name}" if name else "environment_factory"
+        check_class(class_of(factory, where), where, tools or ())
+    if reward_funcs is None and not owns_reward(environment_factory):
+        raise UserError("environment_factory: nothing gives a reward; write a method get_reward, or give reward_funcs")
+    if train_dataset is not None:
+        return
+    if named:
+        raise UserError(
+            "environment_factory: several environments need a train_dataset whose column `environment` names one for "
+            "each row"
+        )
+    if args is not None and getattr(args, "max_steps", 1) <= 0:
+        raise UserError("args: without train_dataset there are no epochs to count; set max_steps")
+
+
 def function_list(reward_funcs: Any) -> list[Any]:
     return list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
 
@@ -117,6 +141,16 @@ def _has(names: tuple[str, ...]) -> Callable[[Any], bool]:
     return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in names)
 
 
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(callable, value))
+
+
+def _are_factories(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(name, str) for name in value) and all(map(callable, value.values()))
+    return callable(value)
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -133,6 +167,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: not isinstance(value, str | int | float),
         "an engine, or a class or function that makes one (a name goes to config={'engine': …})",
     ),
+    "tools": (_are_functions, "a list of functions"),
+    "environment_factory": (_are_factories, "a class, a function that makes an environment, or a mapping of them"),
     "run_dir": (_is_path, "a path"),
     "path": (_is_path, "a path"),
     "resume": _RESUME,

@@ -24,6 +24,7 @@ from dapo_rl.config.peers.values import written
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.convert.draft import ConvertedSetting, Draft
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off, trl_importance
+from dapo_rl.convert.turns import trl_turns
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.errors import UserError
@@ -60,11 +61,14 @@ def is_grpo_config(args: object) -> bool:
     return any(kind.__name__ == NAME for kind in type(args).__mro__)
 
 
-def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_length: bool = False) -> Moved:
+def read_grpo_config(
+    args: Any, count_rows: Callable[[], int | None], punishes_length: bool = False, several_turns: bool = False
+) -> Moved:
     """The settings of a `GRPOConfig`. Raises UserError for a field that would change learning and has no counterpart.
 
     `count_rows` counts the training prompts, None if there is no end to them. `punishes_length` says that a reward
-    function is TRL's Soft Overlong Punishment, which must not be applied twice.
+    function is TRL's Soft Overlong Punishment, which must not be applied twice. `several_turns` says that there are
+    tools or environments.
     """
     if getattr(args, "world_size", 1) > 1:
         raise UserError(f"args: {args.world_size} processes; start the script with `python`: {reason('ONE_PROCESS')}")
@@ -74,6 +78,9 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
         draft.carry_over()
         _refuse(draft, args)
         _derive(draft, args, count_rows)
+        trl_turns(draft)
+        if several_turns:
+            _derive_turns(draft.settings)
         draft.finish()
     except UserError as error:
         raise UserError(f"args: {error}") from None
@@ -87,7 +94,7 @@ def read_grpo_config(args: Any, count_rows: Callable[[], int | None], punishes_l
             for ours in draft.settings
             if row.is_set and f"{ours}:" in row.here and row.key not in _REWRITTEN
         },
-        notes=tuple(_notes(draft, args)),
+        notes=(*_notes(draft, args), *([_RESULTS_COUNT] if several_turns else [])),
     )
 
 
@@ -198,6 +205,19 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
         settings["checkpoint.every"] = settings["train.steps"]
 
 
+def _derive_turns(settings: dict[str, Any]) -> None:
+    """Without `max_tool_calling_iterations`, the length alone ends an episode: each turn has a token."""
+    length = settings["sampling.max_new_tokens"]
+    settings.setdefault("env.max_turns", length)
+    settings["env.max_observation_tokens"] = length
+
+
+_RESULTS_COUNT = (
+    "GRPOConfig: max_completion_length counts the policy's tokens here, and as many of tool results "
+    "(env.max_observation_tokens); TRL counts both together"
+)
+
+
 def _last_rate(draft: Draft) -> float:
     """The rate of TRL's last update as a share of the first. It decays to 0 after that update; here, in the last."""
     settings = draft.settings
@@ -247,10 +267,15 @@ class Script:
 
 
 def script_settings(
-    args: Any, config: Settings, reward_funcs: Any, count_rows: Callable[[Config], int | None], has_data: bool = True
+    args: Any,
+    config: Settings,
+    reward_funcs: Any,
+    count_rows: Callable[[Config], int | None],
+    has_data: bool = True,
+    several_turns: bool = False,
 ) -> Script:
-    """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None. `has_data` says that the data
-    set is given as an argument."""
+    """The settings of `args`, a `GRPOConfig`, overridden by `config`. Either can be None. `has_data` says that the
+    data, and `several_turns` that tools or environments are given as arguments."""
     if args is None:
         return Script(_as_config(config, needs_data=not has_data))
     if not is_grpo_config(args):
@@ -260,7 +285,7 @@ def script_settings(
         )
     over = _as_settings(config)
     punished = any(getattr(function, "__name__", "") == _SOFT_OVERLONG for function in function_list(reward_funcs))
-    moved = read_grpo_config(args, lambda: count_rows(Config.build(over)), punished)
+    moved = read_grpo_config(args, lambda: count_rows(Config.build(over)), punished, several_turns)
     result: dict[str, Any] = {}
     for key, value in _under(moved, over).items():
         put(result, key, value)
