@@ -4,7 +4,7 @@
 - Others share processes (`env.workers`), each of which makes one call at a time. Calls of a stateless environment, such
   as a set of tools, go to any of them. An episode with a state stays in its process, alone as long as there are enough.
 
-Whatever an environment does, each of its calls ends in a result or a `Failure`, and only its own episode ends. If its
+Whatever an environment does, each of its calls ends in a result or a `EpisodeFailure`, and only its own episode ends. If its
 process is killed, deterministic environments that shared it are brought back in a new one.
 """
 
@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.protocol import AssistantTurn, Failure, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening
 from dapo_rl.envs.service import (
     Operation,
     Result,
@@ -207,7 +207,7 @@ class _Processes:
         try:
             with process.lock:
                 result = self._send(process, body, is_new)
-                if isinstance(result, Failure) and result.reason == "lost" and self._replayed(process, key):
+                if isinstance(result, EpisodeFailure) and result.reason == "lost" and self._replayed(process, key):
                     result = self._send(process, body, is_new=False)
         finally:
             if self._stateless:
@@ -215,9 +215,11 @@ class _Processes:
                     process.episodes.discard(key)
         if isinstance(result, UserError):
             raise result
-        if isinstance(result, Failure) and result.reason == "lost":
-            result = Failure("crashed", "its process was ended by the call of another episode; raise env.workers")
-        if self._deterministic and not self._stateless and not isinstance(result, Failure):
+        if isinstance(result, EpisodeFailure) and result.reason == "lost":
+            result = EpisodeFailure(
+                "crashed", "its process was ended by the call of another episode; raise env.workers"
+            )
+        if self._deterministic and not self._stateless and not isinstance(result, EpisodeFailure):
             with self._lock:
                 if key in self._episodes:
                     self._history.setdefault(key, []).append((body, result))
@@ -229,13 +231,13 @@ class _Processes:
             result, exhausted = client.call(body, _decode, retry=is_new)
             if exhausted:
                 client.kill()
-            elif not isinstance(result, Failure | UserError):
+            elif not isinstance(result, EpisodeFailure | UserError):
                 self._supervisor.call_went_well()
             return result
         except WorkerGoneError:
-            return Failure("lost", "")
+            return EpisodeFailure("lost", "")
         except WorkerFailedError as error:
-            return Failure("timeout" if error.status == "timeout" else "crashed", str(error))
+            return EpisodeFailure("timeout" if error.status == "timeout" else "crashed", str(error))
         except UserError as error:
             return error
 
@@ -319,7 +321,7 @@ class _SharedLoop:
                 finished = client.call(body, _decode_all)
                 self._supervisor.call_went_well()
             except WorkerFailedError as error:
-                self._fail(Failure("timeout" if error.status == "timeout" else "crashed", str(error)))
+                self._fail(EpisodeFailure("timeout" if error.status == "timeout" else "crashed", str(error)))
                 continue
             except BaseException as error:
                 self._fail(error)
@@ -352,11 +354,11 @@ class _SharedLoop:
             self._waiting[number] = future
             new.append((number, operation, key, arguments))
 
-    def _fail(self, error: Failure | BaseException) -> None:
+    def _fail(self, error: EpisodeFailure | BaseException) -> None:
         """Ends all calls. The process is gone, and with it its episodes."""
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            if isinstance(error, Failure):
+            if isinstance(error, EpisodeFailure):
                 future.set_result(error)
             else:
                 future.set_exception(error)

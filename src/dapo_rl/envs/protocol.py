@@ -140,7 +140,7 @@ class Environment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class EpisodeFailure:
     """An episode that ended because its environment failed."""
 
     reason: FailureReason

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten
 from dapo_rl.config import EnvSettings
 from dapo_rl.data.tasks import is_task
-from dapo_rl.envs.protocol import AssistantTurn, Failure, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 from dapo_rl.workers import Service
@@ -33,7 +33,8 @@ MAX_TEXT = 8 << 20
 MAX_REWARD = 1e6
 
 Operation = Literal["open", "step", "result", "close"]
-Result = Opening | Observation | Failure | UserError
+Result = Opening | Observation | EpisodeFailure | UserError
+KINDS = {Opening: "opening", Observation: "observation", EpisodeFailure: "failure"}
 
 
 class ObservationTooLongError(Exception):
@@ -58,7 +59,7 @@ def encode_result(result: Result, exhausted: bool = False) -> dict[str, Any]:
     if isinstance(result, UserError):
         line, more = shorten(str(result), TRACEBACK_LIMIT), shorten(str(result.more), TRACEBACK_LIMIT)
         return {"kind": "fatal", "line": line, "more": more}
-    kind = type(result).__name__.lower()
+    kind = KINDS[type(result)]
     return {"kind": kind, "exhausted": exhausted, **asdict(result)}
 
 
@@ -70,7 +71,7 @@ def decode_result(row: Any) -> Result:
         if kind == "fatal":
             return UserError(str(values["line"]), str(values["more"]))
         if kind == "failure":
-            return Failure(**values)
+            return EpisodeFailure(**values)
         if kind == "opening":
             return _opening(values)
         if kind != "observation":
@@ -155,16 +156,16 @@ def observation_of(answer: Any) -> Observation:
     return answer
 
 
-def failure_of(name: str, error: BaseException) -> Failure | UserError:
+def failure_of(name: str, error: BaseException) -> EpisodeFailure | UserError:
     if isinstance(error, UserError):
         return error
     if isinstance(error, GoneError):
-        return Failure("lost", str(error))
+        return EpisodeFailure("lost", str(error))
     if isinstance(error, MemoryError):
-        return Failure("crashed", f"{name} ran out of memory (env.memory_mb)")
+        return EpisodeFailure("crashed", f"{name} ran out of memory (env.memory_mb)")
     if type(error).__name__ == ObservationTooLongError.__name__:
-        return Failure("too_long", f"{name} {shorten(str(error))}")
-    return Failure("error", f"{name} raised {describe(error)}\n{describe_traceback(error)}")
+        return EpisodeFailure("too_long", f"{name} {shorten(str(error))}")
+    return EpisodeFailure("error", f"{name} raised {describe(error)}\n{describe_traceback(error)}")
 
 
 # In the worker.
@@ -264,11 +265,13 @@ def _bounded(row: dict[str, Any], name: str) -> bytes:
     try:
         data = json.dumps(row).encode("utf-8", "surrogatepass")
     except (TypeError, ValueError, RecursionError) as error:
-        return json.dumps(encode_result(Failure("error", f"{name} gave no JSON values: {describe(error)}"))).encode()
+        return json.dumps(
+            encode_result(EpisodeFailure("error", f"{name} gave no JSON values: {describe(error)}"))
+        ).encode()
     if len(data) <= MAX_REPLY // 2:
         return data
     detail = f"{name} answered with {len(data) >> 20} MiB; the limit is {MAX_REPLY >> 21} MiB"
-    return json.dumps(encode_result(Failure("too_long", detail), exhausted=True)).encode()
+    return json.dumps(encode_result(EpisodeFailure("too_long", detail), exhausted=True)).encode()
 
 
 class _Loop:
@@ -308,7 +311,7 @@ class _Loop:
                     value = await value
             result = self._host.end(operation, key, value)
         except TimeoutError:
-            result = Failure("timeout", f"not answered within {self._limit_s:g} s (env.timeout_s)")
+            result = EpisodeFailure("timeout", f"not answered within {self._limit_s:g} s (env.timeout_s)")
         except BaseException as error:  # including SystemExit and KeyboardInterrupt of the user's code
             result = self._host.failed(error)
         data = _bounded(encode_result(result), "the environment")

@@ -21,10 +21,10 @@ from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
 from dapo_rl.envs.pool import EnvironmentPool
-from dapo_rl.envs.protocol import AssistantTurn, Failure, Message, Observation, Opening, ToolSchema
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
 
-Result = Opening | Observation | Failure
+Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
 STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
 
@@ -113,7 +113,7 @@ class Conversations:
     def opened(self, conversation: Conversation, result: Result) -> None:
         """Takes the environment's opening; a failure ends the conversation."""
         conversation.count("env_wait_s", conversation.lap())
-        if isinstance(result, Failure):
+        if isinstance(result, EpisodeFailure):
             self._fail(conversation, result)
             return
         assert isinstance(result, Opening)
@@ -129,7 +129,7 @@ class Conversations:
         conversation.limit = opening.max_tokens
         if not 0 < len(ids) < self.context:
             why = f"the prompt has {len(ids)} tokens, of a context of {self.context} (data.max_prompt_tokens)"
-            self._fail(conversation, Failure("too_long", why))
+            self._fail(conversation, EpisodeFailure("too_long", why))
             return
         conversation.trajectory = Trajectory.nothing(conversation.index).replace(prompt_ids=ids)
 
@@ -201,7 +201,7 @@ class Conversations:
         the last reward, if a limit ends it."""
         waited = conversation.lap()
         conversation.count("env_wait_s", waited)
-        if isinstance(result, Failure):
+        if isinstance(result, EpisodeFailure):
             self._fail(conversation, result)
             return None
         assert isinstance(result, Observation)
@@ -353,7 +353,7 @@ class Conversations:
         correct = reward > self._threshold if conversation.correct is None else conversation.correct
         self._set_verdict(conversation, reason, Verdict(reward, correct, "correct" if correct else "wrong"))
 
-    def _fail(self, conversation: Conversation, failure: Failure) -> None:
+    def _fail(self, conversation: Conversation, failure: EpisodeFailure) -> None:
         """Ends an episode whose environment failed."""
         line, _, more = failure.detail.partition("\n")
         detail = f"{failure.reason}: {line}" + (f"\n{more}" if more else "")
