@@ -206,7 +206,7 @@ class OpenEnv:
                 f"ws{self.url.removeprefix('http')}/ws",
                 open_timeout=_CONNECT_S,
                 max_size=MAX_MESSAGE_BYTES,
-                **({"proxy": None} if _is_local(self.url) else {}),
+                proxy=None if _is_local(self.url) else True,
             )
         except Exception as error:
             raise ConnectionError(f"{PREFIX}{self.url} does not answer: {one_line(error)}") from None
