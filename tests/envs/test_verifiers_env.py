@@ -49,8 +49,14 @@ class Policy:
         self.keys.append(authorization)
         if authorization == "Bearer ended":
             raise HTTPException(410, "the episode has ended")
-        message = {"role": "assistant", "content": self.answer(body["messages"])}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        self.tools = body.get("tools") or []
+        said = self.answer(body["messages"])
+        message: dict[str, Any] = {"role": "assistant", "content": said}
+        if said.startswith("call "):
+            _, name, arguments = said.split(" ", 2)
+            function = {"name": name, "arguments": arguments}
+            message = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if said.startswith("call ") else "stop"}
         return {"id": "1", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
 
     async def generate(self, body: dict[str, Any], authorization: str | None = Header(None)) -> dict[str, Any]:
@@ -120,6 +126,24 @@ def test_the_environment_of_a_taskset_plays_several_turns(policy: tuple[Policy, 
     assert asyncio.run(VerifiersAgent("guess_taskset")(row, client(url))) == 0.25
     contents = [message["content"] for message in served.asked[-1][1]]
     assert contents == ["Guess, 0 to 9.", "0", "higher", "1", "higher", "2", "higher"]
+
+
+def test_the_tools_of_a_task_are_called(policy: tuple[Policy, str]) -> None:
+    served, url = policy
+
+    def answer(messages: list[dict[str, Any]]) -> str:
+        name = served.tools[0]["function"]["name"]
+        says = ["call nothing {}", f"call {name} [1", f"call {name} [1]", f'call {name} {{"a": 2, "b": 40}}']
+        results = [message["content"] for message in messages if message["role"] == "tool"]
+        return says[len(results)] if len(results) < len(says) else f"It is {results[-1]}."
+
+    served.answer = answer
+    row = next(rows("tool_taskset"))
+    assert asyncio.run(VerifiersAgent("tool_taskset")(row, client(url))) == 1.0
+    results = [message["content"] for message in served.asked[-1][1] if message["role"] == "tool"]
+    assert results[0].startswith("no such tool: nothing; there are ")
+    assert results[1].startswith("not valid JSON: ")
+    assert results[2:] == ["not valid arguments: write a JSON object", "42"]
 
 
 def test_with_a_tokenizer_prompts_are_tokens(policy: tuple[Policy, str]) -> None:
