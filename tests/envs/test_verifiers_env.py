@@ -27,7 +27,9 @@ TINY = str(Path(__file__).parents[2] / "src" / "dapo_rl" / "models" / "tiny")
 
 @pytest.fixture(autouse=True)
 def tasksets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).with_name("tasksets")))
+    folder = str(Path(__file__).with_name("tasksets"))
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", folder)  # tool servers are processes
 
 
 class Policy:

@@ -29,3 +29,7 @@ class ToolTask(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
 class ToolTaskset(vf.Taskset[ToolTask, vf.TasksetConfig]):
     def load(self) -> Iterable[ToolTask]:
         yield ToolTask(vf.TaskData(prompt="2+40?"), self.config.task)
+
+
+if __name__ == "__main__":
+    Numbers.run()
