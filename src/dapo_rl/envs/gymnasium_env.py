@@ -1,0 +1,130 @@
+"""`gymnasium:ID`: environments of Gymnasium whose actions can be written: texts, or numbers of a Discrete space.
+
+A number is the policy's text, or the last whole number in it. With `env.options={actions: [left, down, right, up]}` an
+action is also its name. Observations are texts as they are and others as JSON, or `env.options={render: true}` shows
+what the environment draws as text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dapo_rl.base.quote import one_line, shown
+from dapo_rl.envs.opening import opening
+from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+PREFIX = "gymnasium:"
+
+
+class Gymnasium:
+    """An episode of a Gymnasium environment.
+
+    - `actions`: names of the actions of a Discrete space, in its order
+    - `render`: show `render()` in the mode `ansi` instead of the observation
+    - `make`, `reset`: arguments of `gymnasium.make`, and the `options` of `reset`
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        actions: Sequence[str] = (),
+        render: bool = False,
+        make: Mapping[str, Any] | None = None,
+        reset: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._actions = [str(action) for action in actions]
+        self._render, self._reset = render, dict(reset or {})
+        self._env = _made(name, {**({"render_mode": "ansi"} if render else {}), **(make or {})})
+        self._space = self._env.action_space
+        self._check_actions(name)
+
+    def open(self, prompt: Prompt, seed: int) -> Opening:
+        observed, _ = self._env.reset(seed=seed, options=self._reset or None)
+        return opening(prompt, self._text_of(observed))
+
+    def step(self, turn: AssistantTurn) -> Observation:
+        action = self._action_of(turn.text)
+        if action is None:
+            return Observation(text=f"not a valid action: {self._expected}", tool_calls=1, tool_errors=1)
+        observed, reward, terminated, truncated, _ = self._env.step(action)
+        done = bool(terminated or truncated)
+        return Observation(self._text_of(observed), reward=float(reward), done=done, tool_calls=1)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _check_actions(self, name: str) -> None:
+        from gymnasium import spaces
+
+        if not isinstance(self._space, spaces.Discrete | spaces.Text):
+            raise UserError(
+                f"env.name: {PREFIX}{name} has actions in {shown(self._space)}, which a text does not choose; "
+                "Discrete and Text do, and an environment of your own can wrap it"
+            )
+        size = int(self._space.n) if isinstance(self._space, spaces.Discrete) else 0
+        if self._actions and len(self._actions) != size:
+            raise UserError(f"env.options.actions has {len(self._actions)} names; {PREFIX}{name} has {size} actions")
+
+    @property
+    def _expected(self) -> str:
+        from gymnasium import spaces
+
+        if isinstance(self._space, spaces.Text):
+            return f"write {self._space.min_length} to {self._space.max_length} of its characters"
+        first = int(self._space.start)
+        numbers = f"a number from {first} to {first + int(self._space.n) - 1}"
+        return f"write one of {', '.join(self._actions)}" if self._actions else f"write {numbers}"
+
+    def _action_of(self, text: str) -> Any:
+        """The action, or None."""
+        from gymnasium import spaces
+
+        text = text.strip()
+        if isinstance(self._space, spaces.Text):
+            return text if self._space.contains(text) else None
+        first = int(self._space.start)
+        named = [
+            number
+            for number, name in enumerate(self._actions)
+            if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        ]
+        if len(named) == 1:
+            return first + named[0]
+        numbers = re.findall(r"(?<![\w.])-?\d{1,18}(?![\w.]*\d)", text)
+        number = int(numbers[-1]) if numbers and not named else first - 1
+        return number if first <= number < first + int(self._space.n) else None
+
+    def _text_of(self, observed: Any) -> str:
+        if self._render:
+            return str(self._env.render()).strip()
+        return observed if isinstance(observed, str) else json.dumps(_plain(observed), ensure_ascii=False)
+
+
+def _made(name: str, arguments: Mapping[str, Any]) -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise UserError(f"env.name: {PREFIX}{name} needs gymnasium: pip install 'dapo-rl[envs]'") from None
+    try:
+        return gymnasium.make(name, **arguments)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        raise UserError(f"env.name: {PREFIX}{name} cannot be made: {one_line(error)}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numbers of NumPy, also inside tuples and dicts, as JSON has them."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
