@@ -162,8 +162,8 @@ def _weighted_verifiers(entries: Sequence[Any]) -> str | tuple[WeightedVerifier,
 
 class EnvSettings(Section):
     name: str | None = None
-    """An environment: `file.py:Class` or `module:Class`, `guess`, `verifiers:NAME`, `openenv:URL`, `gymnasium:NAME`;
-    none: single turns, unless there are tools or an agent."""
+    """An environment: `file.py:Class` or `module:Class`, `guess`, `verifiers:NAME`, `openenv:URL`, `gymnasium:NAME`,
+    `textarena:NAME`; none: single turns, unless there are tools or an agent."""
     options: dict[str, Any] = Field({})
     """Arguments of the environment's class."""
     tools: tuple[str, ...] = ()

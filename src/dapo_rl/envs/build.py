@@ -8,13 +8,15 @@ from typing import Any
 
 from dapo_rl.base.load import load_function
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.config import Config, EnvSettings
+from dapo_rl.config import Config, EnvSettings, SourceSettings, source_name
+from dapo_rl.data.tasks import NAME as TASKS
 from dapo_rl.envs.guess import Guess
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
 from dapo_rl.errors import UserError
 
 BUILTIN: dict[str, type] = {"guess": Guess}
+VERIFIERS = "verifiers:"
 
 
 class Factory:
@@ -62,17 +64,34 @@ def _factory(
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]}: an episode has one environment; leave out {' and '.join(chosen[1:])}")
     if settings.agent:
-        from dapo_rl.envs.agent import AgentEnvironment
+        return _of_agent(settings.agent, config)
+    if settings.name and settings.name.startswith(VERIFIERS):
+        from dapo_rl.envs.verifiers_env import VerifiersAgent
 
-        longest = config.longest_sample
-        return Factory(
-            AgentEnvironment, settings.agent, config.model.name, longest, settings.host, settings.port, settings.tls
-        )
+        return _of_agent(VerifiersAgent(settings.name.removeprefix(VERIFIERS), **settings.options), config)
     if settings.name:
         return _named(settings.name, settings)
     if environment_factory is not None:
         return TRLEnvironments(environment_factory, tools)
     return _of_tools(settings, tools)
+
+
+def _of_agent(agent: Any, config: Config) -> Factory:
+    from dapo_rl.envs.agent import AgentEnvironment
+
+    env = config.env
+    return Factory(AgentEnvironment, agent, config.model.name, config.longest_sample, env.host, env.port, env.tls)
+
+
+def environment_rows(config: Config, source: Any) -> Any:
+    """The rows of a data source: for `tasks` of an environment that has a list of its own, that list."""
+    name = config.env.name or ""
+    if not name.startswith(VERIFIERS) or source_name(source) != TASKS:
+        return source
+    from dapo_rl.envs.verifiers_env import rows
+
+    size = (source.model_extra or {}).get("size") if isinstance(source, SourceSettings) else None
+    return list(rows(name.removeprefix(VERIFIERS), limit=size, taskset=config.env.options.get("taskset")))
 
 
 def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
@@ -109,10 +128,36 @@ def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
 
 
 def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
-    from dapo_rl.envs.tools import load_tools, tools_environment
+    from dapo_rl.envs.tools import Tool, load_tools, tools_environment
 
     loaded = load_tools([*settings.tools, *tools])
+    if settings.mcp:
+        from dapo_rl.envs.mcp_tools import mcp_tools
+
+        loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
     return Factory(type(tools_environment(loaded)), loaded)
 
 
-ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {}
+def _of_openenv(url: str, settings: EnvSettings) -> Factory:
+    from dapo_rl.envs.openenv import OpenEnv
+
+    return Factory(OpenEnv, url, **settings.options)
+
+
+def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:
+    from dapo_rl.envs.gymnasium_env import Gymnasium
+
+    return Factory(Gymnasium, name, **settings.options)
+
+
+def _of_textarena(name: str, settings: EnvSettings) -> Factory:
+    from dapo_rl.envs.textarena_env import TextArena
+
+    return Factory(TextArena, name, **settings.options)
+
+
+ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {
+    "openenv": _of_openenv,
+    "gymnasium": _of_gymnasium,
+    "textarena": _of_textarena,
+}

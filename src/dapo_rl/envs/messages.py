@@ -96,7 +96,7 @@ def model_name(tokenizer: Any) -> str:
     return str(getattr(tokenizer, "name_or_path", "") or "this model")
 
 
-def plain(message: Message) -> dict[str, Any]:
+def plain_message(message: Message) -> dict[str, Any]:
     """A message as templates expect it: its content a text, the arguments of its tool calls objects."""
     content = message.get("content")
     result = dict(message)

@@ -1,4 +1,4 @@
-"""Conversations as plain text, for models without a chat template."""
+"""Conversations as plain_message text, for models without a chat template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dapo_rl.data.chat import encode
-from dapo_rl.envs.messages import no_place, plain
+from dapo_rl.envs.messages import no_place, plain_message
 from dapo_rl.envs.protocol import Message, ToolSchema
 from dapo_rl.envs.tool_syntax import Parsed, end_ids, tool_syntax
 
@@ -27,7 +27,7 @@ class PlainText:
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
         if tools and not self._named:
             raise no_place(self._tokenizer)
-        text = "\n\n".join(str(message.get("content") or "") for message in map(plain, messages))
+        text = "\n\n".join(str(message.get("content") or "") for message in map(plain_message, messages))
         (ids,) = encode(self._tokenizer, [text], special=True)
         (bare,) = encode(self._tokenizer, [text], special=False)
         if ids[-1:] == [self._tokenizer.eos_token_id] and bare[-1:] != ids[-1:]:
@@ -37,7 +37,7 @@ class PlainText:
     def suffix(
         self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> list[int] | None:
-        text = "".join(f"\n{message.get('content') or ''}" for message in map(plain, messages)) + "\n"
+        text = "".join(f"\n{message.get('content') or ''}" for message in map(plain_message, messages)) + "\n"
         (ids,) = encode(self._tokenizer, [text], special=False)
         return list(map(int, ids))
 

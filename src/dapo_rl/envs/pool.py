@@ -4,8 +4,8 @@
 - Others share processes (`env.workers`), each of which makes one call at a time. Calls of a stateless environment, such
   as a set of tools, go to any of them. An episode with a state stays in its process, alone as long as there are enough.
 
-Whatever an environment does, each of its calls ends in a result or a `EpisodeFailure`, and only its own episode ends. If its
-process is killed, deterministic environments that shared it are brought back in a new one.
+Whatever an environment does, each of its calls ends in a result or an `EpisodeFailure`, and only its own episode ends.
+If its process is killed, deterministic environments that shared it are brought back in a new one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dapo_rl.envs.service import (
     Operation,
     Result,
     decode_result,
-    encode_call,
+    encode_step,
     environment_service,
     opening_of,
     seen_turn,
@@ -52,7 +52,7 @@ class EnvironmentPool:
     """The environments of a run. `factory` makes the environment of an episode; all its methods return futures."""
 
     def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str = "environment") -> None:
-        kind = factory if inspect.isclass(factory) else getattr(factory, "environment", factory)
+        kind = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
@@ -201,7 +201,7 @@ class _Processes:
             return process, True
 
     def _call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Result:
-        body = encode_call(operation, key, *arguments)
+        body = encode_step(operation, key, *arguments)
         process, is_new = self._process_of(key)
         result: Result
         try:
@@ -251,7 +251,7 @@ class _Processes:
         """Lets an environment clean up."""
         with process.lock:
             if process.client.worker is not None:
-                self._send(process, encode_call("close", key), is_new=False)
+                self._send(process, encode_step("close", key), is_new=False)
         with self._lock:
             process.episodes.discard(key)
 

@@ -145,3 +145,7 @@ class EpisodeFailure:
 
     reason: FailureReason
     detail: str
+
+
+class ObservationTooLongError(Exception):
+    """An environment answers with more than a policy could read: its episode ends."""

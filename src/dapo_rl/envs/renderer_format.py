@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode, one_thread
-from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain, rejected
+from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected
 from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
 from dapo_rl.envs.template_format import TemplateFormat
 from dapo_rl.envs.tool_syntax import Parsed, decoded, end_ids, packaged_call, tool_syntax
@@ -84,7 +84,7 @@ class RendererFormat:
         self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
     ) -> list[int] | None:
         before = list(before)
-        new = [plain(message) for message in messages]
+        new = [plain_message(message) for message in messages]
         known = [dict(tool) for tool in tools] or None
         for start in (self._turn_start(before), len(before) - 1):
             # The bridge goes back to the last end of a turn, which may be inside of one: then all but its end is given
@@ -122,7 +122,7 @@ class RendererFormat:
     def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         try:
             with one_thread():
-                return _render(self._renderer, [plain(message) for message in messages], tools, True)
+                return _render(self._renderer, [plain_message(message) for message in messages], tools, True)
         except Exception as error:
             raise rejected(self._tokenizer, error) from None
 

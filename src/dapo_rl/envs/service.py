@@ -21,7 +21,7 @@ from typing import Any, Literal
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten
 from dapo_rl.config import EnvSettings
 from dapo_rl.data.tasks import is_task
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, ObservationTooLongError, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 from dapo_rl.workers import Service
@@ -37,10 +37,6 @@ Result = Opening | Observation | EpisodeFailure | UserError
 KINDS = {Opening: "opening", Observation: "observation", EpisodeFailure: "failure"}
 
 
-class ObservationTooLongError(Exception):
-    """An environment answers with more than a policy could read."""
-
-
 class GoneError(Exception):
     """The process that had the episode has ended."""
 
@@ -48,7 +44,7 @@ class GoneError(Exception):
 # Calls.
 
 
-def encode_call(operation: Operation, key: str, *arguments: Any) -> bytes:
+def encode_step(operation: Operation, key: str, *arguments: Any) -> bytes:
     return pickle.dumps((operation, key, arguments), pickle.HIGHEST_PROTOCOL)
 
 
@@ -163,7 +159,7 @@ def failure_of(name: str, error: BaseException) -> EpisodeFailure | UserError:
         return EpisodeFailure("lost", str(error))
     if isinstance(error, MemoryError):
         return EpisodeFailure("crashed", f"{name} ran out of memory (env.memory_mb)")
-    if type(error).__name__ == ObservationTooLongError.__name__:
+    if isinstance(error, ObservationTooLongError):
         return EpisodeFailure("too_long", f"{name} {shorten(str(error))}")
     return EpisodeFailure("error", f"{name} raised {describe(error)}\n{describe_traceback(error)}")
 

@@ -10,7 +10,7 @@ from typing import Any
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode
 from dapo_rl.data.template import render
-from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain, rejected, tool_name
+from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected, tool_name
 from dapo_rl.envs.protocol import Message, ToolSchema
 from dapo_rl.envs.tool_syntax import THINK, THINK_END, Parsed, Syntax, end_ids, syntax_of, tool_syntax
 
@@ -162,7 +162,7 @@ class TemplateFormat:
 
 def _frozen(items: Sequence[Mapping[str, Any]]) -> str:
     """Messages or tools as a key of the cache."""
-    return json.dumps([plain(item) if "role" in item else dict(item) for item in items], default=_jsonable)
+    return json.dumps([plain_message(item) if "role" in item else dict(item) for item in items], default=_jsonable)
 
 
 def _jsonable(value: Any) -> Any:

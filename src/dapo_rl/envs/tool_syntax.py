@@ -133,7 +133,7 @@ class Turns:
             if token is not None and marker is None:
                 run.append(token)
                 continue
-            text = decoded(self._tokenizer, run)
+            text = decoded_text(self._tokenizer, run)
             run = []
             if self._spelt is None:
                 pieces.append(text)
@@ -235,7 +235,7 @@ def packaged_call(found: Any) -> ToolCall:
     return checked_call(found.name, found.arguments, number)
 
 
-def decoded(tokenizer: Any, ids: Iterable[int]) -> str:
+def decoded_text(tokenizer: Any, ids: Iterable[int]) -> str:
     """The text of tokens, without special ones."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 

@@ -29,7 +29,15 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.envs.calculator import calculator
-from dapo_rl.envs.protocol import AssistantTurn, Message, Observation, Opening, ToolCall, ToolSchema
+from dapo_rl.envs.protocol import (
+    AssistantTurn,
+    Message,
+    Observation,
+    ObservationTooLongError,
+    Opening,
+    ToolCall,
+    ToolSchema,
+)
 from dapo_rl.envs.python_tool import python
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -49,10 +57,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list, tuple),
     "object": (Mapping,),
 }
-
-
-class ObservationTooLongError(Exception):
-    """A tool returned more than `MAX_RAW_RESULT` bytes; its episode ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +146,12 @@ def _kind(value: Any) -> str:
 
 
 def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
-    plain = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
+    plain_message = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     # Imported here, as it imports torch.
     templates = import_module("transformers.utils.chat_template_utils")
     try:
-        parameters = inspect.signature(plain).parameters.values()
-        described = templates.parse_google_format_docstring(inspect.getdoc(plain) or "")
+        parameters = inspect.signature(plain_message).parameters.values()
+        described = templates.parse_google_format_docstring(inspect.getdoc(plain_message) or "")
     except Exception as error:
         raise UserError(f"tool {name}: its signature cannot be read: {describe(error)}") from None
     if not described[0]:
@@ -155,7 +159,7 @@ def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(
-                f"tool {name}: the argument {parameter} cannot be given by name; use plain arguments such as query: str"
+                f"tool {name}: the argument {parameter} cannot be given by name; use plain_message arguments such as query: str"
             )
         if parameter.annotation is parameter.empty:
             raise UserError(
@@ -167,7 +171,7 @@ def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
                 f"`{parameter.name}: …` below `Args:` in the docstring"
             )
     try:
-        schema: dict[str, Any] = templates.get_json_schema(plain)
+        schema: dict[str, Any] = templates.get_json_schema(plain_message)
     except Exception as error:
         raise UserError(
             f"tool {name}: no schema can be made of its type hints and docstring: {describe(error)}"

@@ -374,7 +374,7 @@ class Conversations:
         self.pool.close_episodes([conversation.key for conversation in conversations])
 
 
-def run_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:
+def replay_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:
     """Runs replays side by side."""
     running = list(replays)
     results: list[tuple[bool, Future[Any] | None]] = [(False, None)] * len(running)

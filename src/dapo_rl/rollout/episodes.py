@@ -23,7 +23,7 @@ import numpy as np
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.envs import AtHand, OneTurn
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.rollout.conversation import Conversation, Conversations, run_all
+from dapo_rl.rollout.conversation import Conversation, Conversations, replay_all
 from dapo_rl.types import FinishReason, Group, Pending, Prompt, RewardPart, Trajectory, Verdict
 
 LEAST_POLLS = 4
@@ -184,7 +184,7 @@ class SavedFlight:
             for c in open_ones
         }
         lost: list[Conversation] = []
-        for conversation, (is_same, answer) in zip(open_ones, run_all(replays.values()), strict=True):
+        for conversation, (is_same, answer) in zip(open_ones, replay_all(replays.values()), strict=True):
             if is_same:
                 pending[flight.draw, conversation.index] = answer
             else:

@@ -13,7 +13,7 @@ from dapo_rl.base.load import spec_of
 from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data import tasks
 from dapo_rl.data.sources import IN_MEMORY, as_sources
-from dapo_rl.envs.build import gives_rewards
+from dapo_rl.envs.build import environment_rows, gives_rewards
 from dapo_rl.envs.trl_environment import TRLEnvironment
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import compute_dtype, pick_device
@@ -69,9 +69,10 @@ class TrainerInputs:
 
     def sources(self, config: Config) -> dict[str, Any]:
         """The training and the held-out data, by the names of their settings."""
+        held_out = config.data.eval if self.eval_dataset is None else self.eval_dataset
         return {
-            "data.train": self._training_data(config),
-            "data.eval": config.data.eval if self.eval_dataset is None else self.eval_dataset,
+            "data.train": environment_rows(config, self._training_data(config)),
+            "data.eval": None if held_out is None else environment_rows(config, held_out),
         }
 
     def _training_data(self, config: Config) -> Any:
