@@ -11,7 +11,7 @@ from dapo_rl.data.chat import encode, one_thread
 from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected
 from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
 from dapo_rl.envs.template_format import TemplateFormat
-from dapo_rl.envs.tool_syntax import Parsed, decoded, end_ids, packaged_call, tool_syntax
+from dapo_rl.envs.tool_syntax import Parsed, decoded_text, end_ids, packaged_call, tool_syntax
 
 FAMILIES = (
     *("qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3"),
@@ -117,7 +117,7 @@ class RendererFormat:
         except Exception as error:  # what the model wrote is too odd for the parser
             end = next((n for n, token in enumerate(turn_ids) if token in self._ends), len(turn_ids))
             call = ToolCall("", error=f"not valid: {one_line(error, 120)}")
-            return Parsed(decoded(self._tokenizer, turn_ids[:end]), (call,))
+            return Parsed(decoded_text(self._tokenizer, turn_ids[:end]), (call,))
 
     def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         try:

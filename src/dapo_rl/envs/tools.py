@@ -159,7 +159,7 @@ def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(
-                f"tool {name}: the argument {parameter} cannot be given by name; use plain_message arguments such as query: str"
+                f"tool {name}: the argument {parameter} cannot be given by name; use plain arguments such as query: str"
             )
         if parameter.annotation is parameter.empty:
             raise UserError(
