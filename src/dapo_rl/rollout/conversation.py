@@ -20,7 +20,7 @@ from dapo_rl.config import EnvSettings
 from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
 
@@ -78,7 +78,7 @@ class Conversations:
 
     def __init__(
         self,
-        pool: EnvironmentPool,
+        pool: Environments,
         chat: ChatFormat,
         settings: EnvSettings,
         *,
