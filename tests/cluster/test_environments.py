@@ -23,7 +23,9 @@ def environments(ray_instance):
     made = []
 
     def make(kind, **options):
-        made.append(DistributedEnvironments(Factory(kind, **options), EnvSettings(name="guess", workers_per_node=2), "x"))
+        made.append(
+            DistributedEnvironments(Factory(kind, **options), EnvSettings(name="guess", workers_per_node=2), "x")
+        )
         return made[-1]
 
     yield make
@@ -36,7 +38,7 @@ def test_episodes_are_played_on_the_nodes(environments):
     assert pool.deterministic
     keys = [pool.new_key() for _ in range(4)]
     opened = [pool.open(key, make_prompt("p"), seed=1).result(60) for key in keys]
-    assert all(isinstance(each, Opening) and each.messages[-1]["content"].endswith("0+=?") for each in opened)
+    assert all(isinstance(each, Opening) and each.messages[-1]["content"].endswith("0+=?\n") for each in opened)
     higher = pool.step(keys[0], AssistantTurn("Answer: 0")).result(60)
     assert higher == Observation("0+=?")
     found = pool.step(keys[1], AssistantTurn("Answer: 1")).result(60)

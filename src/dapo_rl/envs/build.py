@@ -11,11 +11,12 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, EnvSettings, SourceSettings, source_name
 from dapo_rl.data.tasks import NAME as TASKS
 from dapo_rl.envs.guess import Guess
+from dapo_rl.envs.inline_calculator import InlineCalculator
 from dapo_rl.envs.pool import EnvironmentPool, Environments
 from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
 from dapo_rl.errors import UserError
 
-BUILTIN: dict[str, type] = {"guess": Guess}
+BUILTIN: dict[str, type] = {"guess": Guess, "calculator": InlineCalculator}
 VERIFIERS = "verifiers:"
 
 
@@ -54,7 +55,8 @@ def gives_rewards(config: Config, environment_factory: Any = None) -> bool:
     """Whether the environment gives rewards, rather than verifiers alone."""
     if environment_factory is not None:
         return owns_reward(environment_factory)
-    return bool(config.env.name or config.env.agent)
+    builtin = BUILTIN.get(config.env.name or "")
+    return bool(config.env.name or config.env.agent) and getattr(builtin, "rewards", True)
 
 
 def _factory(

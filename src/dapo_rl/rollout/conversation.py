@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,15 +85,17 @@ class Conversations:
         max_new_tokens: int,
         context: int,
         rewards: bool = True,
+        encode: Callable[[str], Sequence[int]] = lambda text: (),
         system: str | None = None,
         threshold: float = 0.5,
         wrong: float = 0.0,
     ) -> None:
-        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `system` is
-        added to conversations that have no system message. Episodes are correct with a reward above `threshold`; those
-        that fail get `wrong`."""
+        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `encode`
+        tokenizes text without special tokens. `system` is added to conversations that have no system message. Episodes
+        are correct with a reward above `threshold`; those that fail get `wrong`."""
         self.pool, self.chat, self._settings = pool, chat, settings
         self._max_new_tokens, self.context, self._system = max_new_tokens, context, system
+        self._encode = encode
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
         self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
 
@@ -249,6 +251,10 @@ class Conversations:
                 self._fork(conversation, Opening((), (), tuple(ids)))
             else:
                 self._append(conversation, ids[len(before) :], (), seconds)
+            return
+        if observation.inline:
+            said = {"role": "environment", "content": observation.text}
+            self._append(conversation, self._encode(observation.text), [said], seconds)
             return
         told = observation.conversation
         if told is None:

@@ -11,11 +11,12 @@ from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPol
 from dapo_rl.cluster.environments import DistributedEnvironments
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
+from dapo_rl.data.chat import encode
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
-from dapo_rl.envs.chat_format import chat_format
+from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
 from dapo_rl.envs.pool import Environments
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
@@ -204,7 +205,10 @@ def _unused(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
 def _conversations(
     config: Config, inputs: TrainerInputs, pool: Environments, tokenizer: Any, longest: int
 ) -> Conversations:
-    chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
+    if config.data.chat_template == "never":
+        chat: ChatFormat = PlainText(tokenizer)
+    else:
+        chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
     chat.parse([])  # an unknown format is a mistake in the settings
     threshold = config.reward.threshold
     return Conversations(
@@ -214,6 +218,7 @@ def _conversations(
         max_new_tokens=config.sampling.max_new_tokens,
         context=longest,
         rewards=gives_rewards(config, inputs.environment_factory),
+        encode=lambda text: encode(tokenizer, [text], special=False)[0],
         system=config.data.system_prompt,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,
