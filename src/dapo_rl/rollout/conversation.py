@@ -150,6 +150,7 @@ class Conversations:
             params=replace(whole.params, max_new_tokens=len(trajectory.token_ids) + self._room(conversation)),
             partial=(trajectory,) if has_tokens else (),
             new=() if has_tokens else (index,),
+            continues=conversation.turns + 1 < self._settings.max_turns,
         )
 
     def _room(self, conversation: Conversation) -> int:
