@@ -98,6 +98,8 @@ class Conversations:
         self._encode = encode
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
         self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
+        self.cut_turns_continue = False
+        """For benchmarks: a turn that reaches `env.max_turn_tokens` goes to the environment like any other."""
 
     # Beginning.
 
@@ -192,7 +194,7 @@ class Conversations:
             turns=(*before.turns, Turn(start, len(sample.token_ids), "policy", conversation.lap())),
             messages=(*before.messages, turn.message),
         )
-        conversation.cut = sample.truncated
+        conversation.cut = sample.truncated and not self.cut_turns_continue
         if conversation.cut:
             return self.end(conversation, "length")
         return self.pool.step(conversation.key, turn)
