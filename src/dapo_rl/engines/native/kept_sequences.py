@@ -1,4 +1,4 @@
-"""Sequences that have left their slots, but whose keys and values are still in the cache, in case they are continued."""
+"""Sequences that have left their slots, and whose keys and values are still in the cache, in case they go on."""
 
 from __future__ import annotations
 

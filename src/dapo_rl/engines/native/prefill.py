@@ -43,6 +43,8 @@ class Prefill:
     """A sequence earlier in the same pass that has the same prompt, which is `done` for this one too."""
     donor: int | None = None
     """Likewise, a slot with the same prompt in the cache."""
+    continues: bool = False
+    """Likewise, whether its slot has a kept sequence that begins it."""
     shared: list[int] = field(default_factory=list)
     """If samples wait, the pages that they will share."""
     keys: dict[int, list[Tensor]] = field(default_factory=dict)

@@ -16,7 +16,6 @@ from dapo_rl.engines.native.slots import BatchRow
 from dapo_rl.engines.protocol import Request
 from dapo_rl.types import Trajectory
 
-
 READ_SHARE = 4
 """Tokens of kept sequences that are read in a pass, per token that it can compute."""
 
@@ -146,7 +145,7 @@ class Scheduler:
                     return work
                 work.append(prefill)
                 tokens += prefill.left
-                read += prefill.done if prefill.sibling is prefill.donor is None else 0
+                read += prefill.done if prefill.continues else 0
                 request = replace(request, partial=request.partial[1:])
                 self._set(arrival, request)
             if request.partial:
@@ -169,7 +168,7 @@ class Scheduler:
             return None
         prefill = Prefill(request, [BatchRow(arrival, request, partial, slot)], context)
         if kept is not None:
-            prefill.done = len(kept.tokens)
+            prefill.continues, prefill.done = True, len(kept.tokens)
             self.prefix_hits += prefill.done
         elif origin is not None:
             prefill.done = min(length, len(context) - 1)  # a pass computes at least one token
