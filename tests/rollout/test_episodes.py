@@ -1,6 +1,8 @@
 """Episodes: one turn that a verifier judges, or several with an environment, each moving on its own."""
 
 import time
+from concurrent.futures import Future
+from threading import Timer
 
 import numpy as np
 import pytest
@@ -194,6 +196,58 @@ def test_a_turn_that_is_cut_off_ends_an_episode(game):
     (group,) = finish(episodes)
     assert [sample.finish_reason for sample in group.samples] == ["length"] * 4
     assert [sample.written for sample in group.samples] == [1] * 4
+
+
+def test_for_benchmarks_a_turn_that_is_cut_off_goes_on(game):
+    episodes = episodes_of(game, Guesser(cut=True))
+    episodes.conversations.cut_turns_continue = True
+    episodes.start(0, make_prompt(0, answer="2"))
+    (group,) = finish(episodes)
+    assert [sample.finish_reason for sample in group.samples] == ["stop"] * 4
+    assert [sample.written for sample in group.samples] == [3, 2, 1, 2]
+
+
+def test_a_group_is_there_once_however_many_of_its_episodes_wait(game):
+    episodes = episodes_of(game)
+    for draw in (0, 1):
+        episodes.start(draw, make_prompt(draw, answer="2"))
+    seen = set()
+    while len(episodes):
+        assert [flight.draw for flight in episodes] == sorted({flight.draw for flight in episodes})
+        seen.add(len(episodes))
+        if episodes.generating:
+            episodes.poll()
+        list(episodes.finish(judge_all=not episodes.generating))
+    assert 2 in seen
+
+
+class LateVerifier:
+    """Gives its verdicts after a while."""
+
+    def submit(self, prompt, samples):
+        verdicts = TextVerifier()(prompt, samples)
+        future = Future()
+        Timer(0.3, lambda: future.set_result(verdicts)).start()
+        return future
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_verdicts_are_waited_for_where_all_are_judged(waits):
+    episodes = Episodes(Guesser(), OneTurn(LateVerifier()), request, waits=waits)
+    episodes.submitted = True
+    for draw in (0, 1):
+        episodes.start(draw, make_prompt(draw))
+    episodes.poll()
+    assert list(episodes.finish(judge_all=False)) == []
+    with pytest.raises(KeyboardInterrupt):
+        list(episodes.finish(judge_all=True, check=interrupt))
+    assert episodes.judging == 2
+    assert [group.draw for group in episodes.finish(judge_all=True)] == [0, 1]
+    assert len(episodes) == 0
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(("limit", "written"), [({"max_new_tokens": 2}, 2), ({"context": 8}, 2), ({"context": 7}, 1)])

@@ -47,7 +47,7 @@ def answer(
     most = len(left) if conversations is None else max(1, at_a_time // samples)
     try:
         while left or len(episodes):
-            while left and len(episodes) < most:
+            for _ in range(min(len(left), most - len(episodes))):
                 index = left.popleft()
                 episodes.start(index, prompts[index])
             if episodes.generating:

@@ -171,6 +171,11 @@ class Conversations:
         start = len(before.token_ids)
         parsed = self.chat.parse(sample.token_ids[start:].tolist(), conversation.tools)
         conversation.turns += 1
+        tokens: dict[str, Any] = {}
+        if self.pool.takes_tokens:
+            tokens["token_ids"] = tuple(sample.token_ids[start:].tolist())
+            tokens["logps"] = tuple(sample.logps[start:].tolist())
+            tokens["prompt_ids"] = (*before.prompt_ids.tolist(), *before.token_ids.tolist())
         calls = tuple(
             call if call.id else replace(call, id=f"call_{conversation.turns}_{number}")
             for number, call in enumerate(parsed.tool_calls)
@@ -180,10 +185,8 @@ class Conversations:
             calls,
             sample.finish_reason or "stop",
             conversation.turns,
-            tuple(sample.token_ids[start:].tolist()),
-            tuple(sample.logps[start:].tolist()),
-            (*before.prompt_ids.tolist(), *before.token_ids.tolist()),
-            parsed.reasoning,
+            reasoning=parsed.reasoning,
+            **tokens,
         )
         conversation.messages.append(turn.message)
         conversation.trajectory = sample.replace(

@@ -248,7 +248,11 @@ class Episodes:
         self._waits, self._polls_to_wait = waits, max(LEAST_POLLS, int(longest * POLLS_PER_TOKEN))
         self._generating: dict[str, InFlightGroup] = {}
         self._stepping: dict[int, Step] = {}
-        """By their numbers, in the order asked for."""
+        """What is with the environment, by number, in the order asked for."""
+        self._judging: dict[int, Step] = {}
+        """What is with the verifier."""
+        self._held: dict[int, InFlightGroup] = {}
+        """All groups, by their draws."""
         self._ready: set[int] = set()
         """Without `waits`: the steps that may have been answered."""
         self._news: SimpleQueue[int] = SimpleQueue()
@@ -258,11 +262,11 @@ class Episodes:
         """Whether the engine holds the groups that generate."""
 
     def __len__(self) -> int:
-        return len({*map(id, self._generating.values()), *(id(step.flight) for step in self._stepping.values())})
+        return len(self._held)
 
     def __iter__(self) -> Iterator[InFlightGroup]:
-        """Every group once, those that are with the engine first."""
-        return iter(_different([*self._generating.values(), *(step.flight for step in self._stepping.values())]))
+        """Every group, in the order drawn."""
+        return iter(sorted(self._held.values(), key=lambda flight: flight.draw))
 
     @property
     def generating(self) -> bool:
@@ -273,25 +277,25 @@ class Episodes:
     def unfinished(self) -> tuple[InFlightGroup, ...]:
         """The groups whose episodes have not all ended, those that are with the engine first, in the order in which it
         has them."""
-        with_environment = (step.flight for step in self._stepping.values() if not step.judges)
-        return _different([*self._generating.values(), *with_environment])
+        flights = [*self._generating.values(), *(step.flight for step in self._stepping.values())]
+        return tuple({id(flight): flight for flight in flights}.values())
 
     @property
     def stepping(self) -> int:
         """How many groups and episodes are with the verifier or their environment."""
-        return len(self._stepping)
+        return len(self._stepping) + len(self._judging)
 
     @property
     def judging(self) -> int:
         """How many groups are with the verifier."""
-        return sum(step.judges for step in self._stepping.values())
+        return len(self._judging)
 
     # With the engine.
 
     def start(self, draw: int, prompt: Prompt) -> InFlightGroup:
         """Opens the episodes of a group."""
         request = self.request(draw, prompt)
-        flight = InFlightGroup(draw, prompt, self._engine.version, request, [None] * request.count)
+        flight = self._held[draw] = InFlightGroup(draw, prompt, self._engine.version, request, [None] * request.count)
         if self.conversations is None:
             self.add(flight)
             self._engine.submit(flight.request)
@@ -302,6 +306,7 @@ class Episodes:
 
     def add(self, flight: InFlightGroup) -> None:
         """Adds a group, for example from a checkpoint, without submitting it."""
+        self._held[flight.draw] = flight
         for name in flight.turns if flight.conversations else (flight.request.id,):
             self._generating[name] = flight
 
@@ -333,9 +338,9 @@ class Episodes:
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
         completions = self._engine.poll(0.0)
         self.submitted = False
-        polls, steps = self._polls, len(self._stepping)
+        polls, steps = self._polls, self.stepping
         tokens = self._arrived(completions)
-        if len(self._stepping) == steps:
+        if self.stepping == steps:
             self._polls = polls  # nothing waits for this poll
         if unfinished.keys() != self._generating.keys():
             lost = sorted(unfinished.keys() ^ self._generating.keys())
@@ -354,7 +359,9 @@ class Episodes:
         drawn."""
         removed = {id(flight): flight for flight in self.unfinished if unwanted(flight)}
         self._generating = {name: flight for name, flight in self._generating.items() if id(flight) not in removed}
-        self._keep(lambda step: id(step.flight) not in removed)
+        self._stepping = {n: step for n, step in self._stepping.items() if id(step.flight) not in removed}
+        for flight in removed.values():
+            del self._held[flight.draw]
         if self.conversations is not None:
             for flight in removed.values():
                 self.conversations.close(flight.conversations)
@@ -399,6 +406,7 @@ class Episodes:
         for name in [*(name for name in order if name in by_name), *(name for name in by_name if name not in order)]:
             self._generating[name] = by_name[name]
         flights = {each.flight.draw: each.flight for each in saved}
+        self._held |= flights
         for step in steps:
             flight, poll = flights[step.draw], self._polls - step.polls
             if step.index is None:
@@ -406,6 +414,9 @@ class Episodes:
             elif (answer := pending.get((step.draw, step.index))) is not None:
                 conversation = flight.conversations[step.index]
                 self._add(Step(poll, flight, AllOf([answer]), conversation))
+        for flight in flights.values():
+            if flight.is_whole:  # no environment could be opened again
+                self._ask_judge(flight, self._polls)
         return Restarted(finished, partial)
 
     @property
@@ -423,7 +434,6 @@ class Episodes:
                 min(self._polls - step.poll, self._polls_to_wait),
             )
             for step in self._stepping.values()
-            if not step.judges
         )
 
     # With the environment.
@@ -499,6 +509,7 @@ class Episodes:
             answers = AtHand([c.verdict for c in flight.conversations if c.verdict is not None])
         else:
             answers = self._judge.step(flight.prompt, samples)
+        self._held[flight.draw] = flight
         self._add(Step(poll, flight, answers))
 
     def _judged(self, flight: InFlightGroup, verdicts: Sequence[Verdict]) -> Group:
@@ -512,61 +523,66 @@ class Episodes:
     def finish(self, *, judge_all: bool, check: Callable[[], None] = check_nothing) -> Iterator[Group]:
         """Waits for the verdicts that are due, with `judge_all` for all, and yields their groups. Waits for the answers
         of environments that are due; if the engine has no work, for the first ones."""
-        judging = [step for step in self._stepping.values() if step.judges] if judge_all else []
-        for step in judging:  # what is due now stays due if `check` raises
-            self._stepping[step.number] = replace(step, poll=self._polls - self._polls_to_wait)
-        yield from self._finish(judging or [step for step in self._due() if step.judges], check)
-        self._take_answers([step for step in self._due() if not step.judges], check)
+        if judge_all:  # what is due now stays due if `check` raises
+            first = self._polls - self._polls_to_wait
+            self._judging = {number: replace(step, poll=first) for number, step in self._judging.items()}
+        yield from self._finish(tuple(self._judging.values()) if judge_all else self._due(self._judging), check)
+        self._take_answers(self._due(self._stepping), check)
         while self.submitted and not self._generating and (first_steps := self._first_answers(check)):
             self._take_answers(first_steps, check)
-            if judged := [step for step in self._stepping.values() if step.judges]:
-                yield from self._finish(judged, check)
+            if self._judging:
+                yield from self._finish(tuple(self._judging.values()), check)
                 break  # the caller may have had enough
 
     def _finish(self, due: Sequence[Step], check: Callable[[], None]) -> Iterator[Group]:
         for step in due:
             verdicts = await_answers(step.answers, check)
-            self._forget(step)
+            del self._judging[step.number], self._held[step.flight.draw]
             yield self._judged(step.flight, verdicts)
 
     def _take_answers(self, due: Sequence[Step], check: Callable[[], None]) -> None:
         for step in due:
             results = await_answers(step.answers, check)
-            self._forget(step)
+            del self._stepping[step.number]
             self._answered(step, results)
 
-    def _due(self) -> list[Step]:
+    def _due(self, steps: Mapping[int, Step]) -> list[Step]:
         """The steps whose answers are to be read, in the order asked for."""
         if not self._waits:
-            return self._answered_steps()
-        return [step for step in self._stepping.values() if self._polls - step.poll >= self._polls_to_wait]
+            return self._answered_steps(steps)
+        return [step for step in steps.values() if self._polls - step.poll >= self._polls_to_wait]
 
     def _first_answers(self, check: Callable[[], None]) -> list[Step]:
         """The steps with environments that come first: in the order asked for, or of time."""
-        steps = [step for step in self._stepping.values() if not step.judges]
         if self._waits:
-            first = min((step.poll for step in steps), default=0)
-            return [step for step in steps if step.poll == first]
-        answered: list[Step] = []
-        while steps and not answered:
-            answered = self._answered_steps(ANSWER_LOOK_S)
+            first = min((step.poll for step in self._stepping.values()), default=0)
+            return [step for step in self._stepping.values() if step.poll == first]
+        while self._stepping:
+            if answered := self._answered_steps(self._stepping):
+                return answered
+            if self._answered_steps(self._judging):
+                break  # the caller has work
+            with suppress(Empty):
+                self._ready.add(self._news.get(timeout=ANSWER_LOOK_S))
             check()
-        return [step for step in answered if not step.judges]
+        return []
 
-    def _answered_steps(self, wait_s: float = 0.0) -> list[Step]:
-        """Without `waits`, the steps that have been answered and not been read yet, in the order asked for. If there is
-        none, it may wait for one."""
+    def _answered_steps(self, steps: Mapping[int, Step]) -> list[Step]:
+        """Without `waits`, those that have been answered and not been read yet, in the order asked for."""
         with suppress(Empty):
-            if wait_s and not self._ready:
-                self._ready.add(self._news.get(timeout=wait_s))
             while True:
                 self._ready.add(self._news.get_nowait())
-        steps = [self._stepping[number] for number in sorted(self._ready) if number in self._stepping]
-        self._ready = {step.number for step in steps if step.answers.done() or not _futures(step.answers)}
-        return [step for step in steps if step.answers.done()]
+        answered = []
+        for number in sorted(self._ready):
+            step = self._stepping.get(number) or self._judging.get(number)
+            if step is None or (_futures(step.answers) and not step.answers.done()):
+                self._ready.discard(number)
+            elif number in steps and step.answers.done():
+                answered.append(step)
+        return answered
 
     def _add(self, step: Step) -> None:
-        self._stepping[step.number] = step
+        (self._judging if step.judges else self._stepping)[step.number] = step
         if self._waits:
             return
         news, number, futures = self._news, step.number, _futures(step.answers)
@@ -575,17 +591,12 @@ class Episodes:
         if not futures:
             news.put(number)
 
-    def _keep(self, wanted: Callable[[Step], bool]) -> None:
-        self._stepping = {number: step for number, step in self._stepping.items() if wanted(step)}
-
-    def _forget(self, step: Step) -> None:
-        del self._stepping[step.number]
-
     def pause(self) -> tuple[Unread, ...]:
         """Removes the groups that are with the verifier, with the verdicts that are computed within a few seconds.
         Those with environments stay."""
-        steps = [step for step in self._stepping.values() if step.judges]
-        self._keep(lambda step: not step.judges)
+        steps, self._judging = tuple(self._judging.values()), {}
+        for step in steps:
+            del self._held[step.flight.draw]
         wait([step.answers for step in steps if isinstance(step.answers, Future)], GRACE_S)
         return tuple(
             Unread(step.flight, min(self._polls - step.poll, self._polls_to_wait), _verdicts_of(step.answers))
@@ -607,10 +618,6 @@ def _both(mine: Verdict, other: Verdict, weight: float | None) -> Verdict:
     parts = other.parts or (RewardPart("verifier", other.score),)
     score = other.score + weight * mine.score
     return replace(other, score=score, parts=(*parts, RewardPart("environment", mine.score, weight)))
-
-
-def _different(flights: Sequence[InFlightGroup]) -> tuple[InFlightGroup, ...]:
-    return tuple({id(flight): flight for flight in flights}.values())
 
 
 def _futures(pending: Pending) -> Sequence[Future[Any]]:

@@ -49,27 +49,26 @@ def resolve_work(work: Workload, variant: str = "") -> dict[str, Any]:
 
 def measure_episodes(work: Workload, variant: str = "") -> Measurement:
     assert work.tools is not None
-    config, device, tools = work.config(), pick_device(work.device), work.tools
-    kind = SlowTool if tools.sync else AsyncSlowTool
-    model, tokenizer = open_model(work.model, getattr(torch, work.dtype), "cpu", work.seed)
-    texts = random_prompts(tokenizer, 2 * work.prompts * work.rounds, work.prompt_tokens, work.seed)
-    (observation,) = random_prompts(tokenizer, 1, tools.observation_tokens, work.seed + 1)
-    factory = Factory(kind, tools, work.seed, work.warmup, observation)
+    config, tools = work.config(), work.tools
+    factory = Factory(SlowTool if tools.sync else AsyncSlowTool, tools, work.seed, work.warmup)
     with EnvironmentPool(factory, config.env, "tool") as pool:  # its processes fork before a GPU is in use
-        model.to(device).requires_grad_(False)
+        model, tokenizer = open_model(work.model, getattr(torch, work.dtype), work.device, work.seed)
+        model.requires_grad_(False)
         _check_context(model, work)
+        texts = random_prompts(tokenizer, 2 * work.prompts * work.rounds, work.prompt_tokens, work.seed)
+        (observation,) = random_prompts(tokenizer, 1, tools.observation_tokens, work.seed + 1)
+        columns, n = {"observation": observation}, work.prompts
+        every = [
+            Prompt(f"{i // n % work.rounds} {i % n}", text, tokenizer(text).input_ids, columns=columns)
+            for i, text in enumerate(texts)
+        ]
+        params = SamplingParams.of(config.sampling)
         engine, conversations = _build(work, config, model, tokenizer, pool)
 
         def run(offset: int, conversations: Conversations | None) -> Callable[[int], None]:
             def run_round(i: int) -> None:
                 engine.seconds = 0.0
-                begin = (offset + i) * work.prompts
-                prompts = [
-                    Prompt(f"{i} {number}", text, tokenizer(text).input_ids)
-                    for number, text in enumerate(texts[begin : begin + work.prompts])
-                ]
-                params = SamplingParams.of(config.sampling)
-                seed = work.seed + offset + i
+                prompts, seed = every[(offset + i) * n : (offset + i + 1) * n], work.seed + offset + i
                 groups = list(
                     answer(
                         engine, None, prompts, params, 1, seed, conversations=conversations, at_a_time=tools.at_a_time
@@ -81,6 +80,7 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
             return run_round
 
         busy: list[float] = []
+        device = pick_device(work.device)
         size = asdict(Size.of(model))
         del model
         one_turn = measure(run(work.rounds, None), work, device, {})
@@ -109,8 +109,12 @@ def check_groups(groups: Sequence[Group], work: Workload, turns: int) -> None:
 def _build(
     work: Workload, config: Any, model: Any, tokenizer: Any, pool: EnvironmentPool
 ) -> tuple[TimedEngine, Conversations]:
-    if engine_spec(work.engine).needs_cuda and not torch.cuda.is_available():
+    spec = engine_spec(work.engine)
+    if spec.needs_cuda and not torch.cuda.is_available():
         raise UserError(f"--engine: {work.engine} needs a GPU here")
+    if spec.loads_from_disk:  # it gets the whole GPU
+        model.cpu()
+        torch.cuda.empty_cache()
     engine = build_engine(
         work.engine, model, tokenizer, config.sampling, getattr(torch, work.dtype), work.longest, copies=False
     )
@@ -151,12 +155,14 @@ class TimedEngine:
 class _Tool:
     """An environment with a tool that takes its time after every turn except the last."""
 
-    def __init__(self, work: ToolWork, seed: int, warmup: int, observation: str) -> None:
-        self._work, self._seed, self._warmup, self._observation = work, seed, warmup, observation
+    def __init__(self, work: ToolWork, seed: int, warmup: int) -> None:
+        self._work, self._seed, self._warmup = work, seed, warmup
         self._round = self._episode = 0
+        self._observation = ""
 
     def open(self, prompt: Prompt, seed: int) -> None:
         self._round, self._episode = map(int, prompt.id.split())
+        self._observation = prompt.columns["observation"]
 
     def _seconds(self, turn: AssistantTurn) -> float:
         latency = self._work.latency(self._seed, self._episode, turn.number)
