@@ -57,6 +57,8 @@ class EnvironmentPool:
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
+        self.has_state = bool(getattr(kind, "has_state", False))
+        """Whether its last observation has a state for reward functions."""
         self.is_async = is_async(kind)
         self._opens = hasattr(kind, "open")
         service = environment_service(factory, name, settings, self.stateless, self.is_async)
