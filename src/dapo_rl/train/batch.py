@@ -11,6 +11,7 @@ from torch import Tensor
 from dapo_rl.config import Config
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.custom import Advantages
+from dapo_rl.train.turns import with_turn_advantages
 from dapo_rl.types import Batch, Group, Trajectory, Update
 
 
@@ -64,8 +65,10 @@ def make_batch(
     )
 
 
-def with_advantages(batch: Batch, estimate: Advantages) -> Batch:
-    """The batch with the column `advantages`."""
+def with_advantages(batch: Batch, estimate: Advantages, turn_discount: float | None = None) -> Batch:
+    """The batch with the column `advantages`: of whole episodes, or, with a discount, of turns."""
+    if turn_discount is not None:
+        return with_turn_advantages(batch, estimate, turn_discount)
 
     def table(of: Callable[[Trajectory], float]) -> Tensor:
         return torch.tensor([[of(sample) for sample in group.samples] for group in batch.groups])
