@@ -369,6 +369,14 @@ class Group:
         return (*self.samples, *self.forks)
 
     @property
+    def lengths(self) -> list[int]:
+        """Tokens that the policy wrote in each of its episodes."""
+        lengths = [sample.written for sample in self.samples]
+        for fork in self.forks:
+            lengths[fork.index] += fork.written
+        return lengths
+
+    @property
     def tokens(self) -> int:
         """Tokens that the policy wrote."""
         return sum(s.written for s in self.trajectories)

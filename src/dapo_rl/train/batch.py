@@ -74,7 +74,8 @@ def with_advantages(batch: Batch, estimate: Advantages, turn_discount: float | N
         return torch.tensor([[of(sample) for sample in group.samples] for group in batch.groups])
 
     mask_PG = table(lambda sample: bool(sample.scalars["in_baseline"]))
-    rewards_PG, lengths_PG = table(lambda sample: sample.scalars["reward"]), table(lambda sample: sample.written)
+    rewards_PG = table(lambda sample: sample.scalars["reward"])
+    lengths_PG = torch.tensor([group.lengths for group in batch.groups])
     advantages = estimate(rewards_PG, None if mask_PG.all() else mask_PG, lengths_PG, batch)
 
     def advised(sample: Trajectory, row: Tensor, is_fork: bool = False) -> Trajectory:
@@ -113,7 +114,7 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
-    lengths = torch.tensor([s.written for s in group.samples])
+    lengths = torch.tensor(group.lengths)
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
         return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)
