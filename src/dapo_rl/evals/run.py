@@ -18,6 +18,7 @@ from transformers.utils import logging
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
+from dapo_rl.choices import NO_VERIFIER
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
@@ -109,7 +110,7 @@ class _Judges:
 
 def _judges(plan: EvalPlan, resources: ExitStack) -> _Judges:
     config = plan.config
-    judged = not config.env.given or "reward.verifier" in plan.given or not gives_rewards(config)
+    judged = config.reward.verifier != NO_VERIFIER or not gives_rewards(config)
     verifier = None
     if judged:
         verifier = resources.enter_context(VerifierPool(build_verifier(config.reward), config.reward))
