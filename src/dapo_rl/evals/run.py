@@ -24,7 +24,7 @@ from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, environment_rows, gives_rewards
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.pool import Environments
 from dapo_rl.errors import UserError
 from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
 from dapo_rl.evals.progress import EvalProgress
@@ -105,7 +105,7 @@ class _Judges:
     verifier: VerifierPool | None
     """None: the environment does."""
     voting: Voting
-    environments: EnvironmentPool | None
+    environments: Environments | None
 
 
 def _judges(plan: EvalPlan, resources: ExitStack) -> _Judges:
@@ -116,7 +116,7 @@ def _judges(plan: EvalPlan, resources: ExitStack) -> _Judges:
         verifier = resources.enter_context(VerifierPool(build_verifier(config.reward), config.reward))
     environments = build_environment(config)
     if environments is not None:
-        resources.enter_context(environments)
+        resources.callback(environments.close)
     return _Judges(verifier, resources.enter_context(closing(Voting(config.reward, judged))), environments)
 
 

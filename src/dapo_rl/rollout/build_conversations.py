@@ -5,17 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from dapo_rl.config import Config
-from dapo_rl.envs.chat_format import chat_format
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.data.chat import encode
+from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
+from dapo_rl.envs.pool import Environments
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rollout.conversation import Conversations
 
 
 def build_conversations(
-    config: Config, pool: EnvironmentPool, tokenizer: Any, *, context: int, max_new_tokens: int, rewards: bool
+    config: Config, pool: Environments, tokenizer: Any, *, context: int, max_new_tokens: int, rewards: bool
 ) -> Conversations:
     """`context` limits prompt and response together. `rewards`: whether the environment gives rewards."""
-    chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
+    if config.data.chat_template == "never":
+        chat: ChatFormat = PlainText(tokenizer)
+    else:
+        chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
     chat.parse([])  # an unknown format is a mistake in the settings
     threshold = config.reward.threshold
     return Conversations(
@@ -25,6 +29,7 @@ def build_conversations(
         max_new_tokens=max_new_tokens,
         context=context,
         rewards=rewards,
+        encode=lambda text: encode(tokenizer, [text], special=False)[0],
         system=config.data.system_prompt,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
+from dapo_rl.cluster.environments import DistributedEnvironments
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
@@ -116,10 +117,14 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = resources.enter_context(_verifier(config, inputs))
-        environments = build_environment(config, inputs.tools, inputs.environment_factory)
+        distributed = config.cluster.backend is not None and config.env.workers_per_node is not None
+        given = (config, inputs.tools, inputs.environment_factory)
+        environments = None if distributed else build_environment(*given)
         if environments is not None:
-            resources.enter_context(environments)
+            resources.callback(environments.close)
         backend.start(resources)
+        if distributed and (environments := build_environment(*given, make=DistributedEnvironments)) is not None:
+            resources.callback(environments.close)
         config = resolve(config, inputs, backend.device())
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         sources = inputs.sources(config)
